@@ -1,0 +1,29 @@
+"""Networks and the rank-one layer that gives any of them members."""
+
+from polyphony.nn.parts import Normalize
+from polyphony.nn.rank_one import (
+    ConversionError,
+    MemberBatchNorm,
+    RankOneConv2d,
+    RankOneLinear,
+    add_members,
+    factors,
+    merge_member,
+)
+from polyphony.nn.resnet import ResNet, resnet
+from polyphony.nn.wide_resnet import WideResNet, wide_resnet
+
+__all__ = [
+    "ConversionError",
+    "MemberBatchNorm",
+    "Normalize",
+    "RankOneConv2d",
+    "RankOneLinear",
+    "ResNet",
+    "WideResNet",
+    "add_members",
+    "factors",
+    "merge_member",
+    "resnet",
+    "wide_resnet",
+]

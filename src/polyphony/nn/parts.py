@@ -1,0 +1,49 @@
+"""What our networks have in common: normalisation inside, three stages, how weights are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class Normalize(nn.Module):
+    """(x − mean) / std per channel, kept with the weights, so that a network takes pixels in [0, 1]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels, 1, 1))
+        self.register_buffer("std", torch.ones(channels, 1, 1))
+
+    def set(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Take the training images' statistics, one number a channel."""
+        self.mean.copy_(torch.tensor(mean).view_as(self.mean))
+        self.std.copy_(torch.tensor(std).view_as(self.std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+def initialise(network: nn.Module, rng: torch.Generator | None) -> None:
+    """Draw the weights: Kaiming normal (fan-out) for convolutions, PyTorch's own for linear layers, biases zero."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=rng)
+            nn.init.zeros_(module.bias)
+
+
+def stages(block: Callable[[int, int, int], nn.Module], widths: Sequence[int], blocks: int) -> nn.Sequential:
+    """One stage a width after the first, `blocks` blocks each; all but the first stage halve the resolution."""
+    return nn.Sequential(*(
+        nn.Sequential(
+            block(inputs, outputs, 1 if k == 0 else 2), *(block(outputs, outputs, 1) for _ in range(blocks - 1))
+        )
+        for k, (inputs, outputs) in enumerate(pairwise(widths))
+    ))
