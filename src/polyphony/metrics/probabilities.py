@@ -1,0 +1,48 @@
+"""From logits to log-probabilities: everything a score reads is float64 and normalised here."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def member_log_probs(logits: Tensor) -> Tensor:
+    """Log-softmax of each member's logits in float64, finite wherever the logits are. [m n k] → [m n k]"""
+    if logits.ndim != 3 or 0 in logits.shape:
+        raise ValueError(f"logits must be [members examples classes], none empty; got {list(logits.shape)}.")
+    log_probs = logits.double().log_softmax(-1)
+    _refuse_nan(log_probs)
+    return log_probs
+
+
+def mean_log_probs(log_probs: Tensor) -> Tensor:
+    """Log of the members' mean probability, from members' log-probabilities. [m n k] → [n k]"""
+    # Rounding can leave log 1 at 2e-16; a probability above 1 would be a confidence outside every bin.
+    return (log_probs.logsumexp(0) - math.log(len(log_probs))).clamp_max(0.0)
+
+
+def ensemble_log_probs(logits: Tensor) -> Tensor:
+    """Log of the mean member softmax, float64: the ensemble's prediction and its logit. [m n k] → [n k]"""
+    return mean_log_probs(member_log_probs(logits))
+
+
+def check(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair as float64 [n k] and int64 [n], or a ValueError that says which of the two is wrong."""
+    if log_probs.ndim != 2 or 0 in log_probs.shape:
+        raise ValueError(f"log-probabilities must be [examples classes]; got {list(log_probs.shape)}.")
+    if labels.shape != log_probs.shape[:1]:
+        raise ValueError(f"{list(labels.shape)} labels do not fit {len(log_probs)} predictions.")
+    labels = labels.long()
+    if labels.min() < 0 or labels.max() >= log_probs.shape[1]:
+        raise ValueError(f"labels must lie in 0..{log_probs.shape[1] - 1}, the classes predicted.")
+    _refuse_nan(log_probs)
+    return log_probs.double(), labels
+
+
+def _refuse_nan(log_probs: Tensor) -> None:
+    # A NaN confidence would land in some bin and a NaN argmax in some class: plausible, wrong numbers.
+    bad = int(torch.isnan(log_probs).any(-1).sum())
+    if bad:
+        raise ValueError(f"{bad} predictions are NaN; the network that made them has diverged.")
