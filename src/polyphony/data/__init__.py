@@ -1,0 +1,9 @@
+"""Data sets as splits of uint8 tensors: readers, augmented batches, corruptions."""
+
+from polyphony.data.batches import Augmentation, batches, pixels
+from polyphony.data.errors import DataError
+from polyphony.data.load import load
+from polyphony.data.options import Options
+from polyphony.data.splits import Split, Splits
+
+__all__ = ["Augmentation", "DataError", "Options", "Split", "Splits", "batches", "load", "pixels"]

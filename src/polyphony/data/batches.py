@@ -1,0 +1,75 @@
+"""Augmented batches drawn from a split that is whole in memory: every operation is over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyphony.data.splits import Split
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A random crop after zero padding of `pad` pixels, then a horizontal flip of every second image.
+
+    uint8 [b c h w] → uint8 [b c h w], on the device of the images; one offset and one coin per image.
+    `Augmentation(pad=0, flip=False)` returns its input and draws nothing.
+    """
+
+    pad: int = 4
+    flip: bool = True
+
+    def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
+        """uint8 [b c h w] → uint8 [b c h w], augmented."""
+        if self.pad:
+            images = crop(images, self.pad, draw(2 * self.pad + 1, (2, len(images)), rng, images.device))
+        if self.flip:
+            coins = draw(2, (len(images), 1, 1, 1), rng, images.device)
+            images = torch.where(coins.bool(), images.flip(-1), images)
+        return images
+
+
+def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
+    """Window (y, x) = offsets[:, i] of image i, zero-padded on all sides. [b c h w], [2 b] → [b c h w]"""
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (pad, pad, pad, pad))
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [b c 2p+1 2p+1 h w]
+    return windows[torch.arange(len(images), device=images.device), :, offsets[0], offsets[1]]
+
+
+def draw(below: int, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
+    """Integers in [0, below), drawn where the generator lives so that every device sees the same ones."""
+    return torch.randint(below, shape, generator=rng, device=rng.device).to(device)
+
+
+def pixels(images: Tensor) -> Tensor:
+    """uint8 [b c h w] → float32 in [0, 1], channels last."""
+    return images.to(torch.float32, memory_format=torch.channels_last).div_(255)
+
+
+def batches(
+    split: Split,
+    size: int,
+    augment: Augmentation,
+    rng: torch.Generator,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One shuffled epoch of (x float32 in [0, 1] [b c h w] channels last, y int64 [b]), whole batches only.
+
+    An incomplete last batch is dropped. All randomness comes from `rng`.
+    """
+    if not 0 < size <= len(split):
+        raise ValueError(f"a batch of {size} cannot be drawn from {len(split)} images")
+    order = torch.randperm(len(split), generator=rng, device=rng.device).to(split.images.device)
+    whole = order[: len(order) // size * size].view(-1, size)
+    return (_batch(split[rows], augment, rng, device) for rows in whole)
+
+
+def _batch(
+    batch: Split, augment: Augmentation, rng: torch.Generator, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    return pixels(augment(batch.images.to(device), rng)), batch.labels.to(device)

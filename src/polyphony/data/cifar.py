@@ -1,0 +1,255 @@
+"""CIFAR-10 and CIFAR-100, from the python or the binary files, in a folder or still in the .tar.gz."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.errors import DataError
+from polyphony.data.files import members
+from polyphony.data.options import Options, last
+from polyphony.data.splits import Split
+from polyphony.data.unpickle import unpickle
+
+Rows = np.ndarray[Any, np.dtype[Any]]
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of one archive: training batches in order, the test batch, and what holds the class names.
+
+    `fine` and `coarse` say where a label is: a key of the pickled table, or a byte's place before the pixels.
+    `names` and `coarse_names` are (file, key); a binary archive has plain text files and no key.
+    """
+
+    train: tuple[str, ...]
+    test: str
+    names: tuple[str, str]
+    fine: str | int
+    coarse: str | int | None = None
+    coarse_names: tuple[str, str] = ("", "")
+    prefix: int = 1
+
+
+Decode = Callable[[bytes, str | int, Layout, str], tuple[Rows, Rows]]
+
+
+def decode_python(content: bytes, label: str | int, layout: Layout, where: str) -> tuple[Rows, Rows]:
+    """Pixels [n 3072] and labels [n] of a pickled batch."""
+    table = unpickle(content, where)
+    try:
+        pixels, labels = table["data"], np.asarray(table[str(label)])
+    except (KeyError, ValueError) as error:
+        raise DataError(
+            f"{where} has no usable {error}; it is not the official file, download it again"
+        ) from error
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+        found = (
+            f"{pixels.dtype} {list(pixels.shape)}"
+            if isinstance(pixels, np.ndarray)
+            else type(pixels).__name__
+        )
+        raise DataError(f"{where} holds {found} where uint8 [n, {PIXELS}] belongs; download it again")
+    return pixels, labels
+
+
+def decode_binary(content: bytes, label: str | int, layout: Layout, where: str) -> tuple[Rows, Rows]:
+    """Pixels [n 3072] and labels [n] of a binary batch: rows of `prefix` label bytes, then the pixels."""
+    width = layout.prefix + PIXELS
+    if not content or len(content) % width:
+        raise DataError(f"{where} has {len(content):,} bytes, no multiple of {width:,}; download it again")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, width)
+    return rows[:, layout.prefix :], rows[:, int(label)]
+
+
+def names_python(content: bytes, key: str, where: str) -> tuple[str, ...]:
+    """Class names from a pickled meta file."""
+    names = unpickle(content, where).get(key)
+    if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
+        raise DataError(f"{where} has no list of {key}; it is not the official file, download it again")
+    return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)
+
+
+def names_binary(content: bytes, key: str, where: str) -> tuple[str, ...]:
+    """Class names from a text file, one a line."""
+    return tuple(content.decode("latin1").split())
+
+
+def read(
+    path: Path,
+    options: Options,
+    layout: Layout,
+    decode: Decode,
+    names: Callable[[bytes, str, str], tuple[str, ...]],
+) -> Contents:
+    """Both parts as uint8 [n 3 32 32] with class names; every file is checked before it is used."""
+    label, (meta, key) = _labels(path, options, layout)
+    parts: dict[str, tuple[Rows, Rows]] = {}
+    classes: tuple[str, ...] = ()
+    for name, content in members(path, (*layout.train, layout.test, meta)):
+        where = str(path / name) if path.is_dir() else f"{path}: {name}"
+        if name == meta:
+            classes = names(content, key, where)
+        else:
+            parts[name] = decode(content, label, layout, where)
+    for name, (pixels, labels) in parts.items():
+        _check(labels, len(pixels), len(classes), f"{path}: {name}")
+    return Contents(classes, _join(parts, layout.train), _join(parts, (layout.test,)))
+
+
+def _labels(path: Path, options: Options, layout: Layout) -> tuple[str | int, tuple[str, str]]:
+    if not options.coarse:
+        return layout.fine, layout.names
+    if layout.coarse is None:
+        raise DataError(f"{path} has no coarse labels; only CIFAR-100 does, so leave the option coarse out")
+    return layout.coarse, layout.coarse_names
+
+
+def _check(labels: Rows, images: int, classes: int, where: str) -> None:
+    if labels.shape != (images,) or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{where} has {images:,} images but labels of shape {list(labels.shape)}; download it again"
+        )
+    if images and not 0 <= labels.min() <= labels.max() < classes:
+        wrong = labels.max() if labels.max() >= classes else labels.min()
+        raise DataError(f"{where} has the label {wrong}, outside 0..{classes - 1}; download it again")
+
+
+def _join(parts: dict[str, tuple[Rows, Rows]], names: tuple[str, ...]) -> Split:
+    """One split of the named batches; each is let go once copied, so memory never holds the data twice."""
+    images = torch.empty(sum(len(parts[name][0]) for name in names), PIXELS, dtype=torch.uint8)
+    labels, start = [], 0
+    for name in names:
+        pixels, batch_labels = parts.pop(name)
+        images[start : start + len(pixels)].numpy()[:] = pixels
+        labels.append(batch_labels.astype(np.int64))
+        start += len(pixels)
+    return Split(images.view(-1, 3, 32, 32), torch.from_numpy(np.concatenate(labels)))
+
+
+CIFAR10_PYTHON = partial(
+    read,
+    layout=Layout(
+        tuple(f"data_batch_{i}" for i in range(1, 6)),
+        "test_batch",
+        ("batches.meta", "label_names"),
+        fine="labels",
+    ),
+    decode=decode_python,
+    names=names_python,
+)
+CIFAR10_BINARY = partial(
+    read,
+    layout=Layout(
+        tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", ("batches.meta.txt", ""), fine=0
+    ),
+    decode=decode_binary,
+    names=names_binary,
+)
+CIFAR100_PYTHON = partial(
+    read,
+    layout=Layout(
+        ("train",),
+        "test",
+        ("meta", "fine_label_names"),
+        fine="fine_labels",
+        coarse="coarse_labels",
+        coarse_names=("meta", "coarse_label_names"),
+    ),
+    decode=decode_python,
+    names=names_python,
+)
+CIFAR100_BINARY = partial(
+    read,
+    layout=Layout(
+        ("train.bin",),
+        "test.bin",
+        ("fine_label_names.txt", ""),
+        fine=1,
+        coarse=0,
+        coarse_names=("coarse_label_names.txt", ""),
+        prefix=2,
+    ),
+    decode=decode_binary,
+    names=names_binary,
+)
+
+HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+TERMS = "no licence stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
+COUNTS = {"train": 50_000, "test": 10_000}
+
+CIFAR10 = Dataset(
+    name="cifar10",
+    title="CIFAR-10: 32×32 colour photographs of 10 classes",
+    homepage=HOMEPAGE,
+    terms=TERMS,
+    places=(
+        Place(
+            "cifar-10-batches-py",
+            CIFAR10_PYTHON,
+            {
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "40351d587109b95175f43aff81a1287e",
+                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+            },
+        ),
+        Place("cifar-10-python.tar.gz", CIFAR10_PYTHON, {"": "c58f30108f718f92721af3b95e74349a"}),
+        Place("cifar-10-batches-bin", CIFAR10_BINARY),
+        Place("cifar-10-binary.tar.gz", CIFAR10_BINARY, {"": "c32a1d4ab5d03f1284b67883e8d87530"}),
+    ),
+    counts=COUNTS,
+    downloads=(
+        Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            170_498_071,
+            "cifar-10-batches-py",
+        ),
+    ),
+    holdout=last,
+)
+
+CIFAR100 = Dataset(
+    name="cifar100",
+    title="CIFAR-100: 32×32 colour photographs of 100 classes in 20 groups",
+    homepage=HOMEPAGE,
+    terms=TERMS,
+    places=(
+        Place(
+            "cifar-100-python",
+            CIFAR100_PYTHON,
+            {
+                "train": "16019d7e3df5f24257cddd939b257f8d",
+                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+                "meta": "7973b15100ade9c7d40fb424638fde48",
+            },
+        ),
+        Place("cifar-100-python.tar.gz", CIFAR100_PYTHON, {"": "eb9058c3a382ffc7106e4002c42a8d85"}),
+        Place("cifar-100-binary", CIFAR100_BINARY),
+        Place("cifar-100-binary.tar.gz", CIFAR100_BINARY, {"": "03b5dce01913d631647c71ecec9e9cb8"}),
+    ),
+    counts=COUNTS,
+    downloads=(
+        Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            169_001_437,
+            "cifar-100-python",
+        ),
+    ),
+    holdout=last,
+)

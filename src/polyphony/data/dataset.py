@@ -1,0 +1,67 @@
+"""What a data set is before it is read: a row of facts, and a function for every form it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyphony.data.options import Holdout, Options, stratified
+from polyphony.data.splits import Split
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a reader finds: the names of the classes, and the parts that are there."""
+
+    classes: tuple[str, ...]
+    train: Split | None = None
+    test: Split | None = None
+
+    def parts(self) -> dict[str, Split]:
+        """The parts that are there, by name."""
+        both = {"train": self.train, "test": self.test}
+        return {name: part for name, part in both.items() if part is not None}
+
+
+Read = Callable[[Path, Options], Contents]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One form a data set has on disk: a folder or file below the data root, and how that form is read.
+
+    `checksums` gives the MD5 of official files by their path below the place ("" for the place itself).
+    """
+
+    path: str
+    read: Read
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Download:
+    """An official file: its address, where it goes below the root, its MD5 and its size in bytes.
+
+    `unpacked` is the folder an archive makes below the root; an archive without one is read as it is.
+    """
+
+    url: str
+    path: str
+    md5: str
+    size: int
+    unpacked: str | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A known data set. `counts` are the official numbers of images by part."""
+
+    name: str
+    title: str
+    homepage: str
+    terms: str
+    places: tuple[Place, ...]
+    counts: Mapping[str, int]
+    downloads: tuple[Download, ...] = ()
+    holdout: Holdout = stratified

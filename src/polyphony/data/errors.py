@@ -1,0 +1,7 @@
+"""What every reader raises when the data is not what it should be."""
+
+from __future__ import annotations
+
+
+class DataError(ValueError):
+    """A fault in data on disk: one sentence that names the file, the fault and what to do."""

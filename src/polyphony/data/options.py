@@ -1,0 +1,133 @@
+"""Which part of a data set a study uses, and at what size: deterministic, in a fixed order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyphony.data.errors import DataError
+from polyphony.data.splits import Split
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much of a data set to use. None leaves a part as the data set's own rule has it.
+
+    per_class   the first so many training images of every class (after the validation images are set aside)
+    limit       the first so many training images (after per_class)
+    resolution  side of the square images in pixels; CIFAR and the like are area-averaged to it
+    valid       how many training images are set aside for validation (default: a tenth)
+    test        how many images are set aside for the test when the data set has no test split of its own
+                (default: a fifth); otherwise the first so many of its test split
+    seed        of the stratified split, for data sets whose split is not fixed by the paper
+    coarse      CIFAR-100 only: its 20 superclasses as labels
+    """
+
+    per_class: int | None = None
+    limit: int | None = None
+    resolution: int | None = None
+    valid: int | None = None
+    test: int | None = None
+    seed: int = 0
+    coarse: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("per_class", "limit", "resolution", "valid", "test"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise DataError(f"the data option {name} must be at least 1, not {value}")
+
+
+Holdout = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+"""(labels [n], how many to set aside, seed) → (rows kept, rows set aside)"""
+
+
+def last(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sets the last `count` rows aside: CIFAR's first 45,000 and last 5,000."""
+    rows = torch.arange(len(labels))
+    return rows[: len(rows) - count], rows[len(rows) - count :]
+
+
+def last_of_each_class(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sets the last rows of every class aside, `count` in all: TinyImageNet's last 50 of each 500."""
+    shares = apportion(torch.bincount(labels), count)
+    from_the_end = rank_in_class(labels.flip(0)).flip(0)
+    aside = from_the_end < shares[labels]
+    return torch.where(~aside)[0], torch.where(aside)[0]
+
+
+def stratified(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sets `count` rows aside, of every class its share, chosen by the seed; both parts stay shuffled."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    kept, aside = last_of_each_class(labels[order], count, seed)
+    return order[kept], order[aside]
+
+
+def apportion(counts: Tensor, total: int) -> Tensor:
+    """Shares of `total` proportional to the counts, by largest remainder; they sum to total. [k] → [k]"""
+    exact = counts.double() * total / counts.sum()
+    shares = exact.floor().long()
+    order = torch.argsort(exact - shares, descending=True, stable=True)
+    shares[order[: total - int(shares.sum())]] += 1
+    return shares
+
+
+def rank_in_class(labels: Tensor) -> Tensor:
+    """How many earlier rows have the same label. [n] → [n]"""
+    order = torch.argsort(labels, stable=True)
+    starts = torch.cumsum(torch.bincount(labels), 0) - torch.bincount(labels)
+    ranks = torch.empty_like(labels)
+    ranks[order] = torch.arange(len(labels)) - starts[labels[order]]
+    return ranks
+
+
+def first_of_each_class(split: Split, count: int) -> Split:
+    """The first `count` images of every class, in the split's order."""
+    return split[torch.where(rank_in_class(split.labels) < count)[0]]
+
+
+def trim(split: Split, options: Options) -> Split:
+    """The training split with `per_class`, then `limit` applied."""
+    if options.per_class is not None:
+        split = first_of_each_class(split, options.per_class)
+    return split if options.limit is None else split[: options.limit]
+
+
+def resized(split: Split, resolution: int | None) -> Split:
+    """The split's images area-averaged to resolution × resolution; the split itself if it is that size."""
+    if resolution is None or split.images.shape[-2:] == (resolution, resolution):
+        return split
+    return Split(area_average(split.images, resolution), split.labels)
+
+
+def area_average(images: Tensor, side: int) -> Tensor:
+    """Every pixel is the mean over the area it covers, rounded. uint8 [n c h w] → [n c side side]"""
+    rows, columns = (_overlaps(length, side) for length in images.shape[-2:])
+    out = torch.empty(*images.shape[:2], side, side, dtype=torch.uint8)
+    for start in range(0, len(images), 1024):  # bounds the float copy
+        chunk = rows @ images[start : start + 1024].float() @ columns.T
+        out[start : start + 1024] = chunk.round_().clamp_(0, 255).to(torch.uint8)
+    return out
+
+
+def _overlaps(length: int, side: int) -> Tensor:
+    """[side length]: the share of output cell i that input cell j covers; rows sum to one."""
+    scale = length / side
+    edges = torch.arange(side, dtype=torch.float64)[:, None] * scale
+    cells = torch.arange(length, dtype=torch.float64)[None]
+    covered = torch.minimum(edges + scale, cells + 1) - torch.maximum(edges, cells)
+    return (covered.clamp_(min=0) / scale).float()
+
+
+def share(n: int, parts: int, asked: int | None, what: str) -> int:
+    """`asked`, or one part in `parts` of n; refused when nothing would be left."""
+    count = math.ceil(n / parts) if asked is None else asked
+    if count >= n:
+        raise DataError(
+            f"{count} {what} images were asked for, but there are only {n} images to take them from"
+        )
+    return count

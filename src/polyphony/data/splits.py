@@ -1,0 +1,55 @@
+"""A data set as it is used: uint8 images and int64 labels, whole, in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images uint8 [n c h w] with labels int64 [n]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
+            raise ValueError(f"images must be uint8 [n c h w], not {describe(self.images)}")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise ValueError(f"labels must be int64 [{len(self.images)}], not {describe(self.labels)}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, which: slice | Tensor) -> Split:
+        return Split(self.images[which], self.labels[which])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of shapes, pixels and labels: equal exactly where the data is equal."""
+        digest = hashlib.sha256(repr((tuple(self.images.shape), len(self.labels))).encode())
+        digest.update(self.images.cpu().contiguous().numpy().data)
+        digest.update(self.labels.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The three splits of one data set, the names of its classes, and where it comes from."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    valid: Split
+    test: Split
+    origin: str = "official"
+
+
+def describe(tensor: Tensor) -> str:
+    """A tensor's type and shape in words, for a message. "float32 [3, 4]" """
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyphony.data import Augmentation, Split, batches, pixels
+from polyphony.data.batches import crop
+
+
+def numbered(n: int, channels: int = 3, side: int = 6) -> Split:
+    images = torch.randint(1, 256, (n, channels, side, side), generator=torch.Generator().manual_seed(n))
+    return Split(images.to(torch.uint8), torch.arange(n))
+
+
+def every_crop_and_flip(image: torch.Tensor, pad: int) -> list[torch.Tensor]:
+    """All (2 pad + 1)² windows of one padded image and their mirror images, by explicit loops."""
+    channels, height, width = image.shape
+    out = []
+    for dy in range(2 * pad + 1):
+        for dx in range(2 * pad + 1):
+            window = torch.zeros_like(image)
+            for y in range(height):
+                for x in range(width):
+                    sy, sx = y + dy - pad, x + dx - pad
+                    if 0 <= sy < height and 0 <= sx < width:
+                        window[:, y, x] = image[:, sy, sx]
+            mirrored = torch.stack([window[:, :, width - 1 - x] for x in range(width)], 2)
+            out += [window, mirrored]
+    return out
+
+
+@settings(deadline=None, max_examples=25)
+@given(pad=st.integers(0, 3), height=st.integers(2, 6), width=st.integers(2, 6), seed=st.integers(0, 2**31))
+def test_crop_is_the_window_of_the_zero_padded_image(pad: int, height: int, width: int, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (4, 2, height, width), generator=rng).to(torch.uint8)
+    offsets = torch.randint(0, 2 * pad + 1, (2, 4), generator=rng)
+    got = crop(images, pad, offsets)
+    for i in range(4):
+        dy, dx = offsets[:, i].tolist()
+        expected = every_crop_and_flip(images[i], pad)[2 * (dy * (2 * pad + 1) + dx)]
+        assert torch.equal(got[i], expected)
+
+
+def test_every_crop_and_flip_occurs_about_equally_often() -> None:
+    image = numbered(1, channels=1, side=4).images
+    augmented = Augmentation(pad=1, flip=True)(
+        image.expand(18_000, -1, -1, -1), torch.Generator().manual_seed(0)
+    )
+    variants = torch.stack(every_crop_and_flip(image[0], 1))
+    assert len({tuple(v.flatten().tolist()) for v in variants}) == 18
+    counts = (augmented[:, None] == variants).flatten(2).all(2).sum(0)
+    assert counts.sum() == 18_000
+    chi_square = ((counts - 1000.0) ** 2 / 1000).sum()
+    assert chi_square < 40.8  # the 0.999 quantile for 17 degrees of freedom
+
+
+def test_the_empty_augmentation_is_the_identity_and_draws_nothing() -> None:
+    images, rng = numbered(5).images, torch.Generator().manual_seed(3)
+    before = rng.get_state()
+    assert Augmentation(pad=0, flip=False)(images, rng) is images
+    assert torch.equal(rng.get_state(), before)
+
+
+def test_pixels_are_the_255ths_of_the_bytes_channels_last() -> None:
+    images = torch.arange(256, dtype=torch.uint8).view(1, 4, 8, 8)
+    x = pixels(images)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    expected = torch.tensor([i / 255 for i in range(256)], dtype=torch.float64)
+    torch.testing.assert_close(x.flatten().double(), expected, rtol=1e-7, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=30)
+@given(n=st.integers(1, 40), size=st.integers(1, 40), seed=st.integers(0, 2**31))
+def test_an_epoch_visits_every_image_at_most_once_with_its_own_label(n: int, size: int, seed: int) -> None:
+    split, rng = numbered(n), torch.Generator().manual_seed(seed)
+    if size > n:
+        with pytest.raises(ValueError, match=f"batch of {size} cannot be drawn from {n}"):
+            batches(split, size, Augmentation(0, False), rng)
+        return
+    drawn = list(batches(split, size, Augmentation(0, False), rng))
+    assert [len(y) for _, y in drawn] == [size] * (n // size)
+    labels = torch.cat([y for _, y in drawn])
+    assert len(labels.unique()) == len(labels)
+    x = torch.cat([x for x, _ in drawn])
+    assert torch.equal((x * 255).round().to(torch.uint8), split.images[labels])
+
+
+def test_equal_generators_give_equal_epochs_and_the_next_epoch_differs() -> None:
+    split = numbered(64)
+
+    def epochs(seed: int) -> list[torch.Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        return [torch.cat([x for x, _ in batches(split, 16, Augmentation(), rng)]) for _ in range(2)]
+
+    first, again, other = epochs(1), epochs(1), epochs(2)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
