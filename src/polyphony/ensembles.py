@@ -58,6 +58,25 @@ class DeepEnsemble(nn.Module):
         return torch.stack([network(rows) for network, rows in zip(self.networks, x, strict=True)])
 
 
+class Single(nn.Module):
+    """One plain network as an ensemble of one member: how each teacher is trained."""
+
+    members = 1
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1 b c h w] → [1 b k]"""
+        check_members(x, 1)
+        return cast(Tensor, self.network(x[0]))[None]
+
+    def assign(self, size: int, rng: torch.Generator) -> Tensor:
+        """Every example, in order. [1 size]"""
+        return every_example(1, size)
+
+
 class BatchEnsemble(nn.Module):
     """One network whose M members share their weights but for rank-one factors (Wen et al. 2019)."""
 
@@ -88,13 +107,18 @@ class BatchEnsemble(nn.Module):
 
     def assign(self, size: int, rng: torch.Generator) -> Tensor:
         """Every member sees every example, in the same order. [m size]"""
-        return torch.arange(size).expand(self.members, size)
+        return every_example(self.members, size)
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""
         if not 0 <= j < self.members:
             raise IndexError(f"member {j} of {self.members}")
         return merge_member(self.network, j)
+
+
+def every_example(members: int, size: int) -> Tensor:
+    """Every member sees the whole batch, in the same order. [m size]"""
+    return torch.arange(size).expand(members, size)
 
 
 def check_members(x: Tensor, members: int) -> None:

@@ -1,0 +1,142 @@
+"""x → x̃: where the teachers are asked. Every step has the same length: `step_size` is its RMS per pixel.
+
+A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the temperature
+τ and a generator, and gives pixels of the same shape. Any callable of that form will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from polyphony.ensembles import DeepEnsemble
+
+
+class Perturbation(Protocol):
+    """x [b c h w], y [b] → x̃ [b c h w]"""
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        """The inputs on which teachers and student are compared."""
+
+
+@dataclass(frozen=True)
+class Clean:
+    """x̃ = x: plain one-to-one distillation (§2.3)."""
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A step in a random direction, uniform on the sphere of radius η√D."""
+
+    step_size: float = 1 / 255
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        noise = torch.randn(x.shape, generator=rng, device=rng.device).to(x.device)
+        return step(x, unit_rms(noise), self.step_size)
+
+
+@dataclass(frozen=True)
+class ODS:
+    """A step that moves one random teacher's output towards a random guide w ~ U(−1, 1)^K (§2.4, §3.1).
+
+    `scale_by_confidence` multiplies each example's step by the teacher's confidence: ConfODS. `source` gives
+    networks other than the teachers to take directions from (§4.2, transferability).
+    """
+
+    step_size: float = 1 / 255
+    scale_by_confidence: bool = False
+    source: DeepEnsemble | None = None
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        x, logits = logits_of_one(self.source or teachers, x, rng)
+        scaled = logits.detach().float() / temperature
+        guide = 2 * torch.rand(scaled.shape, generator=rng, device=rng.device).to(scaled) - 1
+        size: float | Tensor = self.step_size
+        if self.scale_by_confidence:
+            size = size * scaled.softmax(-1).amax(-1).view(-1, 1, 1, 1)
+        return step(x.detach(), ascent(x, logits, ods_seed(scaled, guide)), size)
+
+
+@dataclass(frozen=True)
+class Adversarial:
+    """A step that raises one random teacher's classification loss (appendix, non-targeted attack)."""
+
+    step_size: float = 1 / 255
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        x, logits = logits_of_one(teachers, x, rng)
+        seed = adversarial_seed(logits.detach().float() / temperature, y)
+        return step(x.detach(), ascent(x, logits, seed), self.step_size)
+
+
+def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
+    """The direction of ∇_z wᵀ softmax(z), in closed form, to float accuracy however confident z is. [b k] → [b k]
+
+    ∂/∂z_i = p_i (w_i − Σ_j p_j w_j). With k = argmax z the guide may be shifted to d = w − w_k, so that no
+    large terms cancel; the others are scaled by their own maximum, so that none underflows; and component k
+    is minus their sum, since a softmax's Jacobian has zero row sums.
+    """
+    log_p = logits.log_softmax(-1)
+    top = logits.argmax(-1, keepdim=True)
+    d = guide - guide.gather(-1, top)
+    m = (log_p.exp() * d).sum(-1, keepdim=True)
+    return completed(log_p, top, d - m)
+
+
+def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
+    """The direction of ∇_z −log softmax(z)_y: p − e_y, to float accuracy for p_y near one. [b k], [b] → [b k]"""
+    log_p = logits.log_softmax(-1)
+    return completed(log_p, labels[:, None], torch.ones_like(log_p))
+
+
+def completed(log_p: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
+    """The unit vector along v with v_j = p_j slope_j for j ≠ pivot and v_pivot = −Σ_{j≠pivot} v_j. [b k]"""
+    others = log_p.scatter(-1, pivot, -torch.inf)
+    v = (others - others.amax(-1, keepdim=True)).exp() * slope
+    v = v.scatter(-1, pivot, -v.sum(-1, keepdim=True))
+    return v / v.norm(dim=-1, keepdim=True)
+
+
+def logits_of_one(
+    teachers: DeepEnsemble, x: Tensor, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """x with gradients switched on, and the logits of one teacher drawn at random. [b c h w] → …, [b k]"""
+    r = int(torch.randint(teachers.members, (), generator=rng, device=rng.device))
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        return x, teachers.networks[r](x)
+
+
+def ascent(x: Tensor, logits: Tensor, seed: Tensor) -> Tensor:
+    """Jᵀ seed, scaled to unit RMS per pixel for each image: one backward pass to the input. [b c h w]"""
+    (gradient,) = torch.autograd.grad(logits, x, seed.to(logits.dtype))
+    return unit_rms(gradient.float())
+
+
+def unit_rms(direction: Tensor) -> Tensor:
+    """Each image's direction with a root mean square of one; an image without a direction keeps zeros."""
+    tiny = torch.finfo(direction.dtype).tiny
+    pixels = (1, 2, 3)
+    direction = direction / direction.abs().amax(pixels, keepdim=True).clamp_min(tiny)
+    return direction / direction.square().mean(pixels, keepdim=True).sqrt().clamp_min(tiny)
+
+
+def step(x: Tensor, direction: Tensor, size: float | Tensor) -> Tensor:
+    """clamp(x + size · direction, 0, 1)"""
+    return (x + size * direction).clamp(0, 1)

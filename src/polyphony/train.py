@@ -1,0 +1,240 @@
+"""fit: the one loop. Teachers and students of every kind differ only in the loss they are given."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyphony import metrics
+from polyphony.data import Augmentation, Split, batches
+from polyphony.ensembles import Student
+from polyphony.nn import factors
+from polyphony.predict import Predictions, predict
+
+Loss = Callable[[Student, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
+Row = dict[str, float]  # one epoch of the log
+
+LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
+
+
+class DivergedError(RuntimeError):
+    """The loss stopped being a number."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how large, how fast: the paper's appendix, "Training"."""
+
+    epochs: int = 200
+    batch: int = 128
+    learning_rate: float = 0.1
+    weight_decay: float = 5e-4
+    momentum: float = 0.9
+    warm_up: int = 5
+    factor_rate: float = 0.5  # rank-one factors learn at this share of the learning rate
+    augment: Augmentation = field(default_factory=Augmentation)
+    precision: torch.dtype = torch.float32
+
+
+class Checkpoint(Protocol):
+    """Where a run is kept between epochs."""
+
+    def load(self) -> dict[str, Any] | None:
+        """The state saved last, or nothing."""
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a state: whole or not at all."""
+
+
+class Watch(Protocol):
+    """Who is told how the training goes."""
+
+    def step(self, done: int, steps: int, row: Row) -> None:
+        """Steps done of this epoch's, with means over the epoch so far."""
+
+    def epoch(self, row: Row) -> None:
+        """An epoch is over."""
+
+
+class Unkept:
+    """A checkpoint that keeps nothing."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Nothing."""
+        return None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class Unwatched:
+    """A watch that looks away."""
+
+    def step(self, done: int, steps: int, row: Row) -> None:
+        """Nothing to do."""
+
+    def epoch(self, row: Row) -> None:
+        """Nothing to do."""
+
+
+def fit(
+    model: nn.Module,
+    loss: Loss,
+    train: Split,
+    valid: Split,
+    plan: Plan,
+    rng: torch.Generator,
+    *,
+    device: torch.device | str = "cpu",
+    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
+) -> list[Row]:
+    """Train a model and leave it with the weights that were best on validation. Returns one row an epoch.
+
+    The weights kept are those of the best validation accuracy within the last tenth of the epochs. With a
+    checkpoint, a run that was killed goes on from its last whole epoch and ends, on CPU, with the same bits.
+    """
+    checkpoint, watch = checkpoint or Unkept(), watch or Unwatched()
+    training = Training(model.to(device), plan, rng)
+    training.restore(checkpoint.load())
+    for epoch in range(len(training.log), plan.epochs):
+        start = time.perf_counter()
+        row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
+        row |= run_epoch(training, loss, train, epoch, watch)
+        row |= validate(model, valid, plan.batch, device, epoch)
+        training.finish(epoch, row | {"seconds": time.perf_counter() - start})
+        checkpoint.save(training.state())
+        watch.epoch(training.log[-1])
+    model.load_state_dict(training.best)
+    return training.log
+
+
+class Training:
+    """All that changes while a model trains, and so all that a resumed run needs."""
+
+    def __init__(self, model: nn.Module, plan: Plan, rng: torch.Generator) -> None:
+        self.model, self.plan, self.rng = model, plan, rng
+        self.optimiser = torch.optim.SGD(parameter_groups(model, plan), momentum=plan.momentum)
+        self.best: dict[str, Tensor] = {}
+        self.log: list[Row] = []
+
+    def set_rate(self, epoch: int) -> float:
+        """Give every parameter group this epoch's learning rate; the base one is returned."""
+        rate = self.plan.learning_rate * schedule(epoch, self.plan.epochs, self.plan.warm_up)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["share"]
+        return rate
+
+    def finish(self, epoch: int, row: Row) -> None:
+        """Log an epoch, and keep its weights if they may be kept and none kept are as good."""
+        eligible = [old["valid_acc"] for old in self.log if may_be_kept(int(old["epoch"]), self.plan.epochs)]
+        if may_be_kept(epoch, self.plan.epochs) and row["valid_acc"] > max(eligible, default=-math.inf):
+            self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        self.log.append(row)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as tensors, numbers and text alone."""
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "rng": self.rng.get_state(),
+            "best": self.best,
+            "log": self.log,
+        }
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Take up a state where it was saved."""
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.rng.set_state(state["rng"])
+        self.best, self.log = state["best"], state["log"]
+
+
+def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
+    """One pass over the training images; means of what the loss reports, and images a second."""
+    plan, model = training.plan, training.model.train()
+    device = next(model.parameters()).device
+    steps, start = len(train) // plan.batch, time.perf_counter()
+    history: list[dict[str, Tensor]] = []
+    for x, y in batches(train, plan.batch, plan.augment, training.rng, device):
+        with torch.autocast(device.type, plan.precision, enabled=plan.precision != torch.float32):
+            parts = loss(model, x, y, training.rng)
+        training.optimiser.zero_grad(set_to_none=True)
+        parts["loss"].backward()
+        training.optimiser.step()
+        history.append({name: value.detach() for name, value in parts.items()})
+        if len(history) % LOOK_EVERY == 0 or len(history) == steps:
+            refuse_divergence(history, epoch, steps)
+            means = {name: float(torch.stack([h[name] for h in history]).mean()) for name in parts}
+            speed = len(history) * plan.batch / (time.perf_counter() - start)
+            watch.step(len(history), steps, means | {"images_per_second": speed})
+    return means | {"images_per_second": speed}
+
+
+def validate(model: nn.Module, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:
+    """Accuracy and NLL of the members' mean prediction on the validation images."""
+    predictions: Predictions = predict(model, valid, batch=batch, device=device)
+    log_probs = metrics.ensemble_log_probs(predictions.logits)
+    row = {
+        "valid_acc": metrics.accuracy(log_probs, valid.labels),
+        "valid_nll": metrics.nll(log_probs, valid.labels),
+    }
+    if not bool(predictions.logits.isfinite().all()):
+        raise DivergedError(f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}")
+    return row
+
+
+def refuse_divergence(history: list[dict[str, Tensor]], epoch: int, steps: int) -> None:
+    """Raise, naming the step, when a loss since the last look is not finite."""
+    recent = torch.stack([parts["loss"] for parts in history[-LOOK_EVERY:]])
+    bad = (~recent.isfinite()).nonzero()
+    if len(bad):
+        step = len(history) - len(recent) + int(bad[0]) + 1
+        raise DivergedError(
+            f"the loss is {float(recent[bad[0]])} at step {step} of {steps} in epoch {epoch + 1}; {last_good(epoch)}"
+        )
+
+
+def last_good(epoch: int) -> str:
+    """What is left after an epoch failed, and what to do."""
+    kept = f"the last good checkpoint is that of epoch {epoch}" if epoch else "there is no good checkpoint yet"
+    return f"{kept}: lower the learning rate or the step size"
+
+
+def schedule(epoch: int, epochs: int, warm_up: int = 5) -> float:
+    """The share of the base learning rate in an epoch (counted from 0).
+
+    From 1 % linearly to 1 over the warm-up, 1 until half of the epochs, linearly to 1 % at 90 %, then 1 %.
+    """
+    rising = 0.01 + 0.99 * epoch / warm_up if epoch < warm_up else 1.0
+    falling = 1 - 0.99 * (epoch / epochs - 0.5) / 0.4
+    return min(rising, max(0.01, min(1.0, falling)))
+
+
+def may_be_kept(epoch: int, epochs: int) -> bool:
+    """Whether an epoch (counted from 0) is among the last tenth; the very last always is."""
+    return epoch >= min(epochs - 1, 0.9 * epochs)
+
+
+def parameter_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
+    """Everything at the base rate with weight decay; rank-one factors at their share of it, without."""
+    special = set(factors(model))
+    rest = [parameter for parameter in model.parameters() if parameter not in special]
+    groups = [
+        {"params": rest, "share": 1.0, "lr": plan.learning_rate, "weight_decay": plan.weight_decay},
+        {
+            "params": [parameter for parameter in model.parameters() if parameter in special],
+            "share": plan.factor_rate,
+            "lr": plan.learning_rate * plan.factor_rate,
+            "weight_decay": 0.0,
+        },
+    ]
+    return [group for group in groups if group["params"]]
