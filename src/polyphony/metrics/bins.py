@@ -38,5 +38,11 @@ class BinSums:
         )
         return cls(count, *sums)
 
+    @classmethod
+    def grouped(cls, values: Tensor, second: Tensor) -> BinSums:
+        """A bin for each distinct value, ascending; `first` sums the values. [n], [n] → [g] each"""
+        distinct, index = torch.unique(values, return_inverse=True)
+        return cls.of(index, len(distinct), values, second)
+
     def __add__(self, other: BinSums) -> BinSums:
         return BinSums(self.count + other.count, self.first + other.first, self.second + other.second)

@@ -61,21 +61,20 @@ def adaptive_ece(log_probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     Where n does not divide, or equal confidences straddle an edge, examples are shared between neighbouring
     bins in proportion, so that the score does not depend on the examples' order.
     """
-    correct = is_correct(log_probs, labels)
-    values, group = torch.unique(confidence(log_probs), return_inverse=True)
-    count = torch.bincount(group, minlength=len(values)).double()
-    hits = torch.bincount(group, weights=correct, minlength=len(values))
-    return equal_mass_error(count, values * count, hits, bins)
+    wrong = 1 - is_correct(log_probs, labels)
+    return equal_mass_error(BinSums.grouped(1 - confidence(log_probs), wrong), bins)
 
 
-def equal_mass_error(count: Tensor, confidence: Tensor, correct: Tensor, bins: int) -> float:
-    """Adaptive ECE from groups in ascending confidence: their sizes and sums. [g], [g], [g] → scalar"""
+def equal_mass_error(doubts: BinSums, bins: int) -> float:
+    """Adaptive ECE of examples grouped by doubt, ascending: counts, sums of doubt, numbers of errors."""
+    some = doubts.count > 0
+    count, gap = doubts.count[some], (doubts.second - doubts.first)[some]
     ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    gaps = torch.cat([count.new_zeros(1), (confidence - correct).cumsum(0)])
+    gaps = torch.cat([count.new_zeros(1), gap.cumsum(0)])
     at = ends[-1] * edges(bins).to(count.device)
-    after = torch.searchsorted(ends, at, right=True).clamp(1, len(count))
-    share = (at - ends[after - 1]) / (ends[after] - ends[after - 1])
-    gap_at = gaps[after - 1] + share * (gaps[after] - gaps[after - 1])
+    after = torch.searchsorted(ends, at).clamp_min(1)
+    share = (at - ends[after - 1]) / count[after - 1]
+    gap_at = gaps[after - 1] + share * gap[after - 1]
     return float(gap_at.diff().abs().sum() / ends[-1])
 
 

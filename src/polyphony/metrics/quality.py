@@ -5,6 +5,7 @@ Each score is the mean of a per-example column of the same theme (`is_correct`, 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from polyphony.metrics.probabilities import check
@@ -23,7 +24,7 @@ def is_in_top(log_probs: Tensor, labels: Tensor, size: int) -> Tensor:
     """
     log_probs, labels = check(log_probs, labels)
     own = log_probs.gather(1, labels[:, None])
-    before = labels.new_tensor(range(log_probs.shape[1])) < labels[:, None]
+    before = torch.arange(log_probs.shape[1], device=labels.device) < labels[:, None]
     above = (log_probs > own) | ((log_probs == own) & before)
     return (above.sum(-1) < size).double()
 
