@@ -16,7 +16,7 @@ def numbered(n: int, channels: int = 3, side: int = 6) -> Split:
 
 def every_crop_and_flip(image: torch.Tensor, pad: int) -> list[torch.Tensor]:
     """All (2 pad + 1)² windows of one padded image and their mirror images, by explicit loops."""
-    channels, height, width = image.shape
+    height, width = image.shape[1:]
     out = []
     for dy in range(2 * pad + 1):
         for dx in range(2 * pad + 1):

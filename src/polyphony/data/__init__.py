@@ -4,6 +4,19 @@ from polyphony.data.batches import Augmentation, batches, pixels
 from polyphony.data.errors import DataError
 from polyphony.data.load import load
 from polyphony.data.options import Options
+from polyphony.data.shifted import Corrupted, corrupted, load_unknown
 from polyphony.data.splits import Split, Splits
 
-__all__ = ["Augmentation", "DataError", "Options", "Split", "Splits", "batches", "load", "pixels"]
+__all__ = [
+    "Augmentation",
+    "Corrupted",
+    "DataError",
+    "Options",
+    "Split",
+    "Splits",
+    "batches",
+    "corrupted",
+    "load",
+    "load_unknown",
+    "pixels",
+]

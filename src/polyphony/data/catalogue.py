@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 from polyphony.data.cifar import CIFAR10, CIFAR100
+from polyphony.data.cifar_c import CIFAR10_C, CIFAR100_C
 from polyphony.data.dataset import Dataset
 from polyphony.data.digits import DIGITS
+from polyphony.data.idx import FASHION_MNIST, MNIST
+from polyphony.data.svhn import SVHN
+from polyphony.data.tinyimagenet import TINYIMAGENET
 
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (CIFAR10, CIFAR100, DIGITS)}
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (
+        CIFAR10,
+        CIFAR100,
+        TINYIMAGENET,
+        SVHN,
+        CIFAR10_C,
+        CIFAR100_C,
+        FASHION_MNIST,
+        MNIST,
+        DIGITS,
+    )
+}

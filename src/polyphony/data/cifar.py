@@ -102,7 +102,7 @@ def read(
             parts[name] = decode(content, label, layout, where)
     for name, (pixels, labels) in parts.items():
         _check(labels, len(pixels), len(classes), f"{path}: {name}")
-    return Contents(classes, _join(parts, layout.train), _join(parts, (layout.test,)))
+    return Contents(classes, {"train": _join(parts, layout.train), "test": _join(parts, (layout.test,))})
 
 
 def _labels(path: Path, options: Options, layout: Layout) -> tuple[str | int, tuple[str, str]]:
@@ -236,10 +236,21 @@ CIFAR100 = Dataset(
                 "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
                 "meta": "7973b15100ade9c7d40fb424638fde48",
             },
+            heeds=("coarse",),
         ),
-        Place("cifar-100-python.tar.gz", CIFAR100_PYTHON, {"": "eb9058c3a382ffc7106e4002c42a8d85"}),
-        Place("cifar-100-binary", CIFAR100_BINARY),
-        Place("cifar-100-binary.tar.gz", CIFAR100_BINARY, {"": "03b5dce01913d631647c71ecec9e9cb8"}),
+        Place(
+            "cifar-100-python.tar.gz",
+            CIFAR100_PYTHON,
+            {"": "eb9058c3a382ffc7106e4002c42a8d85"},
+            heeds=("coarse",),
+        ),
+        Place("cifar-100-binary", CIFAR100_BINARY, heeds=("coarse",)),
+        Place(
+            "cifar-100-binary.tar.gz",
+            CIFAR100_BINARY,
+            {"": "03b5dce01913d631647c71ecec9e9cb8"},
+            heeds=("coarse",),
+        ),
     ),
     counts=COUNTS,
     downloads=(

@@ -12,16 +12,16 @@ from polyphony.data.splits import Split
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a reader finds: the names of the classes, and the parts that are there."""
+    """What a reader finds: the names of the classes, and the parts that are there ("train", "test", …).
+
+    `origin` says how far the data is the official one: "official" (every checksum agrees), "unverified" (the
+    right counts, no checksums known), "altered" (the right counts, other checksums), "subset" (fewer images),
+    "own" (a user's), "regenerated" (corruptions made here).
+    """
 
     classes: tuple[str, ...]
-    train: Split | None = None
-    test: Split | None = None
-
-    def parts(self) -> dict[str, Split]:
-        """The parts that are there, by name."""
-        both = {"train": self.train, "test": self.test}
-        return {name: part for name, part in both.items() if part is not None}
+    parts: Mapping[str, Split]
+    origin: str = "unverified"
 
 
 Read = Callable[[Path, Options], Contents]
@@ -31,19 +31,23 @@ Read = Callable[[Path, Options], Contents]
 class Place:
     """One form a data set has on disk: a folder or file below the data root, and how that form is read.
 
-    `checksums` gives the MD5 of official files by their path below the place ("" for the place itself).
+    `checksums` gives the MD5 of official files by their path below the place ("" for the place itself; of a
+    file that may be there as .gz, of what is in it). `heeds` names the options that change what is read.
+    `cached` is False for what is quicker to read again than to keep a second time.
     """
 
     path: str
     read: Read
     checksums: Mapping[str, str] = field(default_factory=dict)
+    heeds: tuple[str, ...] = ()
+    cached: bool = True
 
 
 @dataclass(frozen=True)
 class Download:
     """An official file: its address, where it goes below the root, its MD5 and its size in bytes.
 
-    `unpacked` is the folder an archive makes below the root; an archive without one is read as it is.
+    `unpacked` is the folder an archive makes below the root; a file without one is used as it is.
     """
 
     url: str

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
+from polyphony.data.cache import cached
 from polyphony.data.catalogue import DATASETS
+from polyphony.data.check import check
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError
 from polyphony.data.files import data_root
 from polyphony.data.options import Holdout, Options, resized, share, stratified, trim
+from polyphony.data.own import own
 from polyphony.data.splits import Split, Splits
 
 EVERYTHING = Options()
@@ -20,21 +24,24 @@ EVERYTHING = Options()
 def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -> Splits:
     """The train, validation and test splits of a data set.
 
-    `source` is a known name ("cifar10", "digits", …; see `DATASETS`) looked for below `data_root(root)`.
+    `source` is a known name ("cifar10", "digits", …; see `DATASETS`), looked for below `data_root(root)`, or
+    the path of a folder of class folders or of an .npz. `Splits.origin` says how far it is the official data.
     Raises DataError, one sentence, where the data is missing, damaged or smaller than what is asked for.
     """
-    dataset = known(source)
+    dataset = identify(source)
     place, path = found(dataset, data_root(root))
-    return arrange(source, place.read(path, options), dataset.holdout, options)
+    return arrange(dataset, contents(dataset, place, path, options), options)
 
 
-def known(name: str) -> Dataset:
-    """The data set of that name, or a sentence with the nearest one."""
-    if name not in DATASETS:
-        near = get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(DATASETS))}"
-        raise DataError(f"there is no data set named {name!r} and no such folder or .npz file; {hint}")
-    return DATASETS[name]
+def identify(source: str) -> Dataset:
+    """The data set of that name, or the user's own at that path; else DataError with the nearest name."""
+    if source in DATASETS:
+        return DATASETS[source]
+    if Path(source).is_dir() or (source.endswith(".npz") and Path(source).is_file()):
+        return own(Path(source))
+    near = get_close_matches(source, DATASETS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(DATASETS)}"
+    raise DataError(f"{source!r} is no known data set and no folder or .npz file; {hint}")
 
 
 def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
@@ -48,20 +55,31 @@ def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
     )
 
 
-def arrange(name: str, contents: Contents, holdout: Holdout, options: Options) -> Splits:
+def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
+    """What is at the place, its origin checked; from the cache when the source has not changed."""
+
+    def read() -> Contents:
+        fresh = place.read(path, options)
+        return replace(fresh, origin=check(dataset, place, path, fresh).origin)
+
+    if not place.cached:
+        return place.read(path, options)
+    return cached(dataset.name, path, tuple(getattr(options, name) for name in place.heeds), read)
+
+
+def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
     """Sets test (unless the data has its own) and validation images aside, then trims and resizes."""
-    train, test = contents.train, contents.test
+    train, test = whole.parts.get("train"), whole.parts.get("test")
     if train is None:
-        raise DataError(f"{name} has test images only; it serves as unknown classes, not for training")
+        raise DataError(f"{dataset.name} has no training images here; use it as unknown or shifted data only")
     if test is None:
         train, test = _set_aside(train, stratified, share(len(train), 5, options.test, "test"), options.seed)
     elif options.test is not None:
         test = test[: options.test]
-    train, valid = _set_aside(
-        train, holdout, share(len(train), 10, options.valid, "validation"), options.seed
-    )
+    count = share(len(train), 10, options.valid, "validation")
+    train, valid = _set_aside(train, dataset.holdout, count, options.seed)
     train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
-    return Splits(name, contents.classes, train, valid, test)
+    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin)
 
 
 def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[Split, Split]:
@@ -69,8 +87,8 @@ def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[S
     return _rows(split, kept), _rows(split, aside)
 
 
-def _rows(split: Split, rows: torch.Tensor) -> Split:
+def _rows(split: Split, rows: Tensor) -> Split:
     """The split's rows, without a copy where they are consecutive."""
-    if len(rows) and int(rows[-1] - rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all()):
+    if len(rows) and bool((rows.diff() == 1).all()):
         return split[int(rows[0]) : int(rows[-1]) + 1]
     return split[rows]

@@ -101,13 +101,13 @@ def resized(split: Split, resolution: int | None) -> Split:
     """The split's images area-averaged to resolution × resolution; the split itself if it is that size."""
     if resolution is None or split.images.shape[-2:] == (resolution, resolution):
         return split
-    return Split(area_average(split.images, resolution), split.labels)
+    return Split(area_average(split.images, resolution, resolution), split.labels)
 
 
-def area_average(images: Tensor, side: int) -> Tensor:
-    """Every pixel is the mean over the area it covers, rounded. uint8 [n c h w] → [n c side side]"""
-    rows, columns = (_overlaps(length, side) for length in images.shape[-2:])
-    out = torch.empty(*images.shape[:2], side, side, dtype=torch.uint8)
+def area_average(images: Tensor, height: int, width: int) -> Tensor:
+    """Every pixel is the mean over the area it covers, rounded. uint8 [n c h w] → [n c height width]"""
+    rows, columns = _overlaps(images.shape[-2], height), _overlaps(images.shape[-1], width)
+    out = torch.empty(*images.shape[:2], height, width, dtype=torch.uint8)
     for start in range(0, len(images), 1024):  # bounds the float copy
         chunk = rows @ images[start : start + 1024].float() @ columns.T
         out[start : start + 1024] = chunk.round_().clamp_(0, 255).to(torch.uint8)

@@ -1,0 +1,94 @@
+"""Decoded data kept on disk in one file, and used again for as long as its source has not changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from polyphony.data.dataset import Contents
+from polyphony.data.files import cache_root
+from polyphony.data.splits import Split
+
+FORMAT = 1  # raise it when a reader's result changes
+
+
+def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[], Contents]) -> Contents:
+    """`read()`, or what it gave when `path` looked as it does now. `reading` tells apart ways to read it."""
+    source = _digest(FORMAT, name, str(path.resolve()), reading)[:12]
+    file = cache_root() / f"{name}-{source}-{_digest(stamp(path))[:16]}.safetensors"
+    with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return restore(file)  # absent or damaged: read the source again
+    contents = read()
+    with suppress(OSError):  # a full or read-only disk costs time, not the data
+        keep(contents, file)
+        for old in file.parent.glob(f"{name}-{source}-*.safetensors"):
+            if old != file:
+                old.unlink()
+        return restore(file)  # mapped from disk, so that memory holds the data once
+    return contents
+
+
+def stamp(path: Path) -> list[tuple[str, int, int]]:
+    """(name, size, time of change) of the file, or of every file below the folder: what changes with it."""
+    if not path.is_dir():
+        status = path.stat()
+        return [(path.name, status.st_size, status.st_mtime_ns)]
+    return sorted(_stamps(str(path), len(str(path)) + 1))
+
+
+def _stamps(folder: str, prefix: int) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _stamps(entry.path, prefix)
+            else:
+                status = entry.stat()
+                yield entry.path[prefix:], status.st_size, status.st_mtime_ns
+
+
+def _digest(*what: object) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+def keep(contents: Contents, file: Path) -> None:
+    """Writes the contents to the file, whole or not at all."""
+    tensors = {f"{part}.images": split.images.contiguous() for part, split in contents.parts.items()}
+    tensors |= {f"{part}.labels": split.labels.contiguous() for part, split in contents.parts.items()}
+    facts = {"classes": contents.classes, "origin": contents.origin, "parts": list(contents.parts)}
+    with whole(file) as beside:
+        save_file(tensors, beside, metadata={"facts": json.dumps(facts)})
+
+
+def restore(file: Path) -> Contents:
+    """The contents of a file written by `keep`, memory-mapped."""
+    with safe_open(file, framework="pt") as stored:
+        facts = json.loads(stored.metadata()["facts"])
+
+        def tensor(name: str) -> torch.Tensor:
+            found: torch.Tensor = stored.get_tensor(name)
+            return found
+
+        parts = {part: Split(tensor(f"{part}.images"), tensor(f"{part}.labels")) for part in facts["parts"]}
+    return Contents(tuple(facts["classes"]), parts, facts["origin"])
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        yield beside
+        with beside.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""Is a data set on disk whole, and is it the official one?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import md5
+from pathlib import Path
+
+from polyphony.data.dataset import Contents, Dataset, Place
+from polyphony.data.files import file_md5
+from polyphony.data.idx import unzipped
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found: the origin in one word, images by part, and a sentence for everything that differs."""
+
+    path: Path
+    origin: str
+    counts: dict[str, int]
+    differences: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        return VERDICTS[self.origin]
+
+
+VERDICTS = {
+    "official": "complete, and every checksum is the official one",
+    "unverified": "complete by its counts; no official checksums are known for this form",
+    "subset": "not the official data: fewer images, a subset or a re-made copy",
+    "altered": "not the official data: the right number of images, but other files",
+    "own": "your own data, readable",
+    "regenerated": "made here by polyphony, not the official files",
+}
+
+
+def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> Check:
+    """Compares what was read with the official counts, and the files with the official checksums."""
+    counts = {part: len(split) for part, split in contents.parts.items()}
+    if contents.origin in ("own", "regenerated"):
+        return Check(path, contents.origin, counts, ())
+    wrong_files, wrong_counts = _files(place, path), _counts(dataset, counts)
+    if not wrong_files and not wrong_counts:
+        origin = "official" if place.checksums else "unverified"
+    else:
+        origin = "subset" if wrong_counts else "altered"
+    return Check(path, origin, counts, (*wrong_counts, *wrong_files))
+
+
+def _counts(dataset: Dataset, counts: dict[str, int]) -> list[str]:
+    return [
+        f"{part}: {count:,} images, officially {dataset.counts[part]:,}"
+        for part, count in counts.items()
+        if count != dataset.counts.get(part, count)
+    ]
+
+
+def _files(place: Place, path: Path) -> list[str]:
+    """A line for every file whose checksum is not the official one; a part that is not there is no fault."""
+    found = ((name, _checksum(path / name if name else path)) for name in place.checksums)
+    return [
+        f"{name or path.name}: MD5 {got}, officially {place.checksums[name]}"
+        for name, got in found
+        if got not in (None, place.checksums[name])
+    ]
+
+
+def _checksum(file: Path) -> str | None:
+    packed = file.with_name(file.name + ".gz")
+    if file.exists():
+        return file_md5(file)
+    return md5(unzipped(packed), usedforsecurity=False).hexdigest() if packed.exists() else None

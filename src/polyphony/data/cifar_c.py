@@ -1,0 +1,110 @@
+"""CIFAR-10-C and CIFAR-100-C, and corrupted images made here in the same layout: memory-mapped .npy files.
+
+One file a corruption, uint8 [5 n h w c]: the first n rows are severity 1, the last n severity 5.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.errors import DataError
+from polyphony.data.options import Options
+from polyphony.data.splits import Split
+
+NAMES = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog
+brightness contrast elastic_transform pixelate jpeg_compression speckle_noise gaussian_blur spatter saturate"""
+CORRUPTIONS, EXTRA = tuple(NAMES.split()[:15]), tuple(NAMES.split()[15:])
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+def read(path: Path, options: Options) -> Contents:
+    """One part a corruption, memory-mapped: [5 n c h w], all severities. The extra four where they are."""
+    labels = _mapped(path / "labels.npy")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
+        raise DataError(
+            f"{path / 'labels.npy'} is {labels.dtype} {list(labels.shape)}, not 5 n labels; get it again"
+        )
+    present = [name for name in EXTRA if (path / f"{name}.npy").exists()]
+    shared = torch.from_numpy(labels.astype(np.int64))
+    parts = {name: _split(path / f"{name}.npy", shared) for name in (*CORRUPTIONS, *present)}
+    classes = tuple(str(label) for label in range(int(labels.max()) + 1))
+    return Contents(classes, parts)
+
+
+def _split(file: Path, labels: torch.Tensor) -> Split:
+    images = _mapped(file)
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[3] not in (1, 3)
+        or len(images) != len(labels)
+    ):
+        raise DataError(
+            f"{file} is {images.dtype} {list(images.shape)} where uint8 [{len(labels)}, h, w, 3] belongs; "
+            "get it again"
+        )
+    return Split(torch.from_numpy(images).permute(0, 3, 1, 2), labels)
+
+
+def _mapped(file: Path) -> np.ndarray[Any, np.dtype[Any]]:
+    """The array in an .npy file, mapped copy-on-write; a file that holds objects is refused unread."""
+    if not file.is_file():
+        raise DataError(f"{file} is missing; get the complete folder again")
+    try:
+        return np.load(file, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        fault = "holds objects" if "object" in str(error).lower() else f"is no whole .npy file ({error})"
+        raise DataError(f"{file} {fault}; it was not read, get it again") from error
+
+
+def _files(values: str) -> dict[str, str]:
+    names = (*CORRUPTIONS, *EXTRA, "labels")
+    return {f"{name}.npy": md5 for name, md5 in zip(names, values.split(), strict=True)}
+
+
+def _dataset(name: str, of: str, record: int, md5: str, size: int, checksums: str) -> Dataset:
+    address = f"https://zenodo.org/records/{record}"
+    return Dataset(
+        name=name,
+        title=f"{of}-C: {of}'s test images under 15 (and 4 extra) corruptions at 5 severities",
+        homepage=address,
+        terms="CC BY 4.0",
+        places=(Place(f"{of}-C", read, _files(checksums), cached=False),),
+        counts=dict.fromkeys((*CORRUPTIONS, *EXTRA), 50_000),
+        downloads=(Download(f"{address}/files/{of}-C.tar", f"{of}-C.tar", md5, size, f"{of}-C"),),
+    )
+
+
+CIFAR10_C = _dataset(
+    "cifar10-c",
+    "CIFAR-10",
+    2535967,
+    "56bf5dcef84df0e2308c6dcbcbbd8499",
+    2_918_471_680,
+    """ecaf8b9a2399ffeda7680934c33405fd 3a7239bb118894f013d9bf1984be7f11 2090e01c83519ec51427e65116af6b1a
+    7d1322666342a0702b1957e92f6254bc 7361fb4019269e02dbf6925f083e8629 fffa5f852ff7ad299cfe8a7643f090f4
+    6ea8e63f1c5cdee1517533840641641b bb238de8555123da9c282dea23bd6e55 31f6ab3bce1d9934abfb0cc13656f141
+    7b397314b5670f825465fbcd1f6e9ccd 0a81ef75e0b523c3383219c330a85d48 3c8262171c51307f916c30a3308235a8
+    9421657c6cd452429cf6ce96cc412b5f 0f14f7e2db14288304e1de10df16832f 2b9cc4c864e0193bb64db8d7728f8187
+    ef00b87611792b00df09c0b0237a1e30 c33370155bc9b055fb4a89113d3c559d 8a5a3903a7f8f65b59501a6093b4311e
+    1cfae0964219c5102abbb883e538cc56 c439b113295ed5254878798ffe28fd54""",
+)
+CIFAR100_C = _dataset(
+    "cifar100-c",
+    "CIFAR-100",
+    3555552,
+    "11f0ed0f1191edbf9fa23466ae6021d3",
+    2_918_473_216,
+    """ecc4d366eac432bdf25c024086f5e97d b0a1fa6e1e465a747c1b204b1914048a 3b3c210ddfa0b5cb918ff4537a429fef
+    d923e3d9c585a27f0956e2f2ad832564 0bf384f38e5ccbf8dd479d9059b913e1 732a7e2e54152ff97c742d4c388c5516
+    0204613400c034a81c4830d5df81cb82 0237be164583af146b7b144e73b43465 3a39c6823bdfaa0bf8b12fe7004b8117
+    4efc7ebd5e82b028bdbe13048e3ea564 f22d7195aecd6abb541e27fca230c171 322bb385f1d05154ee197ca16535f71e
+    a0792bd6581f6810878be71acedfc65a 96c00c60f144539e14cffb02ddbd0640 c851b7f1324e1d2ffddeb76920576d11
+    e3f215b1a0f9fd9fd6f0d1cf94a7ce99 5204ba0d557839772ef5a4196a052c3e 12ccf41d62564d36e1f6a6ada5022728
+    c0697e9fdd646916a61e9c312c77bf6b bb4026e9ce52996b95f439544568cdb2""",
+)

@@ -1,0 +1,154 @@
+"""MNIST and Fashion-MNIST from their IDX files, plain or .gz."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.errors import DataError
+from polyphony.data.files import LARGEST, read_bytes
+from polyphony.data.options import Options
+from polyphony.data.splits import Split
+
+PREFIX = {"train": "train", "test": "t10k"}
+DIGITS = tuple("0123456789")
+CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+
+
+def read(path: Path, options: Options, classes: tuple[str, ...]) -> Contents:
+    """Both parts as uint8 [n 1 28 28]."""
+    return Contents(classes, {part: _split(path, prefix, len(classes)) for part, prefix in PREFIX.items()})
+
+
+def _split(path: Path, prefix: str, classes: int) -> Split:
+    file, images = read_idx(path / f"{prefix}-images-idx3-ubyte", dimensions=3)
+    labels_file, labels = read_idx(path / f"{prefix}-labels-idx1-ubyte", dimensions=1)
+    if len(images) != len(labels):
+        raise DataError(f"{labels_file} has {len(labels):,} labels but {file.name} {len(images):,} images")
+    if len(labels) and labels.max() >= classes:
+        raise DataError(
+            f"{labels_file} has the label {labels.max()}, outside 0..{classes - 1}; download it again"
+        )
+    return Split(torch.from_numpy(images[:, None].copy()), torch.from_numpy(labels.astype(np.int64)))
+
+
+def read_idx(path: Path, dimensions: int) -> tuple[Path, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The file read, `path` or `path`.gz, and its array of bytes."""
+    packed = path.with_name(path.name + ".gz")
+    file = path if path.exists() or not packed.exists() else packed
+    content = unzipped(file) if file == packed else read_bytes(file)
+    header = 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < header:
+        raise DataError(f"{file} is no IDX file of {dimensions}-dimensional bytes; download it again")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) != header + math.prod(shape):
+        raise DataError(
+            f"{file} has {len(content):,} bytes where its header asks {list(shape)}; download it again"
+        )
+    return file, np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def unzipped(file: Path) -> bytes:
+    """The content of a .gz file of plausible size."""
+    try:
+        with gzip.open(file) as stream:
+            content = stream.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file} is not a whole .gz file ({error}); download it again") from error
+    if len(content) > LARGEST:
+        raise DataError(f"{file} unpacks to more than any official file of its kind; do not trust it")
+    return content
+
+
+def _files(*values: str) -> dict[str, str]:
+    names = (
+        f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    )
+    return dict(zip(names, values, strict=True))
+
+
+def _downloads(
+    address: str, folder: str, packed: dict[str, str], sizes: tuple[int, ...]
+) -> tuple[Download, ...]:
+    return tuple(
+        Download(f"{address}{name}.gz", f"{folder}/{name}.gz", md5, size)
+        for (name, md5), size in zip(packed.items(), sizes, strict=True)
+    )
+
+
+def _places(paths: tuple[str, ...], classes: tuple[str, ...], checksums: dict[str, str]) -> tuple[Place, ...]:
+    return tuple(Place(path, partial(read, classes=classes), checksums) for path in paths)
+
+
+COUNTS = {"train": 60_000, "test": 10_000}
+
+MNIST = Dataset(
+    name="mnist",
+    title="MNIST: 28×28 handwritten digits",
+    homepage="http://yann.lecun.com/exdb/mnist/",
+    terms="CC BY-SA 3.0",
+    places=_places(
+        ("mnist", "MNIST/raw"),
+        DIGITS,
+        _files(
+            "6bbc9ace898e44ae57da46a324031adb",
+            "a25bea736e30d166cdddb491f175f624",
+            "2646ac647ad5339dbf082846283269ea",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
+    ),
+    counts=COUNTS,
+    downloads=_downloads(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "mnist",
+        _files(
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        (9_912_422, 28_881, 1_648_877, 4_542),
+    ),
+)
+
+FASHION_MNIST = Dataset(
+    name="fashion-mnist",
+    title="Fashion-MNIST: 28×28 photographs of clothes",
+    homepage="https://github.com/zalandoresearch/fashion-mnist",
+    terms="MIT",
+    places=_places(
+        (
+            "fashion-mnist",
+            "FashionMNIST/raw",
+            "/usr/share/datasets/fashion-mnist",
+        ),  # the last is Debian's package
+        tuple(CLOTHES.split(",")),
+        _files(
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "9018921c3c673c538a1fc5bad174d6f9",
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            "15d484375f8d13e6eb1aabb0c3f46965",
+        ),
+    ),
+    counts=COUNTS,
+    downloads=_downloads(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "fashion-mnist",
+        _files(
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        (26_421_880, 29_515, 4_422_102, 5_148),
+    ),
+)

@@ -1,0 +1,106 @@
+"""What a model was not trained on: images of unknown classes, and corrupted versions of the test images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyphony.data.catalogue import DATASETS
+from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read
+from polyphony.data.errors import DataError
+from polyphony.data.files import data_root
+from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
+from polyphony.data.options import Options, area_average, resized
+from polyphony.data.splits import Split
+
+
+def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | None = None) -> Split:
+    """Another data set's test images, brought to the channels and size of `like`: classes no model has seen.
+
+    The labels stay those of the other data set; they are no labels of the known classes.
+    """
+    dataset = identify(name)
+    place, path = found(dataset, data_root(root))
+    parts = contents(dataset, place, path).parts
+    split = (
+        parts["test"]
+        if "test" in parts
+        else arrange(dataset, contents(dataset, place, path), EVERYTHING).test
+    )[:limit]
+    channels, height, width = like.images.shape[1:]
+    images = with_channels(split.images, channels)
+    if images.shape[-2:] != (height, width):
+        images = area_average(images, height, width)
+    return Split(images, split.labels)
+
+
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey repeated to colour, or colour weighed to grey (ITU-R 601). uint8 [n c h w] → [n channels h w]"""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.expand(-1, channels, -1, -1)
+    weights = torch.tensor([0.299, 0.587, 0.114])
+    return torch.einsum("nchw,c->nhw", images.float(), weights).round().to(torch.uint8)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Corrupted:
+    """Shifted versions of a test split; iterating gives (corruption, severity, Split), read from disk lazily.
+
+    `origin` is "official", "unverified" or, for images made by `polyphony data corrupt`, "regenerated": say
+    so wherever a score is shown.
+    """
+
+    parts: dict[str, Split]
+    origin: str
+    options: Options = EVERYTHING
+
+    def __len__(self) -> int:
+        return len(self.parts) * len(SEVERITIES)
+
+    def __iter__(self) -> Iterator[tuple[str, int, Split]]:
+        for name in self.parts:
+            for severity in SEVERITIES:
+                yield name, severity, self[name, severity]
+
+    def __getitem__(self, which: tuple[str, int]) -> Split:
+        name, severity = which
+        split = self.parts[name]
+        n = len(split) // len(SEVERITIES)
+        block = split[(severity - 1) * n : severity * n][: self.options.test]
+        return resized(block, self.options.resolution)
+
+
+def corrupted(
+    name: str, root: Path | None = None, options: Options = EVERYTHING, extra: bool = False
+) -> Corrupted:
+    """The corrupted test images of a data set: the official ones where they are, otherwise those made here.
+
+    Of the options, `test` and `resolution` apply. `extra` adds the four corruptions kept for validation.
+    """
+    base = data_root(root)
+    official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
+    if official is not None and (base / official.places[0].path).exists():
+        place, path = found(official, base)
+        whole = contents(official, place, path)
+    elif made.exists():
+        whole = replace(read(made, options), origin="regenerated")
+    else:
+        where = f"{official.places[0].path} or {made.name}" if official else made.name
+        raise DataError(
+            f"{where} is not in {base}; run 'polyphony data corrupt {name}' to make corrupted images"
+        )
+    wanted = (*CORRUPTIONS, *EXTRA) if extra else CORRUPTIONS
+    return Corrupted(
+        {part: whole.parts[part] for part in wanted if part in whole.parts}, whole.origin, options
+    )
+
+
+def regenerated_folder(name: str) -> str:
+    """The folder below the root that holds corrupted images made here."""
+    return f"{name}-c-regenerated"

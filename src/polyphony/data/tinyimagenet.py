@@ -1,0 +1,103 @@
+"""TinyImageNet from `tiny-imagenet-200/` or its zip: 200 classes of 64×64 JPEGs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+import torch
+
+from polyphony.data.archives import Tree, tree
+from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.errors import DataError
+from polyphony.data.images import decode_all
+from polyphony.data.options import Options, last_of_each_class
+from polyphony.data.splits import Split
+
+Listing = list[tuple[str, int]]  # (file, label)
+
+
+def read(path: Path, options: Options) -> Contents:
+    """Train, and the official validation set as test, uint8 [n 3 64 64]; greyscale becomes RGB."""
+    files = tree(path)
+    wnids = files.text("wnids.txt").split()
+    label = {wnid: i for i, wnid in enumerate(wnids)}
+    return Contents(
+        _names(files, wnids),
+        {
+            "train": _split(files, _train(files, label), "train"),
+            "test": _split(files, _val(files, label), "val"),
+        },
+    )
+
+
+def _names(files: Tree, wnids: list[str]) -> tuple[str, ...]:
+    """The first word or words of every class: "goldfish" for "goldfish, Carassius auratus"."""
+    lines = (line.partition("\t") for line in files.text("words.txt").splitlines())
+    words = {wnid: text.split(",")[0] for wnid, _, text in lines}
+    return tuple(words.get(wnid, wnid) for wnid in wnids)
+
+
+def _train(files: Tree, label: dict[str, int]) -> Listing:
+    """Class by class in the order of wnids.txt, within a class by the number in the file's name."""
+    found: dict[str, list[str]] = {wnid: [] for wnid in label}
+    for name in files.names:
+        parts = PurePosixPath(name).parts
+        if len(parts) == 4 and parts[0] == "train" and parts[2] == "images":
+            if parts[1] not in found:
+                raise DataError(f"{files.where(name)} belongs to no class of wnids.txt; remove it")
+            found[parts[1]].append(name)
+    for wnid, names in found.items():
+        if not names:
+            raise DataError(f"{files.where(f'train/{wnid}/images')} holds no images; get the archive again")
+    return [(name, label[wnid]) for wnid, names in found.items() for name in sorted(names, key=_number)]
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = re.findall(r"\d+", PurePosixPath(name).stem)
+    return int(digits[-1]) if digits else -1, name
+
+
+def _val(files: Tree, label: dict[str, int]) -> Listing:
+    """In the order of val_annotations.txt, whose lines begin: file, tab, class."""
+    listing, present = [], set(files.names)
+    for line in files.text("val/val_annotations.txt").splitlines():
+        name, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if wnid not in label or f"val/images/{name}" not in present:
+            fault = "an unknown class" if wnid not in label else "a missing file"
+            raise DataError(f"{files.where('val/val_annotations.txt')} names {fault} in the line {line!r}")
+        listing.append((f"val/images/{name}", label[wnid]))
+    if not listing:
+        raise DataError(f"{files.where('val/val_annotations.txt')} is empty; get the archive again")
+    return listing
+
+
+def _split(files: Tree, listing: Listing, title: str) -> Split:
+    names = [name for name, _ in listing]
+    images = decode_all(names, files.read, files.where, None, f"TinyImageNet {title}")
+    if images.shape[-2:] != (64, 64):
+        raise DataError(f"{files.where(names[0])} is not 64×64 pixels; get the official archive")
+    return Split(images, torch.tensor([label for _, label in listing]))
+
+
+TINYIMAGENET = Dataset(
+    name="tinyimagenet",
+    title="TinyImageNet: 64×64 colour photographs of 200 classes",
+    homepage="http://cs231n.stanford.edu/",
+    terms="ImageNet's terms: non-commercial research and education",
+    places=(
+        Place("tiny-imagenet-200", read),
+        Place("tiny-imagenet-200.zip", read, {"": "90528d7ca1a48142e341f4ef8d21d0de"}),
+    ),
+    counts={"train": 100_000, "test": 10_000},
+    downloads=(
+        Download(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+            248_100_043,
+        ),
+    ),
+    holdout=last_of_each_class,
+)
