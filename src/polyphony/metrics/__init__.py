@@ -17,14 +17,14 @@ from polyphony.metrics.calibration import (
     reliability,
     reliability_of,
 )
-from polyphony.metrics.columns import Columns, columns, in_blocks, means, scores
 from polyphony.metrics.corruption import CorruptionSummary, summarise_corruptions
-from polyphony.metrics.dee import calibrated_dee_curve, dee, dee_curve, dee_floored_at_one, format_dee
 from polyphony.metrics.detection import Detection, detect, detect_unknown, detect_unknown_logits
 from polyphony.metrics.diversity import DiversityBins, disagreement, diversity_bins, diversity_of, mean_kld
+from polyphony.metrics.equivalent import calibrated_dee_curve, dee, dee_curve, dee_floored_at_one, format_dee
 from polyphony.metrics.health import Health, HealthCheck, Verdict
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
 from polyphony.metrics.quality import accuracy, brier, nll, top_k_accuracy
+from polyphony.metrics.scoring import Columns, columns, in_blocks, means, scores
 from polyphony.metrics.selective import RiskCoverage, aurc, risk_coverage, risk_coverage_of
 from polyphony.metrics.statistics import Interval, MeanSd, bootstrap, bootstrap_mean, format_mean_sd, mean_sd
 from polyphony.metrics.streaming import Tally, UncertaintyTally, detect_unknown_tallies, tally, tally_unknown

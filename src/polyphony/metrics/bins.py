@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROUNDING = 2.0**-40
+"""Probabilities closer than this (1e-12) are equal: a third must not change bins with its last digit."""
+
 
 def edges(bins: int) -> Tensor:
     """The `bins` + 1 edges i / bins, each correctly rounded. → [bins + 1]"""
@@ -14,8 +17,11 @@ def edges(bins: int) -> Tensor:
 
 
 def bin_index(values: Tensor, bins: int) -> Tensor:
-    """Which (low, high] a value of [0, 1] falls in: 1 in the last, 0 in the first. Any shape → same."""
-    return torch.bucketize(values, edges(bins)[1:-1].to(values.device))
+    """Which (low, high] a value of [0, 1] falls in: 1 in the last, 0 in the first. Any shape → same.
+
+    A value above an edge by no more than `ROUNDING` is on it.
+    """
+    return torch.bucketize(values - ROUNDING, edges(bins)[1:-1].to(values.device))
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,6 @@ class BinSums:
             for weights in (torch.ones_like(first), first, second)
         )
         return cls(count, *sums)
-
-    @classmethod
-    def grouped(cls, values: Tensor, second: Tensor) -> BinSums:
-        """A bin for each distinct value, ascending; `first` sums the values. [n], [n] → [g] each"""
-        distinct, index = torch.unique(values, return_inverse=True)
-        return cls.of(index, len(distinct), values, second)
 
     def __add__(self, other: BinSums) -> BinSums:
         return BinSums(self.count + other.count, self.first + other.first, self.second + other.second)

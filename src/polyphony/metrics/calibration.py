@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyphony.metrics.bins import BinSums, bin_index, edges
+from polyphony.metrics.bins import ROUNDING, BinSums, bin_index, edges
 from polyphony.metrics.probabilities import check
 from polyphony.metrics.quality import is_correct
 
@@ -61,8 +61,18 @@ def adaptive_ece(log_probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     Where n does not divide, or equal confidences straddle an edge, examples are shared between neighbouring
     bins in proportion, so that the score does not depend on the examples' order.
     """
-    wrong = 1 - is_correct(log_probs, labels)
-    return equal_mass_error(BinSums.grouped(1 - confidence(log_probs), wrong), bins)
+    correct = is_correct(log_probs, labels)
+    return equal_mass_error(doubt_groups(confidence(log_probs), correct), bins)
+
+
+def doubt_groups(confidence: Tensor, correct: Tensor) -> BinSums:
+    """Examples of equal confidence (to `ROUNDING`), most confident first. [n], [n] → [g] each
+
+    Their counts, sums of doubt (1 − confidence) and numbers of errors.
+    """
+    doubt = 1 - confidence
+    distinct, index = torch.unique((doubt / ROUNDING).round(), return_inverse=True)
+    return BinSums.of(index, len(distinct), doubt, 1 - correct)
 
 
 def equal_mass_error(doubts: BinSums, bins: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyphony.metrics.bins import BinSums
-from polyphony.metrics.calibration import confidence
+from polyphony.metrics.calibration import confidence, doubt_groups
 from polyphony.metrics.quality import is_correct
 
 
@@ -22,7 +22,7 @@ class RiskCoverage:
 
 def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
     """One point for each distinct confidence: who is as confident is answered together."""
-    return risk_coverage_of(doubt_groups(log_probs, labels))
+    return risk_coverage_of(doubt_groups(confidence(log_probs), is_correct(log_probs, labels)))
 
 
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
@@ -30,12 +30,7 @@ def aurc(log_probs: Tensor, labels: Tensor) -> float:
 
     Among equal confidences errors are spread evenly: the expectation over their random order.
     """
-    return aurc_of(doubt_groups(log_probs, labels))
-
-
-def doubt_groups(log_probs: Tensor, labels: Tensor) -> BinSums:
-    """Examples grouped by doubt (1 − confidence), ascending: counts, sums of doubt, numbers of errors."""
-    return BinSums.grouped(1 - confidence(log_probs), 1 - is_correct(log_probs, labels))
+    return aurc_of(doubt_groups(confidence(log_probs), is_correct(log_probs, labels)))
 
 
 def risk_coverage_of(doubts: BinSums) -> RiskCoverage:

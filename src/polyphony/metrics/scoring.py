@@ -18,6 +18,7 @@ from polyphony.metrics.calibration import (
     class_sums,
     confidence,
     confidence_sums,
+    doubt_groups,
     equal_mass_error,
 )
 from polyphony.metrics.diversity import minimum_confidence, pairwise_disagreement, pairwise_kld
@@ -112,7 +113,7 @@ def scores(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int =
     """
     blocks = [block(*part, temperature, bins) for part in in_blocks(logits, labels)]
     each = Columns(*(torch.cat([getattr(b.columns, f.name) for b in blocks]) for f in fields(Columns)))
-    doubts = BinSums.grouped(1 - each.confidence, 1 - each.accuracy)
+    doubts = doubt_groups(each.confidence, each.accuracy)
     classes = sum((b.classes for b in blocks[1:]), start=blocks[0].classes)
     return means(each) | {
         "ece": calibration_error(confidence_sums(each.confidence, each.accuracy, bins)),

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from polyphony.metrics import HealthCheck, Verdict, mean_kld
+
+
+def members(spread, seed=0):
+    """Four members around one predictor that is right on about two examples of three."""
+    rng = torch.Generator().manual_seed(seed)
+    shared = 3 * torch.randn(300, 10, generator=rng)
+    labels = torch.where(
+        torch.rand(300, generator=rng) < 0.6, shared.argmax(-1), torch.randint(10, (300,), generator=rng)
+    )
+    return shared + spread * torch.randn(4, 300, 10, generator=rng), labels
+
+
+@pytest.mark.parametrize(
+    ("spread", "verdict"), [(0.0, Verdict.COLLAPSED), (0.01, Verdict.COLLAPSED), (2.0, Verdict.DIVERSE)]
+)
+def test_collapse_is_seen(spread, verdict):
+    health = HealthCheck()(*members(spread))
+    assert health.verdict == verdict
+    assert ("collapsed into one predictor" in " ".join(health.findings)) == (verdict == Verdict.COLLAPSED)
+
+
+def test_more_spread_is_never_less_healthy():
+    verdicts = [HealthCheck()(*members(spread)).verdict for spread in (0.0, 0.03, 0.1, 0.2, 0.4, 0.8, 1.6)]
+    assert verdicts == sorted(verdicts)
+    assert set(verdicts) == set(Verdict)
+
+
+def test_teachers_set_the_scale():
+    logits, labels = members(1.0)
+    check = HealthCheck()
+    assert check(logits, labels, teachers_kld=mean_kld(logits)).verdict == Verdict.DIVERSE
+    assert check(logits, labels, teachers_kld=5 * mean_kld(logits)).verdict == Verdict.WEAK
+    far = check(logits, labels, teachers_kld=100 * mean_kld(logits))
+    assert far.verdict == Verdict.COLLAPSED
+    assert "0.01 of the teachers'" in far.findings[1]
+
+
+@pytest.mark.parametrize(
+    ("dee", "verdict", "words"),
+    [
+        (0.8, Verdict.WEAK, "no better than one teacher (DEE 0.80)"),
+        (2.5, Verdict.DIVERSE, "as well as 2.50 teachers"),
+        (math.inf, Verdict.DIVERSE, "more teachers than were compared"),
+    ],
+)
+def test_dee_speaks_in_words(dee, verdict, words):
+    health = HealthCheck()(*members(2.0), dee=dee)
+    assert health.verdict == verdict
+    assert words in health.findings[-1]
+
+
+def test_one_member_is_no_ensemble():
+    logits, labels = members(2.0)
+    assert HealthCheck()(logits[:1], labels).verdict == Verdict.COLLAPSED
+
+
+def test_members_that_are_never_wrong_are_not_blamed_for_agreeing():
+    logits, _ = members(0.0)
+    logits = logits * torch.tensor([1.0, 1.3, 1.6, 2.0])[:, None, None]
+    health = HealthCheck()(logits, logits[0].argmax(-1))
+    assert health.verdict == Verdict.DIVERSE
+    assert "harder examples are needed" in health.findings[0]
+
+
+def test_every_prediction_can_be_judged(case):
+    health = HealthCheck()(*case)
+    assert "nan" not in " ".join(health.findings)
