@@ -111,3 +111,9 @@ def test_blocks_fit_the_temperature_of_the_whole(case):
 def test_a_temperature_is_above_zero(temperature):
     with pytest.raises(ValueError, match="above 0"):
         temper(torch.zeros(1, 2), temperature)
+
+
+def test_blocks_that_can_be_read_only_once_are_refused(draw_case):
+    case = draw_case(0)
+    with pytest.raises(ValueError, match="not a generator"):
+        fit_temperature_blocks((ensemble_log_probs(case.logits), case.labels) for _ in range(1))

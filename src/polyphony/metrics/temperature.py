@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-import torch
 from torch import Tensor
 
 from polyphony.metrics.probabilities import check
@@ -14,7 +13,7 @@ TEMPERATURE_BOUNDS = (0.05, 1e4)
 """Where `fit_temperature` looks. Validation data without an error would want 0, useless data infinity."""
 
 _MAX_STEPS = 100
-_TOLERANCE = 1e-10
+_TOLERANCE = 1e-8
 
 
 def temper(log_probs: Tensor, temperature: float) -> Tensor:
@@ -30,49 +29,58 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     A label of probability 0 costs inf at every temperature; such an example has no say. Where no
     temperature is better than another (uniform predictions) the answer is 1.
     """
-    return fit_temperature_blocks([(log_probs, labels)])
+    gaps = _gaps(log_probs, labels)
+    return 1 / _root(lambda beta: _slope(*gaps, beta))
 
 
 def fit_temperature_blocks(blocks: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """`fit_temperature` over blocks of (log_probs [n k], labels [n]), gone through about ten times.
+    """`fit_temperature` over blocks of (log_probs [n k], labels [n]), gone through about ten times."""
+    if iter(blocks) is blocks:
+        raise ValueError("the blocks are gone through several times: give a list, not a generator.")
 
-    NLL is convex in β = 1/τ; Newton's method finds the root of its slope, inside a bracket that shrinks
-    with every step and is halved on the log scale whenever Newton would leave it.
+    def slope(beta: float) -> tuple[float, float]:
+        parts = [_slope(*_gaps(*block), beta) for block in blocks]
+        return math.fsum(first for first, _ in parts), math.fsum(second for _, second in parts)
+
+    return 1 / _root(slope)
+
+
+def _gaps(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities below the largest, z, and the label's own, where that is finite. [v k], [v]"""
+    log_probs, labels = check(log_probs, labels)
+    z = log_probs - log_probs.amax(-1, keepdim=True)
+    own = z.gather(1, labels[:, None])[:, 0]
+    # exp(β z) of a z this low is 0 and its moments vanish; −inf itself would make 0·inf.
+    return z.clamp_min(-1e100)[own.isfinite()], own[own.isfinite()]
+
+
+def _slope(z: Tensor, own: Tensor, beta: float) -> tuple[float, float]:
+    """First and second derivative of the total NLL with respect to β = 1/τ: Σ (E z − z_y) and Σ Var z."""
+    weights = (beta * z).exp()
+    weighted = weights * z
+    total = weights.sum(-1)
+    mean, square = weighted.sum(-1) / total, (weighted * z).sum(-1) / total
+    return float((mean - own).sum()), float((square - mean.square()).sum())
+
+
+def _root(slope: Callable[[float], tuple[float, float]]) -> float:
+    """Where the slope of the NLL, convex in β, is 0; else the bound it points to.
+
+    Newton's method from β = 1 inside a bracket that shrinks with every step; where Newton would leave the
+    bracket, it is halved on the log scale instead.
     """
     low, high = (1 / bound for bound in reversed(TEMPERATURE_BOUNDS))
-    slope, curvature = _slope(blocks, 1.0)
-    if slope == 0:
-        return 1.0
-    end = low if slope > 0 else high
-    if _slope(blocks, end)[0] * slope >= 0:
-        return 1 / end
-    beta = 1.0
+    beta, (first, second) = 1.0, slope(1.0)
+    end = low if first > 0 else high
+    if first != 0 and slope(end)[0] * first >= 0:
+        return end
     for _ in range(_MAX_STEPS):
-        low, high = (low, beta) if slope > 0 else (beta, high)
-        step = beta - slope / curvature if curvature > 0 else math.inf
-        before, beta = beta, step if low < step < high else math.sqrt(low * high)
+        if first == 0:
+            break
+        low, high = (low, beta) if first > 0 else (beta, high)
+        newton = beta - first / second if second > 0 else math.inf
+        before, beta = beta, newton if low < newton < high else math.sqrt(low * high)
         if abs(beta - before) <= _TOLERANCE * beta:
             break
-        slope, curvature = _slope(blocks, beta)
-        if slope == 0:
-            break
-    return 1 / beta
-
-
-def _slope(blocks: Iterable[tuple[Tensor, Tensor]], beta: float) -> tuple[float, float]:
-    """First and second derivative of the total NLL with respect to β: Σ (E z − z_y) and Σ Var z."""
-    first = second = 0.0
-    for block in blocks:
-        log_probs, labels = check(*block)
-        z = log_probs - log_probs.amax(-1, keepdim=True)
-        own = z.gather(1, labels[:, None])[:, 0]
-        # exp(β z) of a z this low is 0 and its moments vanish; −inf itself would make 0·inf.
-        z = z.clamp_min(-1e100)
-        weights = (beta * z).exp()
-        weights = weights / weights.sum(-1, keepdim=True)
-        mean = torch.einsum("nk,nk->n", weights, z)
-        square = torch.einsum("nk,nk,nk->n", weights, z, z)
-        known = own.isfinite()
-        first += float((mean - own)[known].sum())
-        second += float((square - mean.square())[known].sum())
-    return first, second
+        first, second = slope(beta)
+    return beta

@@ -1,0 +1,151 @@
+"""What scoring saved logits costs, and how that grows with examples and members.
+
+Run from the project's root: `python benchmarks/scoring.py`. Prints times and ratios, and writes them to
+`benchmarks/results/scoring.csv`. The ratio is cost per example and member relative to the first of its group:
+1.0 throughout is cost in proportion.
+"""
+
+from __future__ import annotations
+
+import csv
+import platform
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyphony import metrics
+
+RESULTS = Path(__file__).parent / "results" / "scoring.csv"
+EXAMPLES, MEMBERS, CLASSES, TEACHERS = 10_000, 4, 10, 8
+Row = dict[str, str | int | float]
+
+
+def predictions(members: int, examples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """CIFAR-like: float32 logits of members that agree on most examples, right on about 19 of 20."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (examples,), generator=rng)
+    shared = torch.randn(examples, CLASSES, generator=rng) * 2
+    shared[torch.arange(examples), labels] += 8
+    return shared + torch.randn(members, examples, CLASSES, generator=rng), labels
+
+
+def seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    """The least of several runs: what the work costs when nothing else runs."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def parts() -> list[Row]:
+    """Each part of an evaluation of one student, its temperature fitted on 5,000 validation examples."""
+    logits, labels = predictions(MEMBERS, EXAMPLES)
+    valid_logits, valid_labels = predictions(MEMBERS, 5_000, seed=1)
+    unknown, _ = predictions(MEMBERS, 26_032, seed=2)
+    teachers, teachers_valid = predictions(TEACHERS, EXAMPLES)[0], predictions(TEACHERS, 5_000, seed=1)[0]
+    log_probs, valid = metrics.ensemble_log_probs(logits), metrics.ensemble_log_probs(valid_logits)
+    nll = metrics.columns(logits, labels).nll
+    work: dict[str, Callable[[], object]] = {
+        "temperature": lambda: metrics.fit_temperature(valid, valid_labels),
+        "scores, standard": lambda: metrics.scores(logits, labels),
+        "scores, calibrated": lambda: metrics.scores(logits, labels, 1.3),
+        "scores, streamed": lambda: metrics.tally(metrics.in_blocks(logits, labels)).scores(),
+        "diversity plot": lambda: metrics.diversity_bins(logits),
+        "reliability diagram": lambda: metrics.reliability(log_probs, labels),
+        "detection, 26,032 unknown": lambda: metrics.detect_unknown_logits(logits, unknown),
+        "bootstrap of NLL, 1000 replicates": lambda: metrics.bootstrap_mean(nll, torch.Generator()),
+        "health check": lambda: metrics.HealthCheck()(logits, labels),
+        "DEE curve, 8 teachers": lambda: metrics.dee_curve(teachers, labels, torch.Generator()),
+        "calibrated DEE curve, 8 teachers": lambda: metrics.calibrated_dee_curve(
+            teachers, labels, teachers_valid, valid_labels, torch.Generator()
+        ),
+    }
+    rows = [row("part", name, MEMBERS, EXAMPLES, seconds(job, 3)) for name, job in work.items()]
+    total = sum(float(r["seconds"]) for r in rows)
+    return [*rows, row("part", "all of the above", MEMBERS, EXAMPLES, total)]
+
+
+def growth() -> list[Row]:
+    """`scores` at doubling examples, then at doubling members."""
+    sizes = [(MEMBERS, n) for n in (10_000, 20_000, 40_000, 80_000)]
+    sizes += [(m, EXAMPLES) for m in (4, 8, 16, 32)]
+    rows = []
+    for index, (members, examples) in enumerate(sizes):
+        data = predictions(members, examples)
+        name = "examples" if index < 4 else "members"
+        rows.append(row("growth", name, members, examples, seconds(lambda d=data: metrics.scores(*d))))
+    return rows
+
+
+def streaming() -> list[Row]:
+    """A tally of 10 and of 100 blocks, each made when its turn comes: time to score, peak memory so far."""
+    rows = []
+    for blocks in (10, 100):
+        total, elapsed = None, 0.0
+        for seed in range(blocks):
+            data = predictions(MEMBERS, EXAMPLES, seed)
+            start = time.perf_counter()
+            seen = metrics.tally(metrics.in_blocks(*data))
+            total = seen if total is None else total + seen
+            elapsed += time.perf_counter() - start
+        rows.append(row("streaming", "tally", MEMBERS, blocks * EXAMPLES, elapsed))
+    return rows
+
+
+def machine() -> str:
+    """The processor's name where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def row(kind: str, name: str, members: int, examples: int, elapsed: float) -> Row:
+    """One line of the results."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return {
+        "kind": kind,
+        "name": name,
+        "members": members,
+        "examples": examples,
+        "classes": CLASSES,
+        "seconds": round(elapsed, 5),
+        "peak_mb": peak,
+        "threads": torch.get_num_threads(),
+        "machine": machine(),
+        "torch": torch.__version__,
+    }
+
+
+def show(rows: list[Row]) -> None:
+    """Print each row, with its cost per example and member relative to the first of its kind and name."""
+    first: dict[str, float] = {}
+    for r in rows:
+        each = float(r["seconds"]) / (int(r["members"]) * int(r["examples"]))
+        key = f"{r['kind']} {r['name']}"
+        ratio = each / first.setdefault(key, each)
+        size = f"M={r['members']:<3} n={r['examples']:<8,}"
+        print(f"{key:<45} {size} {float(r['seconds']):9.4f} s  x{ratio:.2f} per M·n  peak {r['peak_mb']} MB")
+
+
+def main() -> None:
+    """Measure, print, write."""
+    predictions(1, 10)
+    metrics.scores(*predictions(MEMBERS, 1000))  # the first call pays for start-up
+    rows = streaming() + growth() + parts()
+    show(rows)
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
