@@ -1,1 +1,66 @@
-"""Polyphony."""
+"""Polyphony distils a deep ensemble into one network that keeps the ensemble's diversity.
+
+The public names are listed in `__all__`; each is imported when it is first used, so that `import polyphony`
+and `polyphony --help` do not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyphony.data import Augmentation, Options, Split, Splits, load
+    from polyphony.distill import CrossEntropy, Distill, match_step_size
+    from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Ensemble, Single, Student
+    from polyphony.nn import add_members, resnet, wide_resnet
+    from polyphony.perturb import ODS, Adversarial, Clean, Gaussian, Perturbation
+    from polyphony.predict import Predictions, predict
+    from polyphony.recipe import Recipe, read_recipe
+    from polyphony.train import Plan, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ODS",
+    "Adversarial",
+    "Augmentation",
+    "BatchEnsemble",
+    "Clean",
+    "CrossEntropy",
+    "DeepEnsemble",
+    "Distill",
+    "Ensemble",
+    "Gaussian",
+    "Options",
+    "Perturbation",
+    "Plan",
+    "Predictions",
+    "Recipe",
+    "Single",
+    "Split",
+    "Splits",
+    "Student",
+    "add_members",
+    "fit",
+    "load",
+    "match_step_size",
+    "predict",
+    "read_recipe",
+    "resnet",
+    "wide_resnet",
+]
+
+_MODULES = ("ensembles", "distill", "perturb", "train", "predict", "data", "nn", "recipe")
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that has it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'polyphony' has no attribute '{name}'")
+    modules = (import_module(f"polyphony.{module}") for module in _MODULES)
+    return next(getattr(module, name) for module in modules if name in vars(module))
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -113,9 +113,7 @@ def completed(log_p: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
     return v / v.norm(dim=-1, keepdim=True)
 
 
-def logits_of_one(
-    teachers: DeepEnsemble, x: Tensor, rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """x with gradients switched on, and the logits of one teacher drawn at random. [b c h w] → …, [b k]"""
     r = int(torch.randint(teachers.members, (), generator=rng, device=rng.device))
     x = x.detach().requires_grad_()

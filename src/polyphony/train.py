@@ -188,7 +188,9 @@ def validate(model: nn.Module, valid: Split, batch: int, device: torch.device | 
         "valid_nll": metrics.nll(log_probs, valid.labels),
     }
     if not bool(predictions.logits.isfinite().all()):
-        raise DivergedError(f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}")
+        raise DivergedError(
+            f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}"
+        )
     return row
 
 
@@ -205,8 +207,23 @@ def refuse_divergence(history: list[dict[str, Tensor]], epoch: int, steps: int) 
 
 def last_good(epoch: int) -> str:
     """What is left after an epoch failed, and what to do."""
-    kept = f"the last good checkpoint is that of epoch {epoch}" if epoch else "there is no good checkpoint yet"
+    kept = (
+        f"the last good checkpoint is that of epoch {epoch}" if epoch else "there is no good checkpoint yet"
+    )
     return f"{kept}: lower the learning rate or the step size"
+
+
+def choose_device(name: str = "auto") -> str:
+    """The device named, or the best there is: CUDA, then MPS, then CPU."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"there is no device '{name}' here; leave --device out to take the best there is"
+        ) from error
+    return name
 
 
 def schedule(epoch: int, epochs: int, warm_up: int = 5) -> float:

@@ -1,0 +1,48 @@
+"""The command-line program. PyTorch is imported when work starts, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from polyphony.cli import study
+from polyphony.cli.terminal import complain
+
+app = App(
+    name="polyphony",
+    help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
+    version_flags=["--version"],
+)
+for verb in (study.study, study.teach, study.distill, study.evaluate, study.show):
+    app.command(verb)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        complain("stopped; the same command goes on where it was")
+        sys.exit(130)
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        complain(str(error))
+        sys.exit(code)
+
+
+def exit_code(error: Exception) -> int | None:
+    """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
+    from polyphony.cli.study import UsageError
+    from polyphony.data import DataError
+    from polyphony.recipe import RecipeError
+    from polyphony.store import StoreError
+    from polyphony.study import JobError
+    from polyphony.train import DivergedError
+
+    if isinstance(error, UsageError | DataError | RecipeError | StoreError):
+        return 2
+    return 1 if isinstance(error, DivergedError | JobError) else None

@@ -1,0 +1,217 @@
+"""`polyphony data`: is a data set there and sound, get it, corrupt it, look at it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.columns import Columns
+from rich.console import Console
+from rich.progress import (
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+    track,
+)
+from rich.text import Text
+
+if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers at once
+    from polyphony.data.dataset import Dataset, Place
+
+app = App(name="data", help="Find, check, fetch, corrupt and look at data sets.")
+
+Root = Annotated[Path | None, Parameter(name="--data")]
+
+
+@app.command(name="list")
+def list_(*, data: Root = None) -> None:
+    """List the known data sets: what is here and where it is looked for.
+
+    Parameters
+    ----------
+    data
+        The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
+    """
+    from polyphony.data.catalogue import DATASETS
+    from polyphony.data.files import data_root
+
+    root = data_root(data)
+    _say(f"looked for below {root}")
+    for dataset in DATASETS.values():
+        _say(f"\n{dataset.name}", "bold")
+        for key, value in _facts(dataset, root).items():
+            _say(f"  {key:<6}{value}")
+
+
+@app.command
+def check(name: str | None = None, *, data: Root = None) -> int:
+    """Read a data set, count it, and compare its files with the official checksums.
+
+    The exit code is 0 for complete data, 1 for data that can be used but is not the official one.
+
+    Parameters
+    ----------
+    name
+        A known name, or the path of your own folder or .npz. Default: everything that is here.
+    data
+        The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
+    """
+    from polyphony.data.check import check as compare
+    from polyphony.data.errors import DataError
+    from polyphony.data.files import data_root
+    from polyphony.data.load import EVERYTHING, found, identify
+
+    root, complete = data_root(data), True
+    names = [name] if name else _present(root)
+    if not names:
+        raise DataError(f"no known data set is in {root}; 'polyphony data list' says what is looked for")
+    for dataset in map(identify, names):
+        place, path = found(dataset, root)
+        result = compare(dataset, place, path, place.read(path, EVERYTHING))
+        counts = ", ".join(f"{part} {count:,}" for part, count in result.counts.items())
+        _say(dataset.name, "bold")
+        for line in (_where(place, path), result.verdict, f"images: {counts}", *result.differences):
+            _say(f"  {line}")
+        complete &= result.origin not in ("subset", "altered")
+    return 0 if complete else 1
+
+
+@app.command
+def get(name: str, *, data: Root = None) -> None:
+    """Download a data set from its official address, check it and unpack it.
+
+    Parameters
+    ----------
+    name
+        A known name.
+    data
+        The folder to put it in. Default: $POLYPHONY_DATA, else the user's data folder.
+    """
+    from polyphony.data.errors import DataError
+    from polyphony.data.fetch import fetch
+    from polyphony.data.files import data_root
+    from polyphony.data.load import identify
+
+    root, dataset = data_root(data), identify(name)
+    if not dataset.downloads:
+        raise DataError(f"{dataset.name} needs no download")
+    _say(f"{dataset.title}\nterms: {dataset.terms}\nhome:  {dataset.homepage}")
+    columns = (
+        TextColumn("{task.description}"),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    for download in dataset.downloads:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            bar = bars.add_task(Path(download.path).name, total=download.size)
+            goal = fetch(download, root, partial(_advance, bars, bar))
+        _say(f"{goal} is there")
+
+
+@app.command
+def corrupt(name: str, *, data: Root = None, test: int | None = None, seed: int = 0) -> None:
+    """Make corrupted versions of a data set's test images, in the layout of CIFAR-C.
+
+    They are marked "regenerated" wherever they are used: the formulas and constants are CIFAR-C's, the images
+    are not the official ones.
+
+    Parameters
+    ----------
+    name
+        A known name, or the path of your own folder or .npz.
+    data
+        The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
+    test
+        Only the first so many test images.
+    seed
+        Of the random corruptions.
+    """
+    from polyphony.data import Options, load
+    from polyphony.data.files import data_root
+    from polyphony.data.regenerate import regenerate
+    from polyphony.data.shifted import regenerated_folder
+
+    splits = load(name, Options(test=test), data)
+    folder = data_root(data) / regenerated_folder(splits.name)
+    steps = regenerate(splits.name, splits.test, folder, seed)
+    for _ in track(steps, f"{splits.name} corrupted", 75, console=Console(stderr=True), transient=True):
+        pass
+    _say(
+        f"{folder}: 15 corruptions × 5 severities of {len(splits.test):,} images, regenerated (not official)"
+    )
+
+
+@app.command
+def preview(name: str, *, data: Root = None, out: Path | None = None) -> None:
+    """Write a contact sheet with labels as PNG, and print how many images each class has.
+
+    Parameters
+    ----------
+    name
+        A known name, or the path of your own folder or .npz, or of corrupted images made here.
+    data
+        The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
+    out
+        The file to write. Default: NAME.png in the current folder.
+    """
+    from polyphony.data.files import data_root
+    from polyphony.data.load import EVERYTHING, contents, found, identify
+    from polyphony.data.preview import class_rows, corruption_rows, sheet
+
+    dataset = identify(name)
+    place, path = found(dataset, data_root(data))
+    whole = contents(dataset, place, path, EVERYTHING)
+    plain = {part: split for part, split in whole.parts.items() if part in ("train", "test")}
+    shown = plain.get("train") or plain.get("test")
+    rows = class_rows(shown, whole.classes) if shown else corruption_rows(whole.parts)
+    file = out or Path(f"{dataset.name}.png")
+    sheet(rows).save(file, "PNG")
+    for part, split in plain.items():
+        counts = split.labels.bincount(minlength=len(whole.classes)).tolist()
+        _say(f"{part}: {len(split):,} images", "bold")
+        named = zip(whole.classes, counts, strict=True)
+        Console(highlight=False).print(Columns(Text(f"{label} {count:,}") for label, count in named))
+    _say(f"origin: {whole.origin}\ncontact sheet: {file}")
+
+
+def _say(text: str, style: str | None = None) -> None:
+    """A line as it is: a name may hold what looks like markup, and a path must not be broken."""
+    Console(highlight=False).print(text, style=style, markup=False, soft_wrap=True)
+
+
+def _advance(bars: Progress, bar: TaskID, have: int) -> None:
+    bars.update(bar, completed=have)
+
+
+def _facts(dataset: Dataset, root: Path) -> dict[str, str]:
+    """What `list` says of a data set."""
+    here = _here(dataset, root)
+    looked_for = "no; looked for " + ", ".join(place.path for place in dataset.places)
+    facts = {"what": dataset.title, "here": looked_for if here is None else _where(here, root / here.path)}
+    if size := sum(download.size for download in dataset.downloads):
+        facts["get"] = f"{size / 1e6:,.0f} MB with 'polyphony data get {dataset.name}'"
+    return facts | {"terms": dataset.terms, "home": dataset.homepage}
+
+
+def _here(dataset: Dataset, root: Path) -> Place | None:
+    return next((place for place in dataset.places if not place.path or (root / place.path).exists()), None)
+
+
+def _present(root: Path) -> list[str]:
+    from polyphony.data.catalogue import DATASETS
+
+    return [name for name, dataset in DATASETS.items() if (here := _here(dataset, root)) and here.path]
+
+
+def _where(place: Place, path: Path) -> str:
+    from polyphony.data.cache import stamp
+
+    if not place.path:
+        return "comes with scikit-learn, the extra polyphony[demo]"
+    return f"{path} ({sum(size for _, size, _ in stamp(path)) / 1e6:,.1f} MB)"

@@ -1,0 +1,145 @@
+"""The verbs that work on a recipe: study, teach, distill, evaluate, show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from polyphony.cli import terminal
+
+if TYPE_CHECKING:
+    from polyphony.study import Study
+
+DataRoot = Annotated[
+    Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
+]
+Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
+Workers = Annotated[int | None, Parameter(help="Processes at a time; as many as the cores have room for.")]
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", help="Change a key of the recipe: student.alpha=0.5. Repeatable."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Running:
+    """How a study is run."""
+
+    out: Annotated[Path | None, Parameter(help="Folder for the results; runs/NAME unless given.")] = None
+    overrides: Overrides = ()
+    data: DataRoot = None
+    device: Device = "auto"
+    workers: Workers = None
+    redo: Annotated[
+        bool, Parameter(negative="", help="Replace results that were made with another recipe.")
+    ] = False
+
+
+class UsageError(ValueError):
+    """An argument that cannot be used."""
+
+
+def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
+    """Do everything: train the teachers, distil the students, predict, score, print the table.
+
+    A second call does only what is missing; an interrupted one goes on where it was.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, or the name of a shipped recipe, for example digits.
+    """
+    run(recipe, running, "EVALUATE")
+
+
+def teach(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
+    """Train the teachers of a recipe, and no more.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, or the name of a shipped recipe.
+    """
+    run(recipe, running, "TEACH")
+
+
+def distill(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
+    """Train the students of a recipe, and before them what is missing of the teachers.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, or the name of a shipped recipe.
+    """
+    run(recipe, running, "DISTILL")
+
+
+def evaluate(
+    folder: Path, /, *, data: DataRoot = None, device: Device = "auto", workers: Workers = None
+) -> None:
+    """Predict with what a run has trained, write scores.csv and print the table.
+
+    Parameters
+    ----------
+    folder
+        A run folder, for example runs/digits.
+    """
+    from polyphony.study import open_study
+
+    run_to(open_study(folder, data, chosen(device)), "EVALUATE", workers, redo=False)
+
+
+def show(
+    recipe: str, /, *, overrides: Overrides = (), data: DataRoot = None, device: Device = "auto"
+) -> None:
+    """Print the resolved recipe, the parameter counts, and what it will cost on this machine.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, or the name of a shipped recipe.
+    """
+    from polyphony.study import costs, parameter_counts
+
+    study = prepare(recipe, Running(overrides=overrides, data=data, device=device))
+    terminal.show_recipe(study)
+    terminal.show_parameters(parameter_counts(study))
+    terminal.show_costs(study, list(costs(study)))
+
+
+def prepare(recipe: str, running: Running) -> Study:
+    """The study that the arguments describe; nothing is written."""
+    from polyphony.recipe import read_recipe
+    from polyphony.study import Study
+
+    resolved = read_recipe(recipe, running.overrides)
+    folder = running.out or Path("runs", resolved.name)
+    return Study(resolved, folder, running.data, chosen(running.device))
+
+
+def chosen(device: str) -> str:
+    """The device a person means."""
+    from polyphony.train import choose_device
+
+    try:
+        return choose_device(device)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def run(recipe: str, running: Running, upto: str) -> None:
+    """Run the study of a recipe so far."""
+    run_to(prepare(recipe, running), upto, running.workers, running.redo)
+
+
+def run_to(study: Study, upto: str, workers: int | None, redo: bool) -> None:
+    """Run a study up to a part, and print what came out."""
+    from polyphony.study import Part, run_study
+
+    with terminal.board() as board:
+        outcome = run_study(study, board, upto=Part[upto], workers=workers, redo=redo)
+    terminal.show_outcome(study, outcome)

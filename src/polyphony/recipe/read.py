@@ -1,0 +1,137 @@
+"""From a TOML file to a Recipe, or to one sentence about its first fault."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from polyphony.recipe.parts import Part, Recipe
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with Polyphony, by name."""
+    package = Path(__file__).parents[1]
+    folders = (package / "recipes", package.parents[1] / "recipes")  # installed, or in the source tree
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a TOML file or the name of a shipped one, with `a.b=c` overrides; else a RecipeError."""
+    path = find(source)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path.name} is not TOML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} cannot be read: {error}") from error
+    for override in overrides:
+        put(table, override)
+    return check({"name": path.stem, **table}, path.name)
+
+
+def find(source: str | Path) -> Path:
+    """The file a person means: a path that exists, or the name of a shipped recipe."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    known = shipped()
+    if str(source) in known:
+        return known[str(source)]
+    near = get_close_matches(path.stem, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"shipped are {', '.join(known)}"
+    raise RecipeError(f"there is no recipe '{source}'; {hint}")
+
+
+def put(table: dict[str, Any], override: str) -> None:
+    """Set `a.b=c` in nested tables; c is read as TOML, or as text where it is none."""
+    key, equals, text = override.partition("=")
+    *parents, last = key.strip().split(".")
+    if not equals or not last:
+        raise RecipeError(f"--set takes key=value, for example student.alpha=0.5, not '{override}'")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise RecipeError(f"--set {override}: '{parent}' is a value, not a table")
+    try:
+        table[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[last] = text.strip()
+
+
+def check(table: dict[str, Any], where: str) -> Recipe:
+    """The recipe that a table is."""
+    try:
+        return Recipe.model_validate_json(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {explain(error.errors()[0])}") from None
+
+
+def explain(fault: ErrorDetails) -> str:
+    """A fault in plain words, with the nearest right spelling of a wrong key."""
+    *parents, key = [str(part) for part in fault["loc"]] or [""]
+    table = ".".join(part for part in parents if part not in tags())
+    place = f"{table}.{key}" if table else key
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{table or 'a recipe'} has no key '{key}'; {suggestion(key, keys_at(parents))}"
+        case "missing":
+            return f"{table or 'the recipe'} needs the key '{key}'"
+        case "union_tag_not_found":
+            return f"{place} needs the key 'kind': one of {', '.join(tags())}"
+        case "union_tag_invalid":
+            kind = fault["ctx"]["tag"]
+            return f"{place} knows no kind '{kind}'; {suggestion(kind, tags())}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if message.startswith("Input should be "):
+        message = message.replace("Input should be ", "must be ", 1)
+    return (
+        f"{place} {message}, not {fault['input']!r}" if message.startswith("must ") else f"{place}: {message}"
+    )
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """The nearest of the known words, or all of them."""
+    near = get_close_matches(word, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+
+
+def keys_at(path: Sequence[str]) -> list[str]:
+    """The keys that the table at a path may have."""
+    parts: list[type[Part]] = [Recipe]
+    for step in path:
+        fields = [part.model_fields[step] for part in parts if step in part.model_fields]
+        # what is no field is a name the user chose (a method) or the tag of a union
+        parts = (
+            list(parts_in(fields[0].annotation)) if fields else [p for p in parts if kind_of(p) in ("", step)]
+        )
+    return sorted({key for part in parts for key in part.model_fields})
+
+
+def parts_in(annotation: Any) -> Iterator[type[Part]]:
+    """The tables that a field's type mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from parts_in(inner)
+
+
+def kind_of(part: type[Part]) -> str:
+    """The tag by which a table is chosen, or nothing."""
+    field = part.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field else ""
+
+
+def tags() -> list[str]:
+    """The tags of all tables that are chosen by one."""
+    return [kind for kind in map(kind_of, Part.__subclasses__()) if kind]

@@ -1,0 +1,216 @@
+"""The run folder: stages keyed by what they depend on, files that appear whole or not at all.
+
+A stage is a folder with `weights.safetensors`, `log.jsonl`, `resume.pt` (until it is done) and `done.json`.
+Its key is the hash of its `spec`: a nested dict that says everything the result depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from polyphony.predict import Predictions
+
+Spec = dict[str, Any]
+
+
+class StoreError(RuntimeError):
+    """A run folder cannot be used as it is; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training's folder: the checkpoint of `fit`, and the weights it ends with."""
+
+    folder: Path
+    spec: Spec
+
+    @property
+    def key(self) -> str:
+        """The hash of everything the result depends on."""
+        return spec_key(self.spec)
+
+    def is_done(self) -> bool:
+        """Whether the result is here; raises if the folder holds something else's."""
+        found = self.found()
+        if found is not None and found["key"] != self.key:
+            raise StoreError(
+                f"{self.folder} was made with another {difference(found['spec'], self.spec)}:"
+                " give --out another folder, or --redo to replace it"
+            )
+        return (self.folder / "done.json").exists()
+
+    def found(self) -> dict[str, Any] | None:
+        """What the folder says of itself, or nothing."""
+        for name in ("done.json", "started.json"):
+            if (self.folder / name).exists():
+                return read_json(self.folder / name)
+        return None
+
+    def start(self) -> None:
+        """Claim the folder for this spec."""
+        if not self.is_done():
+            write_json(self.folder / "started.json", {"key": self.key, "spec": self.spec})
+
+    def discard_if_changed(self) -> None:
+        """Throw away what was made with another spec."""
+        found = self.found()
+        if found is not None and found["key"] != self.key:
+            shutil.rmtree(self.folder)
+
+    def load(self) -> dict[str, Any] | None:
+        """The training state saved last, or nothing."""
+        path = self.folder / "resume.pt"
+        if not path.exists():
+            return None
+        try:
+            return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise StoreError(
+                f"{path} cannot be read ({first_line(error)}): delete it to start over"
+            ) from error
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a training state and its log."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_whole(self.folder / "resume.pt", buffer.getbuffer())
+        lines = "".join(json.dumps(row) + "\n" for row in state["log"])
+        write_whole(self.folder / "log.jsonl", lines.encode())
+
+    def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Keep the final weights, say so, and drop what was only for resuming."""
+        data = safetensors.torch.save({name: value.cpu().contiguous() for name, value in weights.items()})
+        write_whole(self.folder / "weights.safetensors", data)
+        done = {"key": self.key, "weights": sha256(data), **facts, "spec": self.spec}
+        write_json(self.folder / "done.json", done)
+        for name in ("resume.pt", "started.json"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def done(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        return read_json(self.folder / "done.json")
+
+    def weights(self) -> dict[str, Tensor]:
+        """The final weights, verified against the hash taken when they were written."""
+        path = self.folder / "weights.safetensors"
+        data = read_bytes(path)
+        if sha256(data) != self.done()["weights"]:
+            raise StoreError(
+                f"{path} is not the file that was written (its hash differs): delete {self.folder}"
+            )
+        return safetensors.torch.load(data)
+
+
+def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
+    """Logits and labels in one file, under the key of what they depend on."""
+    tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
+    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key}))
+
+
+def load_predictions(path: Path, key: str) -> Predictions | None:
+    """Predictions saved under this key, or nothing where there are none or they depend on something else."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("key") != key:
+                return None
+            return Predictions(file.get_tensor("logits"), file.get_tensor("labels"))
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to predict again") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else works in this folder meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise StoreError(f"{folder} is in use by another process: wait for it, or give --out") from error
+
+
+def spec_key(spec: Spec) -> str:
+    """SHA-256 of a spec's canonical JSON."""
+    return sha256(json.dumps(spec, sort_keys=True, separators=(",", ":")).encode())
+
+
+def difference(old: Spec, new: Spec) -> str:
+    """The first setting in which two specs differ, in words: "plan.epochs (60, now 40)"."""
+    before, after = flat(old), flat(new)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            return f"{name} ({before.get(name)!r}, now {after.get(name)!r})"
+    return "setting"
+
+
+def flat(spec: Spec, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} → {"a.b": 1}"""
+    leaves: dict[str, Any] = {}
+    for name, value in spec.items():
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """A file that is there complete or not at all: written beside, flushed, renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A JSON file for people and programs, whole."""
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object we wrote."""
+    try:
+        value = json.loads(read_bytes(path))
+    except ValueError as error:
+        raise StoreError(f"{path} is not JSON ({first_line(error)})") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} does not hold a JSON object")
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes, or a sentence."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def sha256(data: bytes) -> str:
+    """A hash as text."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

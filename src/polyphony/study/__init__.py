@@ -1,0 +1,30 @@
+"""recipe → graph of runs → run it here → scores."""
+
+from polyphony.study.cost import Cost, costs
+from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
+from polyphony.study.plan import Study
+from polyphony.study.pool import Board, JobError, run_jobs
+from polyphony.study.run import Part, open_study, run_study
+from polyphony.study.scores import Score, mean, parameter_counts, score, select, verdict
+
+__all__ = [
+    "Board",
+    "Cost",
+    "Job",
+    "JobError",
+    "Part",
+    "Predict",
+    "Score",
+    "Study",
+    "TrainStudent",
+    "TrainTeacher",
+    "costs",
+    "mean",
+    "open_study",
+    "parameter_counts",
+    "run_jobs",
+    "run_study",
+    "score",
+    "select",
+    "verdict",
+]

@@ -1,0 +1,224 @@
+"""The jobs of a study: train a teacher, train a student, predict. Each can run wherever the folder is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.data import Split
+from polyphony.distill import CrossEntropy, Distill, match_step_size
+from polyphony.ensembles import DeepEnsemble, Single
+from polyphony.predict import predict, unchanged
+from polyphony.recipe import PERTURBATIONS
+from polyphony.store import Stage, load_predictions, save_predictions, spec_key
+from polyphony.study.plan import Study, generator
+from polyphony.train import Loss, Plan, Watch, fit
+
+TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
+
+
+class Job(Protocol):
+    """A piece of work whose result is a file; it can be sent to another process."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+
+    @property
+    def epochs(self) -> int:
+        """How many steps of progress it makes."""
+
+    def is_done(self) -> bool:
+        """Whether its result is there already."""
+
+    def run(self, watch: Watch) -> None:
+        """Make the result, or what is missing of it."""
+
+
+@dataclass(frozen=True)
+class TrainTeacher:
+    """Teacher j, on the labels."""
+
+    study: Study
+    j: int
+
+    @property
+    def name(self) -> str:
+        """teacher 0"""
+        return f"teacher {self.j}"
+
+    @property
+    def epochs(self) -> int:
+        """As the recipe says."""
+        return self.study.recipe.teachers.epochs
+
+    @property
+    def stage(self) -> Stage:
+        """Its folder."""
+        return self.study.teacher_stage(self.j)
+
+    def is_done(self) -> bool:
+        """Whether its weights are there."""
+        return self.stage.is_done()
+
+    def run(self, watch: Watch) -> None:
+        """Train it, or go on with it."""
+        study, teachers = self.study, self.study.recipe.teachers
+        rng = generator("teacher", self.j, study.device)
+        model = Single(study.network(teachers.network, generator("teacher weights", self.j)))
+        log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
+        self.stage.finish(model.network.state_dict(), facts(log))
+
+
+@dataclass(frozen=True)
+class TrainStudent:
+    """The student of one method and seed. All methods of a seed start from the same weights."""
+
+    study: Study
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """kd-ods, seed 0"""
+        return f"{self.method}, seed {self.seed}"
+
+    @property
+    def epochs(self) -> int:
+        """As the recipe says."""
+        return self.study.recipe.student.epochs
+
+    @property
+    def stage(self) -> Stage:
+        """Its folder."""
+        return self.study.student_stage(self.method, self.seed)
+
+    def is_done(self) -> bool:
+        """Whether its weights are there."""
+        return self.stage.is_done()
+
+    def run(self, watch: Watch) -> None:
+        """Train it, or go on with it."""
+        study, rng = self.study, generator("student", self.seed, self.study.device)
+        student = study.fresh_student(generator("student weights", self.seed))
+        loss = self.loss()
+        log = train(study, self.stage, student, loss, study.plan(study.recipe.student), rng, watch)
+        step_size = getattr(loss.perturb, "step_size", None) if isinstance(loss, Distill) else None
+        self.stage.finish(student.state_dict(), facts(log) | {"step_size": step_size})
+
+    def loss(self) -> CrossEntropy | Distill:
+        """What the method minimises; a step size to be matched is found here, the same for every seed."""
+        study, method = self.study, self.study.recipe.method(self.method)
+        if method.perturb is None:
+            return CrossEntropy()
+        teachers = study.load_teachers(study.recipe.members)
+        make, step_size = PERTURBATIONS[method.perturb], method.step_size
+        if step_size == "match":
+            splits, share = study.splits, study.recipe.student.match_share
+            rng = generator("match", 0, study.device)
+            step_size = match_step_size(make, teachers, splits, method.temperature, rng, share, study.device)
+        return Distill(teachers, method.alpha, method.temperature, make(step_size))
+
+
+@dataclass(frozen=True)
+class Predict:
+    """The logits of one model on one split, saved."""
+
+    study: Study
+    model: str  # "teachers", or a method
+    seed: int | None
+    split: str  # "train", "valid", "test", or "train+METHOD": training images as that method perturbs them
+    epochs: int = 1
+
+    @property
+    def name(self) -> str:
+        """predict kd-ods, seed 0, on test"""
+        seed = "" if self.seed is None else f", seed {self.seed},"
+        return f"predict {self.model}{seed} on {self.split}"
+
+    @property
+    def path(self) -> Path:
+        """Where the logits are."""
+        who = Path(self.model) if self.seed is None else Path(self.model, str(self.seed))
+        return self.study.folder / "predictions" / who / f"{self.split}.safetensors"
+
+    @property
+    def key(self) -> str:
+        """The hash of weights, images and perturbation."""
+        stages = (
+            [self.student.stage] if self.student else [self.study.teacher_stage(j) for j in range(self.count)]
+        )
+        spec = {"weights": [stage.done()["weights"] for stage in stages], "split": self.images.fingerprint}
+        if self.perturbing:
+            spec["perturb"] = self.perturbing.stage.key
+        return spec_key(spec)
+
+    @property
+    def student(self) -> TrainStudent | None:
+        """The student that predicts, unless the teachers do."""
+        return None if self.seed is None else TrainStudent(self.study, self.model, self.seed)
+
+    @property
+    def perturbing(self) -> TrainStudent | None:
+        """The student whose perturbation the images go through."""
+        _, _, method = self.split.partition("+")
+        return TrainStudent(self.study, method, self.study.recipe.seeds[0]) if method else None
+
+    @property
+    def count(self) -> int:
+        """How many teachers predict: all on held-out images, for the DEE curve; the members' on training ones."""
+        return self.study.recipe.members if self.split.startswith("train") else self.study.teachers
+
+    @property
+    def images(self) -> Split:
+        """The images themselves."""
+        splits = self.study.splits
+        held_out = {"valid": splits.valid, "test": splits.test}
+        return held_out.get(self.split) or splits.train[:TRAIN_SHOWN]
+
+    def is_done(self) -> bool:
+        """Whether the logits are there, made from the same weights and images."""
+        return load_predictions(self.path, self.key) is not None
+
+    def run(self, watch: Watch) -> None:
+        """Predict and save."""
+        study = self.study
+        model = (
+            study.load_student(self.model, self.seed)
+            if self.seed is not None
+            else study.load_teachers(self.count)
+        )
+        before = unchanged
+        if self.perturbing:
+            loss, rng = self.perturbing.loss(), generator("perturbed training images", 0, study.device)
+            before = partial(perturbed, loss, rng)
+        predictions = predict(model, self.images, device=study.device, before=before)
+        save_predictions(self.path, predictions, self.key)
+        watch.epoch({})
+
+
+def perturbed(loss: Distill, rng: torch.Generator, x: Tensor, y: Tensor) -> Tensor:
+    """A batch as a distillation loss would perturb it."""
+    return loss.perturb(x, y, loss.teachers, loss.temperature, rng)
+
+
+def train(
+    study: Study, stage: Stage, model: nn.Module, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
+) -> list[dict[str, float]]:
+    """Fit a model in its stage's folder."""
+    stage.start()
+    splits = study.splits
+    return fit(
+        model, loss, splits.train, splits.valid, plan, rng, device=study.device, checkpoint=stage, watch=watch
+    )
+
+
+def facts(log: list[dict[str, float]]) -> dict[str, Any]:
+    """What is worth knowing of a training afterwards."""
+    return {"epochs": len(log), "seconds": round(sum(row["seconds"] for row in log), 3)}

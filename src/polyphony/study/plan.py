@@ -1,0 +1,155 @@
+"""A study: a recipe, the folder its results go to, and what each result depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import nn
+
+from polyphony.data import Split, Splits, load
+from polyphony.ensembles import BatchEnsemble, DeepEnsemble
+from polyphony.recipe import Network, Recipe, RecipeError, Schedule
+from polyphony.recipe.parts import Data
+from polyphony.store import Spec, Stage
+from polyphony.train import Plan
+
+FORMAT = 1  # raised when training itself changes, so that no old result passes for a new one
+SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
+
+
+@dataclass(frozen=True)
+class Study:
+    """A recipe, the folder its results go to, and the machine's part: where data lies, which device."""
+
+    recipe: Recipe
+    folder: Path
+    data_root: Path | None = None
+    device: str = "cpu"
+
+    @property
+    def splits(self) -> Splits:
+        """The data, read once a process."""
+        return load_splits(self.recipe.data, self.data_root)
+
+    @property
+    def teachers(self) -> int:
+        """How many teachers are trained: one a member, and the extra ones."""
+        return self.recipe.members + self.recipe.teachers.extra
+
+    @property
+    def students(self) -> list[tuple[str, int]]:
+        """(method, seed) of every student."""
+        return [(name, seed) for name in self.recipe.methods for seed in self.recipe.seeds]
+
+    @property
+    def threads(self) -> int:
+        """Threads a process."""
+        height, width = self.splits.train.images.shape[-2:]
+        return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else os.cpu_count() or 1)
+
+    def teacher_stage(self, j: int) -> Stage:
+        """The folder of teacher j."""
+        teachers = self.recipe.teachers
+        spec = self._spec("teacher", j, teachers) | {"network": dump(teachers.network)}
+        return Stage(self.folder / "teachers" / str(j), spec)
+
+    def student_stage(self, name: str, seed: int) -> Stage:
+        """The folder of one student; its key depends on the weights of the teachers it learns from."""
+        method, student = self.recipe.method(name), self.recipe.student
+        spec = self._spec("student", seed, student) | {
+            "members": self.recipe.members,
+            "member_norm": student.member_norm,
+            "network": dump(self.recipe.student_network),
+            "method": dump(method) if method.perturb else "scratch",
+        }
+        if method.perturb:
+            stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
+            spec["teachers"] = [stage.done()["weights"] for stage in stages]
+        if method.perturb and method.step_size == "match":
+            spec["match_share"] = student.match_share
+        return Stage(self.folder / "students" / name / str(seed), spec)
+
+    def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
+        return {
+            "format": FORMAT,
+            "kind": kind,
+            "seed": seed,
+            "schedule": dump(schedule, include=set(Schedule.model_fields)),
+            "precision": self.recipe.precision,
+            "augment": dump(self.recipe.data.augment),
+            "train": self.splits.train.fingerprint,
+            "valid": self.splits.valid.fingerprint,
+        }
+
+    def plan(self, schedule: Schedule) -> Plan:
+        """How a schedule of the recipe is followed on this data."""
+        if schedule.batch > len(self.splits.train):
+            raise RecipeError(
+                f"{self.recipe.name}: a batch of {schedule.batch} is larger than"
+                f" the data's {len(self.splits.train)} training images"
+            )
+        return schedule.plan(self.recipe.data.augment, self.recipe.precision)
+
+    def network(self, part: Network, rng: torch.Generator | None = None) -> nn.Module:
+        """A fresh network for this data, with its normalisation."""
+        network = part.build(len(self.splits.classes), self.splits.train.images.shape[1], rng)
+        network.normalize.set(*statistics(self.splits.train))
+        return network
+
+    def fresh_student(self, rng: torch.Generator | None = None) -> BatchEnsemble:
+        """The student before training."""
+        network = self.network(self.recipe.student_network, rng)
+        return BatchEnsemble(
+            network, self.recipe.members, rng=rng, member_norm=self.recipe.student.member_norm
+        )
+
+    def load_teachers(self, count: int) -> DeepEnsemble:
+        """The first `count` trained teachers."""
+        networks = []
+        for j in range(count):
+            network = self.network(self.recipe.teachers.network)
+            network.load_state_dict(self.teacher_stage(j).weights())
+            networks.append(network)
+        return DeepEnsemble(networks).to(self.device)
+
+    def load_student(self, name: str, seed: int) -> BatchEnsemble:
+        """A trained student."""
+        student = self.fresh_student()
+        student.load_state_dict(self.student_stage(name, seed).weights())
+        return student.to(self.device)
+
+
+@lru_cache(maxsize=1)
+def load_splits(data: Data, root: Path | None) -> Splits:
+    """The data of a recipe; a process works on one data set at a time."""
+    return load(data.name, data.options(), root)
+
+
+def statistics(train: Split) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of the training pixels, one number a channel, in [0, 1]."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack(
+        [torch.bincount(c.flatten(), minlength=256) for c in train.images.transpose(0, 1).int()]
+    )
+    weights = counts.double() / counts.sum(1, keepdim=True)
+    mean = weights @ values
+    variance = weights @ values**2 - mean**2
+    return mean.tolist(), variance.clamp_min(1e-12).sqrt().tolist()
+
+
+def generator(kind: str, seed: int, device: str = "cpu") -> torch.Generator:
+    """The source of all randomness of one training: equal arguments, equal stream."""
+    digest = hashlib.sha256(f"{kind} {seed}".encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))
+
+
+def dump(part: BaseModel, include: set[str] | None = None) -> dict[str, Any]:
+    """A table as it goes into a spec: what is not set is not mentioned."""
+    return part.model_dump(mode="json", include=include, exclude_none=True)

@@ -1,0 +1,144 @@
+"""Run jobs here, in several processes; what they report reaches one board in this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+import torch
+
+from polyphony.study.jobs import Job
+from polyphony.train import Row
+
+PATIENCE = 0.2  # seconds between looks whether all processes are alive
+
+
+class Board(Protocol):
+    """Where people see how the jobs go."""
+
+    def started(self, name: str, epochs: int) -> None:
+        """A job begins."""
+
+    def step(self, name: str, done: int, steps: int, row: Row) -> None:
+        """So many steps of a job's epoch are done."""
+
+    def epoch(self, name: str, row: Row) -> None:
+        """An epoch of a job is over."""
+
+    def finished(self, name: str) -> None:
+        """A job is done."""
+
+
+class JobError(RuntimeError):
+    """A process died without a word."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A job's watch: passes on what it hears under the job's name."""
+
+    board: Board
+    name: str
+
+    def step(self, done: int, steps: int, row: Row) -> None:
+        """Pass it on."""
+        self.board.step(self.name, done, steps, row)
+
+    def epoch(self, row: Row) -> None:
+        """Pass it on."""
+        self.board.epoch(self.name, row)
+
+
+@dataclass(frozen=True)
+class Relay:
+    """A board in a worker process: everything goes to the parent, and ends with it."""
+
+    events: Any
+    parent: int
+
+    def _send(self, event: str, *details: object) -> None:
+        if os.getppid() != self.parent:  # nobody waits for this work any more
+            os._exit(1)
+        self.events.put((event, *details))
+
+    def started(self, name: str, epochs: int) -> None:
+        """Tell the parent."""
+        self._send("started", name, epochs)
+
+    def step(self, name: str, done: int, steps: int, row: Row) -> None:
+        """Tell the parent."""
+        self._send("step", name, done, steps, row)
+
+    def epoch(self, name: str, row: Row) -> None:
+        """Tell the parent."""
+        self._send("epoch", name, row)
+
+    def finished(self, name: str) -> None:
+        """Tell the parent."""
+        self._send("finished", name)
+
+
+def run_jobs(jobs: Sequence[Job], board: Board, workers: int, threads: int) -> None:
+    """Run independent jobs, several at a time; the first failure stops them all and is raised here."""
+    if min(workers, len(jobs)) <= 1:
+        torch.set_num_threads(threads)
+        for job in jobs:
+            run_job(job, board)
+        return
+    context = multiprocessing.get_context("spawn")
+    todo, events = context.Queue(), context.Queue()
+    for job in [*jobs, *(workers * [None])]:
+        todo.put(job)
+    processes = [
+        context.Process(target=work, args=(todo, events, threads, os.getpid()), daemon=True)
+        for _ in range(min(workers, len(jobs)))
+    ]
+    try:
+        for process in processes:
+            process.start()
+        listen(events, processes, len(jobs), board)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def run_job(job: Job, board: Board) -> None:
+    """One job from start to end."""
+    board.started(job.name, job.epochs)
+    job.run(Seat(board, job.name))
+    board.finished(job.name)
+
+
+def work(todo: Any, events: Any, threads: int, parent: int) -> None:
+    """A worker process: jobs until there are none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    torch.set_num_threads(threads)
+    while (job := todo.get()) is not None:
+        try:
+            run_job(job, Relay(events, parent))
+        except Exception as error:
+            events.put(("failed", error))
+            return
+
+
+def listen(events: Any, processes: Sequence[SpawnProcess], jobs: int, board: Board) -> None:
+    """Pass events to the board until every job is finished or one failed."""
+    while jobs:
+        try:
+            event, *details = events.get(timeout=PATIENCE)
+        except queue.Empty:
+            dead = [p.exitcode for p in processes if p.exitcode]
+            if dead:
+                raise JobError(f"a worker process died (exit code {dead[0]}): out of memory?") from None
+            continue
+        if event == "failed":
+            raise details[0]
+        getattr(board, event)(*details)
+        jobs -= event == "finished"

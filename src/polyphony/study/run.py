@@ -1,0 +1,114 @@
+"""Run a study, or a part of it: what is done and unchanged is skipped, what is half done goes on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib.metadata import version
+from pathlib import Path
+
+from polyphony.recipe.read import check
+from polyphony.store import StoreError, locked, read_json, write_json
+from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
+from polyphony.study.plan import Study
+from polyphony.study.pool import Board, run_jobs
+from polyphony.study.scores import Score, score, score_jobs, write_scores
+
+NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions a run records
+
+
+class Part(IntEnum):
+    """How far a study goes."""
+
+    TEACH = 1
+    DISTILL = 2
+    EVALUATE = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study did, and, if it went that far, its scores."""
+
+    ran: int
+    skipped: int
+    scores: list[Score]
+
+
+def run_study(
+    study: Study, board: Board, *, upto: Part = Part.EVALUATE, workers: int | None = None, redo: bool = False
+) -> Outcome:
+    """Teachers, then students, then predictions and scores, each in as many processes as there are cores for."""
+    for schedule in (study.recipe.teachers, study.recipe.student):
+        study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
+    workers = workers or default_workers(study)
+    phases: list[Callable[[], Sequence[Job]]] = [
+        lambda: [TrainTeacher(study, j) for j in range(study.teachers)],
+        lambda: [TrainStudent(study, method, seed) for method, seed in study.students],
+        lambda: score_jobs(study),
+    ]
+    ran = total = 0
+    with locked(study.folder):
+        for jobs in (phase() for phase in phases[:upto]):
+            todo = pending(jobs, redo)
+            write_provenance(study)
+            run_jobs(todo, board, workers, study.threads)
+            ran, total = ran + len(todo), total + len(jobs)
+        rows = score(study) if upto == Part.EVALUATE else []
+        if rows:
+            write_scores(study.folder / "scores.csv", rows)
+    return Outcome(ran, total - ran, rows)
+
+
+def pending(jobs: Sequence[Job], redo: bool) -> list[Job]:
+    """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
+    for job in jobs:
+        if redo and isinstance(job, TrainTeacher | TrainStudent):
+            job.stage.discard_if_changed()
+    return [job for job in jobs if not job.is_done()]
+
+
+def default_workers(study: Study) -> int:
+    """As many processes as the cores have room for; a GPU is not shared."""
+    return max(1, (os.cpu_count() or 1) // study.threads) if study.device == "cpu" else 1
+
+
+def write_provenance(study: Study) -> None:
+    """recipe.json: the resolved recipe, the data, versions and machine."""
+    splits = study.splits
+    record = {
+        "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
+        "data": {
+            "origin": splits.origin,
+            **{name: getattr(splits, name).fingerprint for name in ("train", "valid", "test")},
+        },
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in NAMED}},
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "device": study.device,
+            "threads": study.threads,
+            "system": platform.platform(),
+        },
+    }
+    write_json(study.folder / "recipe.json", record)
+
+
+def processor() -> str:
+    """The processor's name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
+    """The study whose results are in a folder."""
+    path = folder / "recipe.json"
+    if not path.is_file():
+        raise StoreError(f"{folder} is not a run folder: it has no recipe.json")
+    return Study(check(read_json(path).get("recipe", {}), str(path)), folder, data_root, device)

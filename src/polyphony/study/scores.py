@@ -1,0 +1,152 @@
+"""Saved predictions → scores.csv: one tidy row for each model, seed, split and calibration."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from torch import Tensor
+
+from polyphony import metrics
+from polyphony.predict import Predictions
+from polyphony.store import StoreError, load_predictions, write_whole
+from polyphony.study.jobs import Predict
+from polyphony.study.plan import Study, generator
+
+TEACHERS = "teachers"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A row of scores.csv. Brier is summed over classes; kld is the mean-KLD of the uncalibrated members."""
+
+    model: str
+    seed: int | None
+    split: str
+    calibration: str  # "standard", or "calibrated": at the temperature fitted on validation
+    acc: float
+    nll: float
+    bs: float
+    ece: float
+    dee: float | None  # inf past the end of the curve; none where there is no curve
+    kld: float
+    params: int
+
+
+def score_jobs(study: Study) -> list[Predict]:
+    """Every prediction that the scores are made of."""
+    perturbing = [
+        name for name, method in study.recipe.methods.items() if method.perturb not in (None, "clean")
+    ]
+    seen = ["train", *(f"train+{name}" for name in perturbing), "valid", "test"]
+    teachers = [Predict(study, TEACHERS, None, split) for split in seen]
+    students = [Predict(study, m, s, split) for m, s in study.students for split in ("valid", "test")]
+    return [*teachers, *students]
+
+
+def score(study: Study) -> list[Score]:
+    """All rows, from the predictions saved by `score_jobs`."""
+    saved = {(job.model, job.seed, job.split): read(job) for job in score_jobs(study)}
+    pool = {split: saved[TEACHERS, None, split] for split in ("valid", "test")}
+    curves = {
+        (split, kind): curve
+        for split in pool
+        for kind, curve in dee_curves(pool[split], pool["valid"]).items()
+    }
+    params = parameter_counts(study)
+    rows = []
+    for (model, seed, split), predictions in saved.items():
+        valid = saved[model, seed, "valid"]
+        if model == TEACHERS:
+            predictions, valid = (first(p, study.recipe.members) for p in (predictions, valid))
+        for kind, log_probs in versions(predictions, valid).items():
+            measured = quality(log_probs, predictions.labels)
+            curve = curves.get((split, kind))
+            dee = None if curve is None else metrics.dee(measured["nll"], curve)
+            kld = metrics.mean_kld(predictions.logits)
+            rows.append(Score(model, seed, split, kind, **measured, dee=dee, kld=kld, params=params[model]))
+    return rows
+
+
+def read(job: Predict) -> Predictions:
+    """A job's saved predictions."""
+    predictions = load_predictions(job.path, job.key)
+    if predictions is None:
+        raise StoreError(f"{job.path} is not there: run 'polyphony study' to the end first")
+    return predictions
+
+
+def first(predictions: Predictions, members: int) -> Predictions:
+    """Those of the first members alone."""
+    return Predictions(predictions.logits[:members], predictions.labels)
+
+
+def versions(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
+    """The ensemble's log-probabilities as they are, and at the temperature that suits validation. [n k]"""
+    log_probs = metrics.ensemble_log_probs(predictions.logits)
+    temperature = metrics.fit_temperature(metrics.ensemble_log_probs(valid.logits), valid.labels)
+    return {"standard": log_probs, "calibrated": metrics.temper(log_probs, temperature)}
+
+
+def quality(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """The columns that depend on the ensemble's prediction alone."""
+    return {
+        "acc": metrics.accuracy(log_probs, labels),
+        "nll": metrics.nll(log_probs, labels),
+        "bs": metrics.brier(log_probs, labels),
+        "ece": metrics.ece(log_probs, labels),
+    }
+
+
+def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:
+    """NLL of deep ensembles of size 0, 1, 2, …, mean over subsets of all teachers, for both calibrations."""
+    return {
+        "standard": metrics.dee_curve(pool.logits, pool.labels, generator("subsets", 0)),
+        "calibrated": metrics.calibrated_dee_curve(
+            pool.logits, pool.labels, valid.logits, valid.labels, generator("subsets", 0)
+        ),
+    }
+
+
+def parameter_counts(study: Study) -> dict[str, int]:
+    """Parameters of the teachers together, and of each method's student."""
+    teacher, student = study.network(study.recipe.teachers.network), study.fresh_student()
+    one, compact = (sum(p.numel() for p in model.parameters()) for model in (teacher, student))
+    return {TEACHERS: study.recipe.members * one, **dict.fromkeys(study.recipe.methods, compact)}
+
+
+def write_scores(path: Path, rows: list[Score]) -> None:
+    """The CSV file, whole; missing values are empty, a DEE past the curve is inf."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Score)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_whole(path, text.getvalue().encode())
+
+
+def select(rows: list[Score], model: str, split: str, calibration: str) -> list[Score]:
+    """A model's rows on one split, one a seed."""
+    return [r for r in rows if (r.model, r.split, r.calibration) == (model, split, calibration)]
+
+
+def mean(rows: list[Score], column: str) -> metrics.MeanSd:
+    """Mean and standard deviation of a column over seeds."""
+    return metrics.mean_sd([getattr(row, column) for row in rows])
+
+
+def verdict(study: Study, rows: list[Score]) -> str:
+    """What a newcomer should take home, in plain words: the ODS students first, then plain distillation."""
+    wanted = ("ods", "confods", "clean")
+    order = sorted(
+        (name for name, method in study.recipe.methods.items() if method.perturb in wanted),
+        key=lambda name: wanted.index(study.recipe.methods[name].perturb or ""),
+    )
+    teachers = mean(select(rows, TEACHERS, "test", "calibrated"), "kld").mean
+    parts = []
+    for name in order:
+        student = select(rows, name, "test", "calibrated")
+        dee = metrics.format_dee(mean(student, "dee").mean, study.teachers)
+        parts.append(f"{name} keeps {mean(student, 'kld').mean / teachers:.0%} of it and has a DEE of {dee}")
+    return f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD): {'; '.join(parts) or 'no student was distilled'}."
