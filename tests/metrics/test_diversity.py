@@ -54,6 +54,14 @@ def test_close_members_keep_their_relative_precision():
     assert float(pairwise_kld(log_probs)) == pytest.approx(expected, rel=1e-5)
 
 
+def test_rounding_makes_no_negative_divergence():
+    """Members that differ in their last digit alone: unguarded, about one sum in a hundred is below 0 (−1e-32)."""
+    rng = torch.Generator().manual_seed(0)
+    base = 1e-8 * torch.randn(20_000, 5, generator=rng, dtype=torch.float64)
+    members = base + 1e-16 * torch.randn(5, 20_000, 5, generator=rng, dtype=torch.float64)
+    assert float(pairwise_kld(members.log_softmax(-1)).min()) >= 0
+
+
 def test_a_class_only_one_member_excludes_is_infinitely_far():
     logits = torch.tensor([[[0.0, -math.inf, -math.inf]], [[0.0, 0.0, -math.inf]]])
     assert mean_kld(logits) == math.inf

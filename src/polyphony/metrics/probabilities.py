@@ -19,7 +19,7 @@ def member_log_probs(logits: Tensor) -> Tensor:
 
 def mean_log_probs(log_probs: Tensor) -> Tensor:
     """Log of the members' mean probability, from members' log-probabilities. [m n k] → [n k]"""
-    # Rounding can leave log 1 at 2e-16; a probability above 1 would be a confidence outside every bin.
+    # A guard: a confidence above 1, if only by rounding, would make a negative doubt.
     return (log_probs.logsumexp(0) - math.log(len(log_probs))).clamp_max(0.0)
 
 
