@@ -16,10 +16,12 @@ from polyphony.data.errors import DataError
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
-NAMES = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog
-brightness contrast elastic_transform pixelate jpeg_compression speckle_noise gaussian_blur spatter saturate"""
+NAMES = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost
+fog brightness contrast elastic_transform pixelate jpeg_compression speckle_noise gaussian_blur spatter
+saturate"""
 CORRUPTIONS, EXTRA = tuple(NAMES.split()[:15]), tuple(NAMES.split()[15:])
 SEVERITIES = (1, 2, 3, 4, 5)
+MARK = "regenerated.json"  # beside images made here, wherever the folder is moved to
 
 
 def read(path: Path, options: Options) -> Contents:
@@ -33,7 +35,7 @@ def read(path: Path, options: Options) -> Contents:
     shared = torch.from_numpy(labels.astype(np.int64))
     parts = {name: _split(path / f"{name}.npy", shared) for name in (*CORRUPTIONS, *present)}
     classes = tuple(str(label) for label in range(int(labels.max()) + 1))
-    return Contents(classes, parts)
+    return Contents(classes, parts, "regenerated" if (path / MARK).exists() else "unverified")
 
 
 def _split(file: Path, labels: torch.Tensor) -> Split:

@@ -24,7 +24,7 @@ def read(path: Path, options: Options) -> Contents:
     levels = torch.from_numpy(table.images)[:, None]
     images = (levels * 255 / 16).round().to(torch.uint8)
     labels = torch.from_numpy(table.target).long()
-    return Contents(tuple("0123456789"), {"train": Split(images, labels)})
+    return Contents(tuple("0123456789"), {"train": Split(images, labels)}, "official")
 
 
 DIGITS = Dataset(

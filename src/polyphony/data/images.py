@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -20,8 +23,12 @@ from polyphony.data.errors import DataError
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 LARGEST = 80_000_000  # pixels; more is taken for a decompression bomb, as Pillow does
+CHUNK = 128  # pictures a task: handing over single ones costs more than decoding them
+MANY = 4096  # pictures from which starting processes pays
+ORIENTATION = 0x0112  # the Exif tag
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Chunk = list[tuple[bytes, str]]  # (content, what to call it in a message)
 
 
 def decode(content: bytes, where: str, side: int | None) -> Pixels:
@@ -32,7 +39,8 @@ def decode(content: bytes, where: str, side: int | None) -> Pixels:
             raise DataError(f"{where} has {picture.width}×{picture.height} pixels; remove or shrink it")
         if picture.mode.startswith(("I", "F")):
             raise DataError(f"{where} has more than 8 bits a pixel ({picture.mode}); convert it to 8 bits")
-        colour = ImageOps.exif_transpose(picture).convert("RGB")
+        upright = ImageOps.exif_transpose(picture) if ORIENTATION in picture.getexif() else picture
+        colour = upright.convert("RGB")
     except DataError:
         raise
     except Exception as error:  # a damaged picture can raise anything
@@ -41,6 +49,11 @@ def decode(content: bytes, where: str, side: int | None) -> Pixels:
     if side is not None and colour.size != (side, side):
         colour = ImageOps.fit(colour, (side, side), Image.Resampling.BOX)
     return np.asarray(colour).transpose(2, 0, 1)
+
+
+def decode_chunk(chunk: Chunk, side: int | None) -> list[Pixels]:
+    """`decode` for every picture of the chunk."""
+    return [decode(content, where, side) for content, where in chunk]
 
 
 def decode_all(
@@ -52,28 +65,47 @@ def decode_all(
 ) -> torch.Tensor:
     """All pictures, in order, uint8 [n 3 h w]; without a side, all must have the size of the first.
 
-    Several threads decode; a terminal on standard error shows a progress bar.
+    Decoded in parallel; a terminal on standard error shows a progress bar.
     """
     first = decode(read(names[0]), where(names[0]), side)
     out = np.empty((len(names), *first.shape), np.uint8)
-
-    def fill(i: int) -> None:
-        picture = decode(read(names[i]), where(names[i]), side)
-        if picture.shape != first.shape:
-            raise DataError(
-                f"{where(names[i])} is {_size(picture)} where {where(names[0])} is {_size(first)}; "
-                "set a resolution to bring all to one size"
-            )
-        out[i] = picture
-
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        try:
-            for _ in track(pool.map(fill, range(len(names))), title, len(names), **_bar()):
-                pass
-        except DataError:
-            pool.shutdown(cancel_futures=True)
-            raise
+    chunks = (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
+    loaded = ([(read(name), where(name)) for name in chunk] for chunk in chunks)
+    with _workers(len(names)) as pool:
+        pictures = (picture for decoded in _in_order(pool, loaded, side) for picture in decoded)
+        for i, picture in enumerate(track(pictures, title, len(names), **_bar())):
+            if picture.shape != first.shape:
+                raise DataError(
+                    f"{where(names[i])} is {_size(picture)} where {where(names[0])} is {_size(first)}; "
+                    "set a resolution to bring all to one size"
+                )
+            out[i] = picture
     return torch.from_numpy(out)
+
+
+def _in_order(pool: Executor, chunks: Iterator[Chunk], side: int | None) -> Iterator[list[Pixels]]:
+    """Results in the order of the chunks, of which only a few are in memory at a time."""
+    waiting: deque[Future[list[Pixels]]] = deque()
+    for chunk in chunks:
+        waiting.append(pool.submit(decode_chunk, chunk, side))
+        if len(waiting) > 2 * (os.cpu_count() or 1):
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _workers(count: int) -> Executor:
+    """Processes for many pictures, because threads spend small ones waiting for one another; else threads.
+
+    The processes are forked, so that a user's script needs no main guard; they touch Pillow and nothing else.
+    """
+    if count < MANY or not sys.platform.startswith("linux"):
+        return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside torch's idle threads
+        pool = ProcessPoolExecutor(os.cpu_count(), get_context("fork"))
+        pool.submit(decode_chunk, [], None).result()  # forks all workers now
+    return pool
 
 
 def _size(picture: Pixels) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyphony.data import cifar_c
 from polyphony.data.archives import RATIO, SLACK, tree
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError
@@ -27,11 +28,14 @@ KEYS = {  # what common tools call the arrays of a part, in the order looked for
 
 
 def own(path: Path) -> Dataset:
-    """A data set of the user's own, named after its folder or file."""
+    """A data set of the user's own, or corrupted images made here, named after its folder or file."""
     path = path.resolve()
-    form = (
-        Place(str(path), read_folder, heeds=("resolution",)) if path.is_dir() else Place(str(path), read_npz)
-    )
+    if (path / cifar_c.MARK).exists():
+        form = Place(str(path), cifar_c.read, cached=False)
+    elif path.is_dir():
+        form = Place(str(path), read_folder, heeds=("resolution",))
+    else:
+        form = Place(str(path), read_npz)
     return Dataset(path.stem, f"your own: {path}", "", "yours", (form,), counts={})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -89,7 +89,7 @@ def corrupted(
         place, path = found(official, base)
         whole = contents(official, place, path)
     elif made.exists():
-        whole = replace(read(made, options), origin="regenerated")
+        whole = read(made, options)
     else:
         where = f"{official.places[0].path} or {made.name}" if official else made.name
         raise DataError(

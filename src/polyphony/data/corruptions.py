@@ -1,0 +1,243 @@
+"""The 15 corruptions of CIFAR-C at its own constants, made here: "regenerated", never the official files.
+
+After Hendrycks and Dietterich, Benchmarking Neural Network Robustness, 2019. The same formulas and constants;
+the random numbers differ, and frost is laid on from generated sheets instead of photographs. Lengths among
+the constants are pixels of a 32×32 image and stay as they are on other sizes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy import ndimage
+
+from polyphony.data.errors import DataError
+from polyphony.data.textures import (
+    Array,
+    Draws,
+    bilinear,
+    blur,
+    frost_sheets,
+    mirrored,
+    motion_blur,
+    plasma,
+    reflected,
+    shifted,
+    zoomed,
+)
+
+CHUNK = 500  # images at a time: bounds memory and stays in the caches; the result does not depend on it
+
+
+def corrupt(
+    images: torch.Tensor, corruption: str, severity: int, indexes: Sequence[int] | None = None, seed: int = 0
+) -> torch.Tensor:
+    """Corrupted images, severity 1 to 5. uint8 [n c h w] → uint8 [n c h w]
+
+    `indexes` are the images' places in their split (default 0, 1, …); an image's corruption depends on its
+    pixels, its index, the severity and the seed, not on the images beside it.
+    """
+    if corruption not in CORRUPTIONS or severity not in (1, 2, 3, 4, 5):
+        raise DataError(f"there is no corruption {corruption!r} of severity {severity}")
+    apply, constants = CORRUPTIONS[corruption]
+    numbers = range(len(images)) if indexes is None else indexes
+    out = torch.empty_like(images, memory_format=torch.contiguous_format)
+    for start in range(0, len(images), CHUNK):
+        chunk = images[start : start + CHUNK].permute(0, 2, 3, 1).numpy()
+        draws = Draws(seed, corruption, severity, numbers[start : start + CHUNK])
+        result = apply(chunk.astype(np.float32) / 255, constants[severity - 1], draws)
+        levels = (result.clip(0, 1) * 255 + 1e-3).astype(np.uint8)  # whole levels survive float32
+        out[start : start + CHUNK] = torch.from_numpy(levels).permute(0, 3, 1, 2)
+    return out
+
+
+def gaussian_noise(x: Array, scale: float, draws: Draws) -> Array:
+    """Sensor noise of standard deviation `scale`."""
+    return x + scale * draws.normal(*x.shape[1:])
+
+
+def shot_noise(x: Array, photons: float, draws: Draws) -> Array:
+    """Poisson noise at `photons` for full white."""
+    return np.asarray(draws.poisson(x * photons) / photons)
+
+
+def impulse_noise(x: Array, amount: float, draws: Draws) -> Array:
+    """Salt and pepper, in equal parts, on a share `amount` of all values."""
+    chance = draws.uniform(0, 1, *x.shape[1:])
+    return np.where(chance < amount / 2, 1, np.where(chance < amount, 0, x))
+
+
+def defocus_blur(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
+    """A disk of the given radius, itself softened by a 3×3 Gaussian."""
+    radius, softness = constants
+    reach = np.arange(-3, 4)
+    disk = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(float)
+    taper = np.exp(-(np.arange(-1, 2) ** 2) / (2 * softness**2))
+    taper /= taper.sum()
+    kernel = ndimage.convolve(disk / disk.sum(), taper[:, None] * taper, mode="constant")
+    return np.asarray(ndimage.correlate(x, kernel[None, :, :, None], mode="mirror"))
+
+
+def glass_blur(x: Array, constants: tuple[float, int], draws: Draws) -> Array:
+    """Blur, pixels replaced by a neighbour above or to the left, blur.
+
+    The official loop means to exchange two pixels, but its exchange of array views copies one onto the other;
+    as it scans backwards, a pass is the gather done here, over all but the first two rows and columns.
+    """
+    sigma, passes = constants
+    x = np.floor(blur(x, sigma) * 255 + 1e-3) / np.float32(255)
+    for _ in range(passes):
+        down, right = (-draws.below(2, *x.shape[1:3]) for _ in range(2))
+        for offset in (down, right):
+            offset[:, :2], offset[:, :, :2] = 0, 0
+        x = shifted(x, down, right)
+    return blur(x, sigma)
+
+
+def motion(x: Array, constants: tuple[int, float], draws: Draws) -> Array:
+    """A smear along a direction between -45° and 45°, rounded as the official tool writes it."""
+    return np.asarray(np.rint(motion_blur(x, *constants, draws.uniform(-45, 45)) * 255) / 255)
+
+
+def zoom_blur(x: Array, furthest: float, draws: Draws) -> Array:
+    """The mean of the image and its enlargements by 1, 1.01, … up to `furthest`."""
+    factors = np.arange(1, furthest, 0.01)
+    total = sum((zoomed(x, float(factor)) for factor in factors), start=x)
+    return np.asarray(total / np.float32(len(factors) + 1))
+
+
+def snow(x: Array, constants: tuple[float, float, float, float, int, float, float], draws: Draws) -> Array:
+    """Flakes driven from one side and, turned by 180°, from the other, over a whitened image."""
+    mean, scale, zoom, threshold, radius, sigma, keep = constants
+    flakes = zoomed((mean + scale * draws.normal(*x.shape[1:3]))[..., None], zoom)
+    flakes = np.where(flakes < threshold, 0, np.floor(flakes.clip(0, 1) * 255) / 255).astype(np.float32)
+    flakes = np.rint(motion_blur(flakes, radius, sigma, draws.uniform(-135, -45)) * 255) / 255
+    white = np.maximum(x, luminance(x) * 1.5 + 0.5)
+    return np.asarray(keep * x + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1])
+
+
+def frost(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
+    """A random piece of a generated sheet of frost (see `frost_sheets`), added to a darkened image."""
+    keep, amount = constants
+    sheets, (height, width) = frost_sheets(), x.shape[1:3]
+    pick = draws.below(len(sheets))
+    top, left = (draws.below(sheets.shape[1] - max(height, width)) for _ in range(2))
+    rows, columns = top[:, None, None] + np.arange(height)[:, None], left[:, None, None] + np.arange(width)
+    pieces = sheets[pick[:, None, None], rows, columns] / 255
+    return np.asarray(keep * x + amount * (pieces if x.shape[3] == 3 else luminance(pieces)))
+
+
+def fog(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
+    """Clouds of the given density and smoothness, the result scaled back to the image's own maximum."""
+    density, decay = constants
+    brightest = x.max((1, 2, 3), keepdims=True)
+    clouds = plasma(draws, max(x.shape[1:3]), decay)[:, : x.shape[1], : x.shape[2], None]
+    return np.asarray((x + density * clouds) * brightest / (brightest + density))
+
+
+def brightness(x: Array, amount: float, draws: Draws) -> Array:
+    """The value of HSV raised by `amount`: hue and saturation stay, so all channels scale alike."""
+    value = x.max(3, keepdims=True)
+    raised = np.minimum(value + amount, 1)
+    return np.asarray(np.where(value > 0, x * raised / np.maximum(value, 1e-6), raised))
+
+
+def contrast(x: Array, share: float, draws: Draws) -> Array:
+    """Every channel drawn towards its mean."""
+    means = x.mean((1, 2), keepdims=True)
+    return np.asarray((x - means) * share + means)
+
+
+def elastic_transform(x: Array, constants: tuple[float, float, float], draws: Draws) -> Array:
+    """A random affine map, then a smooth random displacement; lengths are shares of the image's side."""
+    height, width = x.shape[1:3]
+    alpha, sigma, reach = (height * constant for constant in constants)
+    y, x_axis = np.mgrid[:height, :width].astype(np.float32)
+    columns, rows = _affine(draws.uniform(-reach, reach, 3, 2), height, width, x_axis, y)
+    x = bilinear(x, rows, columns, mirrored)
+    right, down = (blur(draws.uniform(-1, 1, height, width), sigma, "reflect", 3) * alpha for _ in range(2))
+    return bilinear(x, y + down, x_axis + right, reflected)
+
+
+def _affine(moved: Array, height: int, width: int, x: Array, y: Array) -> tuple[Array, Array]:
+    """Where each pixel comes from when three points about the centre move by [n 3 2] (x, y) pixels."""
+    centre, third = np.array([height // 2, width // 2]), min(height, width) // 3
+    points = centre + third * np.array([[1, 1], [1, -1], [-1, -1]])
+    homogeneous = np.concatenate([points + moved, np.ones((len(moved), 3, 1))], 2)
+    back = np.linalg.solve(homogeneous, np.broadcast_to(points, moved.shape).astype(float))  # [n 3 2]
+    grid = np.stack([x, y, np.ones_like(x)], -1)
+    sources = np.einsum("hwk,nkd->dnhw", grid, back)
+    return sources[0], sources[1]
+
+
+def pixelate(x: Array, share: float, draws: Draws) -> Array:
+    """Shrunk to a share of its side and enlarged again, both by area."""
+
+    def coarse(picture: Image.Image) -> Image.Image:
+        small = (max(1, int(picture.width * share)), max(1, int(picture.height * share)))
+        return picture.resize(small, Image.Resampling.BOX).resize(picture.size, Image.Resampling.BOX)
+
+    return _by_picture(x, coarse)
+
+
+def jpeg_compression(x: Array, quality: int, draws: Draws) -> Array:
+    """Written and read back as JPEG."""
+
+    def through_jpeg(picture: Image.Image) -> Image.Image:
+        stream = io.BytesIO()
+        picture.save(stream, "JPEG", quality=quality)
+        return Image.open(stream)
+
+    return _by_picture(x, through_jpeg)
+
+
+def _by_picture(x: Array, change: Callable[[Image.Image], Image.Image]) -> Array:
+    """One by one through Pillow, which has no batches."""
+    levels = np.rint(x * 255).astype(np.uint8)
+    squeezed = levels[..., 0] if x.shape[3] == 1 else levels
+    return np.stack([np.asarray(change(Image.fromarray(one))) for one in squeezed]).reshape(x.shape) / 255
+
+
+def luminance(x: Array) -> Array:
+    """Grey of an RGB image (ITU-R 601), a grey image itself. [n h w c] → [n h w 1]"""
+    if x.shape[3] == 1:
+        return x
+    return np.asarray(x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
+
+
+Apply = Callable[[Array, Any, Draws], Array]
+
+CORRUPTIONS: dict[str, tuple[Apply, tuple[Any, ...]]] = {
+    "gaussian_noise": (gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (shot_noise, (500, 250, 100, 75, 50)),
+    "impulse_noise": (impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
+    "defocus_blur": (defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "glass_blur": (glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
+    "motion_blur": (motion, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "zoom_blur": (zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
+    "snow": (
+        snow,
+        (
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+        ),
+    ),
+    "frost": (frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
+    "fog": (fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "brightness": (brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": (contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
+    "elastic_transform": (
+        elastic_transform,
+        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    ),
+    "pixelate": (pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": (jpeg_compression, (80, 65, 58, 50, 40)),
+}

@@ -1,0 +1,73 @@
+"""Official files fetched from their official addresses: resumed, measured, checked, then unpacked."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+
+from polyphony.data.archives import unpack
+from polyphony.data.dataset import Download
+from polyphony.data.errors import DataError
+from polyphony.data.files import file_md5
+
+Progress = Callable[[int], None]  # told how many bytes are there
+
+
+def fetch(download: Download, root: Path, progress: Progress) -> Path:
+    """The folder or file of the download below the root, fetched unless it is there already."""
+    goal = root / (download.unpacked or download.path)
+    if goal.exists():
+        return goal
+    file = root / download.path
+    if not file.exists():
+        _fetch_file(download, file, progress)
+    if download.unpacked:
+        unpack(file, download.unpacked, root)
+        file.unlink()
+    return goal
+
+
+def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
+    """Writes beside the file and renames it when size and MD5 are right; a broken transfer is resumed."""
+    part = file.with_name(file.name + ".part")
+    try:
+        if not part.exists() or part.stat().st_size < download.size:
+            _transfer(download, part, progress)
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+        fault = getattr(error, "reason", None) or error
+        raise DataError(f"cannot download ({fault}): get {download.url} and put it at {file}") from error
+    size = part.stat().st_size
+    if size < download.size:
+        raise DataError(
+            f"{download.url} broke off at {size:,} of {download.size:,} bytes; run again to go on"
+        )
+    if size > download.size or file_md5(part) != download.md5:
+        part.unlink()
+        raise DataError(f"{download.url} did not give the official file (MD5 {download.md5}); it was removed")
+    part.replace(file)
+
+
+def _transfer(download: Download, part: Path, progress: Progress) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(download.url, headers={"User-Agent": "polyphony"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with urllib.request.urlopen(request, timeout=60) as response:
+        if response.status != 206:  # the server begins again
+            have = 0
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab" if have else "wb") as out:
+            _copy(response, out.write, have, download.size, progress)
+
+
+def _copy(
+    response: HTTPResponse, write: Callable[[bytes], int], have: int, size: int, progress: Progress
+) -> None:
+    """Stops one byte past the official size: what is longer is not the official file."""
+    while have <= size and (block := response.read(min(1 << 18, size + 1 - have))):
+        write(block)
+        have += len(block)
+        progress(have)

@@ -1,0 +1,67 @@
+"""A contact sheet: what a data set looks like, one labelled row a class or a corruption."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from polyphony.data.cifar_c import SEVERITIES
+from polyphony.data.options import first_of_each_class
+from polyphony.data.splits import Split
+
+Row = tuple[str, torch.Tensor]  # (label, images [k c h w])
+
+TILE, LABEL, GAP = 56, 150, 3  # pixels
+
+
+def class_rows(split: Split, classes: Sequence[str], columns: int = 8) -> list[Row]:
+    """The first images of every class, labelled with its name and its number of images."""
+    counts = torch.bincount(split.labels, minlength=len(classes)).tolist()
+    few = first_of_each_class(split, columns)
+    return [
+        (f"{name} ({count:,})", few.images[few.labels == label])
+        for label, (name, count) in enumerate(zip(classes, counts, strict=True))
+    ]
+
+
+def corruption_rows(parts: Mapping[str, Split], images: Sequence[int] = (0, 1)) -> list[Row]:
+    """The same few images under every corruption, severity 1 to 5."""
+    rows = []
+    for name, split in parts.items():
+        n = len(split) // len(SEVERITIES)
+        which = [severity * n + image for image in images if image < n for severity in range(len(SEVERITIES))]
+        rows.append((name, split.images[which]))
+    return rows
+
+
+def sheet(rows: Sequence[Row]) -> Image.Image:
+    """All rows on one white page, in as many columns as it takes; small images are enlarged unsmoothed."""
+    widest = max(len(images) for _, images in rows)
+    block_width, row_height = LABEL + widest * (TILE + GAP) + GAP, TILE + GAP
+    blocks = max(1, round(math.sqrt(len(rows) * row_height / block_width)))  # about as wide as high
+    high = -(-len(rows) // blocks)
+    page = Image.new("RGB", (blocks * block_width, high * row_height + GAP), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(12)
+    for number, (label, images) in enumerate(rows):
+        left, top = number // high * block_width, number % high * row_height + GAP
+        draw.text((left + GAP, top + TILE // 2 - 8), _fitted(label, draw, font), fill="black", font=font)
+        for column, image in enumerate(images):
+            page.paste(_tile(image), (left + LABEL + column * (TILE + GAP), top))
+    return page
+
+
+def _tile(image: torch.Tensor) -> Image.Image:
+    levels = image.permute(1, 2, 0).numpy().astype(np.uint8)
+    picture = Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).convert("RGB")
+    smaller = max(picture.size) > TILE
+    return picture.resize((TILE, TILE), Image.Resampling.BOX if smaller else Image.Resampling.NEAREST)
+
+
+def _fitted(label: str, draw: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+    while draw.textlength(label, font=font) > LABEL - 2 * GAP:
+        label = label[:-2] + "…"
+    return label
