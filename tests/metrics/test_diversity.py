@@ -55,7 +55,7 @@ def test_close_members_keep_their_relative_precision():
 
 
 def test_rounding_makes_no_negative_divergence():
-    """Members that differ in their last digit alone: unguarded, about one sum in a hundred is below 0 (−1e-32)."""
+    """Members that differ in their last digit alone: unguarded, one sum in a hundred is below 0."""
     rng = torch.Generator().manual_seed(0)
     base = 1e-8 * torch.randn(20_000, 5, generator=rng, dtype=torch.float64)
     members = base + 1e-16 * torch.randn(5, 20_000, 5, generator=rng, dtype=torch.float64)
