@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyphony.data import Augmentation, Options, Split, Splits, load
     from polyphony.distill import CrossEntropy, Distill, match_step_size
-    from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Ensemble, Single, Student
+    from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Ensemble, Single
     from polyphony.nn import add_members, resnet, wide_resnet
     from polyphony.perturb import ODS, Adversarial, Clean, Gaussian, Perturbation
     from polyphony.predict import Predictions, predict
@@ -40,7 +40,6 @@ __all__ = [
     "Single",
     "Split",
     "Splits",
-    "Student",
     "add_members",
     "fit",
     "load",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyphony import losses, metrics
 from polyphony.data import Splits
-from polyphony.ensembles import DeepEnsemble, Student
+from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.perturb import ODS, Perturbation
 from polyphony.predict import predict
 
@@ -24,7 +24,7 @@ MATCH_STEPS = 12
 class CrossEntropy:
     """Every member on the labels alone: how teachers, and students from scratch, are trained."""
 
-    def __call__(self, student: Student, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng).to(x.device)
         logits = student(x[seen])
         ce = losses.cross_entropy(logits, y[seen])
@@ -40,7 +40,7 @@ class Distill:
     temperature: float = 4.0
     perturb: Perturbation = field(default_factory=ODS)
 
-    def __call__(self, student: Student, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng).to(x.device)  # [m b]: which example each member sees
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         with torch.no_grad():

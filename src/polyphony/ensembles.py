@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,25 +11,21 @@ from torch import Tensor, nn
 from polyphony.nn import add_members, merge_member
 
 
-class Ensemble(Protocol):
-    """M predictors in one object."""
+class Ensemble(nn.Module):
+    """M predictors in one module: each member's logits on its own rows. [m b c h w] → [m b k]"""
 
-    @property
-    def members(self) -> int:
-        """How many predictors there are."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits of each member on its own rows. [m b c h w] → [m b k]"""
-
-
-class Student(Ensemble, Protocol):
-    """An ensemble that is trained; a Student is also an nn.Module."""
+    members: int
 
     def assign(self, size: int, rng: torch.Generator) -> Tensor:
-        """Which example of a batch of `size` each member sees in each of its rows. [m b']"""
+        """Which example of a batch each member sees in each of its rows: here every one, in order. [m size]"""
+        return torch.arange(size).expand(self.members, size)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
 
-class DeepEnsemble(nn.Module):
+class DeepEnsemble(Ensemble):
     """M networks of their own, frozen: always in eval mode, their parameters without gradients.
 
     This is what teachers are, so only gradients with respect to inputs ever flow through it.
@@ -39,14 +35,9 @@ class DeepEnsemble(nn.Module):
         super().__init__()
         if not networks:
             raise ValueError("a deep ensemble has at least one network")
-        self.networks = nn.ModuleList(networks)
-        self.requires_grad_(False).to(memory_format=torch.channels_last)
+        self.members = len(networks)
+        self.networks = nn.ModuleList(map(channels_last, networks)).requires_grad_(False)
         self.eval()
-
-    @property
-    def members(self) -> int:
-        """How many networks there are."""
-        return len(self.networks)
 
     def train(self, mode: bool = True) -> DeepEnsemble:
         """Stay in eval mode, whatever a surrounding module asks for."""
@@ -58,26 +49,22 @@ class DeepEnsemble(nn.Module):
         return torch.stack([network(rows) for network, rows in zip(self.networks, x, strict=True)])
 
 
-class Single(nn.Module):
+class Single(Ensemble):
     """One plain network as an ensemble of one member: how each teacher is trained."""
 
     members = 1
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network.to(memory_format=torch.channels_last)
+        self.network = channels_last(network)
 
     def forward(self, x: Tensor) -> Tensor:
         """[1 b c h w] → [1 b k]"""
         check_members(x, 1)
         return cast(Tensor, self.network(x[0]))[None]
 
-    def assign(self, size: int, rng: torch.Generator) -> Tensor:
-        """Every example, in order. [1 size]"""
-        return every_example(1, size)
 
-
-class BatchEnsemble(nn.Module):
+class BatchEnsemble(Ensemble):
     """One network whose M members share their weights but for rank-one factors (Wen et al. 2019)."""
 
     def __init__(
@@ -90,24 +77,15 @@ class BatchEnsemble(nn.Module):
         member_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.network = add_members(network, members, rng=rng, keep=keep, member_norm=member_norm)
-        self.network.to(memory_format=torch.channels_last)
-        self._members = members
-
-    @property
-    def members(self) -> int:
-        """How many plain networks this one is."""
-        return self._members
+        self.members = members
+        converted = add_members(network, members, rng=rng, keep=keep, member_norm=member_norm)
+        self.network = channels_last(converted)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_members(x, self.members)
         rows = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         return cast(Tensor, self.network(rows)).unflatten(0, (self.members, -1))
-
-    def assign(self, size: int, rng: torch.Generator) -> Tensor:
-        """Every member sees every example, in the same order. [m size]"""
-        return every_example(self.members, size)
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""
@@ -116,9 +94,9 @@ class BatchEnsemble(nn.Module):
         return merge_member(self.network, j)
 
 
-def every_example(members: int, size: int) -> Tensor:
-    """Every member sees the whole batch, in the same order. [m size]"""
-    return torch.arange(size).expand(members, size)
+def channels_last(network: nn.Module) -> nn.Module:
+    """The network with its weights laid out as convolutions run fastest."""
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def check_members(x: Tensor, members: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -47,15 +48,12 @@ def predict(
     return Predictions(torch.cat(blocks, dim=1), split.labels.cpu())
 
 
-class evaluating:  # noqa: N801 (a context manager, used like a function)
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
     """A module in eval mode for a while, then as it was."""
-
-    def __init__(self, ensemble: Ensemble) -> None:
-        self.module = ensemble if isinstance(ensemble, nn.Module) else nn.Module()
-
-    def __enter__(self) -> None:
-        self.was_training = self.module.training
-        self.module.eval()
-
-    def __exit__(self, *error: object) -> None:
-        self.module.train(self.was_training)
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.data import Augmentation, Split, batches
-from polyphony.ensembles import Student
+from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
-from polyphony.predict import Predictions, predict
+from polyphony.predict import predict
 
-Loss = Callable[[Student, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
+Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
 Row = dict[str, float]  # one epoch of the log
 
 LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
@@ -84,7 +84,7 @@ class Unwatched:
 
 
 def fit(
-    model: nn.Module,
+    model: Ensemble,
     loss: Loss,
     train: Split,
     valid: Split,
@@ -118,7 +118,7 @@ def fit(
 class Training:
     """All that changes while a model trains, and so all that a resumed run needs."""
 
-    def __init__(self, model: nn.Module, plan: Plan, rng: torch.Generator) -> None:
+    def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator) -> None:
         self.model, self.plan, self.rng = model, plan, rng
         self.optimiser = torch.optim.SGD(parameter_groups(model, plan), momentum=plan.momentum)
         self.best: dict[str, Tensor] = {}
@@ -179,9 +179,9 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
     return means | {"images_per_second": speed}
 
 
-def validate(model: nn.Module, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:
+def validate(model: Ensemble, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:
     """Accuracy and NLL of the members' mean prediction on the validation images."""
-    predictions: Predictions = predict(model, valid, batch=batch, device=device)
+    predictions = predict(model, valid, batch=batch, device=device)
     log_probs = metrics.ensemble_log_probs(predictions.logits)
     row = {
         "valid_acc": metrics.accuracy(log_probs, valid.labels),
@@ -201,7 +201,8 @@ def refuse_divergence(history: list[dict[str, Tensor]], epoch: int, steps: int) 
     if len(bad):
         step = len(history) - len(recent) + int(bad[0]) + 1
         raise DivergedError(
-            f"the loss is {float(recent[bad[0]])} at step {step} of {steps} in epoch {epoch + 1}; {last_good(epoch)}"
+            f"the loss is {float(recent[bad[0]])} at step {step} of {steps} in epoch {epoch + 1};"
+            f" {last_good(epoch)}"
         )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from polyphony.distill import CrossEntropy, Distill
 from polyphony.ensembles import DeepEnsemble, Single
@@ -17,7 +19,6 @@ from polyphony.study.plan import Study
 from polyphony.train import Loss
 
 PROBE_FLOPS = 4e9  # a measured step is made small enough to take about a second
-GPU_SPEED = 2e13  # floating-point operations a second that one large GPU sustains here, in float32
 
 
 @dataclass(frozen=True)
@@ -50,32 +51,38 @@ def costs(study: Study) -> Iterator[Cost]:
 def cost(study: Study, name: str, runs: int, model: nn.Module, loss: Loss, schedule: Schedule) -> Cost:
     """A training's cost, extrapolated from one step on a batch that takes about a second."""
     steps = len(study.splits.train) // study.plan(schedule).batch * schedule.epochs
-    two = step_flops(study, model, loss, 2)
-    batch = int(min(schedule.batch, max(2, 2 * PROBE_FLOPS // two)))
-    seconds = step_seconds(study, model, loss, batch) * schedule.batch / batch
-    return Cost(name, runs, two * schedule.batch / 2 * steps, seconds * steps)
+    with CountFlops() as count:
+        probe(study, model, loss, 2)
+    batch = int(min(schedule.batch, max(2, 2 * PROBE_FLOPS // count.flops)))
+    seconds = min(probe(study, model, loss, batch) for _ in range(3))
+    whole = schedule.batch * steps
+    return Cost(name, runs, count.flops / 2 * whole, seconds / batch * whole)
 
 
-def step_flops(study: Study, model: nn.Module, loss: Loss, batch: int) -> float:
-    """Floating-point operations of one step's forward and backward passes."""
-    with FlopCounterMode(display=False) as counter:
-        probe(study, model, loss, batch)
-    return float(counter.get_total_flops())
+class CountFlops(TorchDispatchMode):
+    """Adds up the floating-point operations of matrix products and convolutions, backward passes included.
+
+    PyTorch's own FlopCounterMode tracks modules by hooks that fail inside torch.autograd.grad, which ODS needs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count it."""
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
-def step_seconds(study: Study, model: nn.Module, loss: Loss, batch: int) -> float:
-    """The quickest of three steps, after one to warm up."""
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        probe(study, model, loss, batch)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
-
-
-def probe(study: Study, model: nn.Module, loss: Loss, batch: int) -> None:
-    """One step on grey noise."""
+def probe(study: Study, model: nn.Module, loss: Loss, batch: int) -> float:
+    """Seconds for one step on grey noise."""
     rng = torch.Generator().manual_seed(0)
     x = torch.rand(batch, *study.splits.train.images.shape[1:], generator=rng)
     y = torch.zeros(batch, dtype=torch.int64)
+    start = time.perf_counter()
     loss(model.train(), x.contiguous(memory_format=torch.channels_last), y, rng)["loss"].backward()
+    return time.perf_counter() - start
