@@ -1,0 +1,45 @@
+"""What every test may rely on: one thread, and one way to run the program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny, and bit-for-bit comparisons should not hang on how many cores there are."""
+    torch.set_num_threads(1)
+    yield
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """A process's environment in which nothing depends on the terminal or on the number of cores."""
+    fixed = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    return {**os.environ, **fixed}
+
+
+@pytest.fixture
+def program() -> list[str]:
+    """The command as a person types it, without an installed script."""
+    return [sys.executable, "-c", "from polyphony.cli import main; main()"]
+
+
+@pytest.fixture
+def polyphony(program: list[str], environment: dict[str, str], tmp_path: Path) -> Program:
+    """Run `polyphony ARGUMENTS` in a process of its own, in an empty folder."""
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [*program, *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
