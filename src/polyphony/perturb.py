@@ -86,7 +86,7 @@ class Adversarial:
 
 
 def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
-    """The direction of ∇_z wᵀ softmax(z), in closed form, to float accuracy however confident z is. [b k] → [b k]
+    """The direction of ∇_z wᵀ softmax(z), to float accuracy however confident z is. [b k], [b k] → [b k]
 
     ∂/∂z_i = p_i (w_i − Σ_j p_j w_j). With k = argmax z the guide may be shifted to d = w − w_k, so that no
     large terms cancel; the others are scaled by their own maximum, so that none underflows; and component k
@@ -100,7 +100,7 @@ def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
 
 
 def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
-    """The direction of ∇_z −log softmax(z)_y: p − e_y, to float accuracy for p_y near one. [b k], [b] → [b k]"""
+    """The direction of ∇_z −log softmax(z)_y = p − e_y, to float accuracy for any p_y. [b k], [b] → [b k]"""
     log_p = logits.log_softmax(-1)
     return completed(log_p, labels[:, None], torch.ones_like(log_p))
 
@@ -118,7 +118,8 @@ def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tu
     r = int(torch.randint(teachers.members, (), generator=rng, device=rng.device))
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        return x, teachers.networks[r](x)
+        logits: Tensor = teachers.networks[r](x)
+    return x, logits
 
 
 def ascent(x: Tensor, logits: Tensor, seed: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
 """The typed recipe, read from TOML."""
 
-from polyphony.recipe.parts import PERTURBATIONS, Method, Network, Recipe, Schedule
-from polyphony.recipe.read import RecipeError, read_recipe, shipped
+from polyphony.recipe.parts import Data, Distillation, Network, Recipe, Schedule
+from polyphony.recipe.read import RecipeError, check, read_recipe, shipped
 
 __all__ = [
-    "PERTURBATIONS",
-    "Method",
+    "Data",
+    "Distillation",
     "Network",
     "Recipe",
     "RecipeError",
     "Schedule",
+    "check",
     "read_recipe",
     "shipped",
 ]

@@ -20,10 +20,9 @@ from pydantic import (
     StringConstraints,
     field_validator,
 )
-from torch import nn
 
 from polyphony.data import Augmentation, Options
-from polyphony.nn import resnet, wide_resnet
+from polyphony.nn import ResNet, WideResNet, resnet, wide_resnet
 from polyphony.perturb import ODS, Adversarial, Clean, Gaussian, Perturbation
 from polyphony.train import Plan
 
@@ -102,7 +101,7 @@ class ResNetPart(Part):
             raise ValueError("must be 6n + 2 (8, 14, 20, 32, …) for a ResNet")
         return depth
 
-    def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> nn.Module:
+    def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> ResNet:
         """The network with fresh weights."""
         return resnet(self.depth, classes, channels, self.width, rng)
 
@@ -121,7 +120,7 @@ class WideResNetPart(Part):
             raise ValueError("must be 6n + 4 (10, 16, 22, 28, …) for a WideResNet")
         return depth
 
-    def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> nn.Module:
+    def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> WideResNet:
         """The network with fresh weights."""
         return wide_resnet(self.depth, self.widen, classes, channels, rng)
 
@@ -172,6 +171,19 @@ class Method(Part):
     step_size: StepSize | None = None
 
 
+class Distillation(Part):
+    """A method with teachers, all its settings filled in."""
+
+    perturb: str
+    alpha: float
+    temperature: float
+    step_size: float | Literal["match"]
+
+    def perturbation(self, step_size: float) -> Perturbation:
+        """The perturbation itself."""
+        return PERTURBATIONS[self.perturb](step_size)
+
+
 class Recipe(Part):
     """One experiment."""
 
@@ -192,11 +204,11 @@ class Recipe(Part):
             raise ValueError("must be different from each other")
         return seeds
 
-    def method(self, name: str) -> Method:
-        """A method with what it leaves open filled in from `student`."""
-        method = self.methods[name]
-        shared = {key: getattr(self.student, key) for key in ("alpha", "temperature", "step_size")}
-        return method.model_copy(update={k: v for k, v in shared.items() if getattr(method, k) is None})
+    def distillation(self, name: str) -> Distillation | None:
+        """A method's settings, from `student` where it leaves them open; nothing for one from scratch."""
+        shared = self.student.model_dump(include={"alpha", "temperature", "step_size"})
+        own = self.methods[name].model_dump(exclude_none=True)
+        return Distillation(**shared | own) if "perturb" in own else None
 
     @property
     def student_network(self) -> ResNetPart | WideResNetPart:

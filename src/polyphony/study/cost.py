@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from polyphony.distill import CrossEntropy, Distill
-from polyphony.ensembles import DeepEnsemble, Single
-from polyphony.recipe import PERTURBATIONS, Schedule
+from polyphony.ensembles import DeepEnsemble, Ensemble, Single
+from polyphony.recipe import Schedule
 from polyphony.study.plan import Study
 from polyphony.train import Loss
 
@@ -39,16 +38,14 @@ def costs(study: Study) -> Iterator[Cost]:
     yield cost(study, "teacher", study.teachers, Single(teacher), CrossEntropy(), recipe.teachers)
     teachers = DeepEnsemble([study.network(recipe.teachers.network) for _ in range(recipe.members)])
     for name in recipe.methods:
-        method = recipe.method(name)
+        method = recipe.distillation(name)
         loss: Loss = CrossEntropy()
-        if method.perturb:
-            step_size = 1 / 255 if method.step_size == "match" else method.step_size
-            perturb = PERTURBATIONS[method.perturb](step_size)
-            loss = Distill(teachers, method.alpha, method.temperature, perturb)
+        if method:  # a step costs the same whatever its size
+            loss = Distill(teachers, method.alpha, method.temperature, method.perturbation(1 / 255))
         yield cost(study, name, len(recipe.seeds), study.fresh_student(), loss, recipe.student)
 
 
-def cost(study: Study, name: str, runs: int, model: nn.Module, loss: Loss, schedule: Schedule) -> Cost:
+def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:
     """A training's cost, extrapolated from one step on a batch that takes about a second."""
     steps = len(study.splits.train) // study.plan(schedule).batch * schedule.epochs
     with CountFlops() as count:
@@ -62,11 +59,11 @@ def cost(study: Study, name: str, runs: int, model: nn.Module, loss: Loss, sched
 class CountFlops(TorchDispatchMode):
     """Adds up the floating-point operations of matrix products and convolutions, backward passes included.
 
-    PyTorch's own FlopCounterMode tracks modules by hooks that fail inside torch.autograd.grad, which ODS needs.
+    PyTorch's own FlopCounterMode tracks modules by hooks that fail inside torch.autograd.grad, as ODS uses it.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +75,7 @@ class CountFlops(TorchDispatchMode):
         return out
 
 
-def probe(study: Study, model: nn.Module, loss: Loss, batch: int) -> float:
+def probe(study: Study, model: Ensemble, loss: Loss, batch: int) -> float:
     """Seconds for one step on grey noise."""
     rng = torch.Generator().manual_seed(0)
     x = torch.rand(batch, *study.splits.train.images.shape[1:], generator=rng)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyphony.data import Split
 from polyphony.distill import CrossEntropy, Distill, match_step_size
-from polyphony.ensembles import DeepEnsemble, Single
+from polyphony.ensembles import Ensemble, Single
 from polyphony.predict import predict, unchanged
-from polyphony.recipe import PERTURBATIONS
 from polyphony.store import Stage, load_predictions, save_predictions, spec_key
 from polyphony.study.plan import Study, generator
 from polyphony.train import Loss, Plan, Watch, fit
@@ -50,25 +49,20 @@ class TrainTeacher:
 
     @property
     def name(self) -> str:
-        """teacher 0"""
         return f"teacher {self.j}"
 
     @property
     def epochs(self) -> int:
-        """As the recipe says."""
         return self.study.recipe.teachers.epochs
 
     @property
     def stage(self) -> Stage:
-        """Its folder."""
         return self.study.teacher_stage(self.j)
 
     def is_done(self) -> bool:
-        """Whether its weights are there."""
         return self.stage.is_done()
 
     def run(self, watch: Watch) -> None:
-        """Train it, or go on with it."""
         study, teachers = self.study, self.study.recipe.teachers
         rng = generator("teacher", self.j, study.device)
         model = Single(study.network(teachers.network, generator("teacher weights", self.j)))
@@ -86,25 +80,20 @@ class TrainStudent:
 
     @property
     def name(self) -> str:
-        """kd-ods, seed 0"""
         return f"{self.method}, seed {self.seed}"
 
     @property
     def epochs(self) -> int:
-        """As the recipe says."""
         return self.study.recipe.student.epochs
 
     @property
     def stage(self) -> Stage:
-        """Its folder."""
         return self.study.student_stage(self.method, self.seed)
 
     def is_done(self) -> bool:
-        """Whether its weights are there."""
         return self.stage.is_done()
 
     def run(self, watch: Watch) -> None:
-        """Train it, or go on with it."""
         study, rng = self.study, generator("student", self.seed, self.study.device)
         student = study.fresh_student(generator("student weights", self.seed))
         loss = self.loss()
@@ -114,16 +103,16 @@ class TrainStudent:
 
     def loss(self) -> CrossEntropy | Distill:
         """What the method minimises; a step size to be matched is found here, the same for every seed."""
-        study, method = self.study, self.study.recipe.method(self.method)
-        if method.perturb is None:
+        study, method = self.study, self.study.recipe.distillation(self.method)
+        if method is None:
             return CrossEntropy()
-        teachers = study.load_teachers(study.recipe.members)
-        make, step_size = PERTURBATIONS[method.perturb], method.step_size
+        teachers, step_size = study.load_teachers(study.recipe.members), method.step_size
         if step_size == "match":
-            splits, share = study.splits, study.recipe.student.match_share
-            rng = generator("match", 0, study.device)
-            step_size = match_step_size(make, teachers, splits, method.temperature, rng, share, study.device)
-        return Distill(teachers, method.alpha, method.temperature, make(step_size))
+            share, rng = study.recipe.student.match_share, generator("match", 0, study.device)
+            step_size = match_step_size(
+                method.perturbation, teachers, study.splits, method.temperature, rng, share, study.device
+            )
+        return Distill(teachers, method.alpha, method.temperature, method.perturbation(step_size))
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,6 @@ class Predict:
 
     @property
     def name(self) -> str:
-        """predict kd-ods, seed 0, on test"""
         seed = "" if self.seed is None else f", seed {self.seed},"
         return f"predict {self.model}{seed} on {self.split}"
 
@@ -172,7 +160,7 @@ class Predict:
 
     @property
     def count(self) -> int:
-        """How many teachers predict: all on held-out images, for the DEE curve; the members' on training ones."""
+        """How many teachers predict: on held-out images all, for the DEE curve; else the members' own."""
         return self.study.recipe.members if self.split.startswith("train") else self.study.teachers
 
     @property
@@ -187,17 +175,16 @@ class Predict:
         return load_predictions(self.path, self.key) is not None
 
     def run(self, watch: Watch) -> None:
-        """Predict and save."""
         study = self.study
         model = (
             study.load_student(self.model, self.seed)
             if self.seed is not None
             else study.load_teachers(self.count)
         )
-        before = unchanged
-        if self.perturbing:
-            loss, rng = self.perturbing.loss(), generator("perturbed training images", 0, study.device)
-            before = partial(perturbed, loss, rng)
+        loss = self.perturbing.loss() if self.perturbing else None
+        before: Callable[[Tensor, Tensor], Tensor] = unchanged
+        if isinstance(loss, Distill):
+            before = partial(perturbed, loss, generator("perturbed training images", 0, study.device))
         predictions = predict(model, self.images, device=study.device, before=before)
         save_predictions(self.path, predictions, self.key)
         watch.epoch({})
@@ -209,7 +196,7 @@ def perturbed(loss: Distill, rng: torch.Generator, x: Tensor, y: Tensor) -> Tens
 
 
 def train(
-    study: Study, stage: Stage, model: nn.Module, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
+    study: Study, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
 ) -> list[dict[str, float]]:
     """Fit a model in its stage's folder."""
     stage.start()

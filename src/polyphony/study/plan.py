@@ -15,8 +15,7 @@ from torch import nn
 
 from polyphony.data import Split, Splits, load
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble
-from polyphony.recipe import Network, Recipe, RecipeError, Schedule
-from polyphony.recipe.parts import Data
+from polyphony.recipe import Data, Network, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
@@ -62,17 +61,17 @@ class Study:
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
-        method, student = self.recipe.method(name), self.recipe.student
+        method, student = self.recipe.distillation(name), self.recipe.student
         spec = self._spec("student", seed, student) | {
             "members": self.recipe.members,
             "member_norm": student.member_norm,
             "network": dump(self.recipe.student_network),
-            "method": dump(method) if method.perturb else "scratch",
+            "method": dump(method) if method else "scratch",
         }
-        if method.perturb:
+        if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
             spec["teachers"] = [stage.done()["weights"] for stage in stages]
-        if method.perturb and method.step_size == "match":
+        if method and method.step_size == "match":
             spec["match_share"] = student.match_share
         return Stage(self.folder / "students" / name / str(seed), spec)
 

@@ -47,11 +47,9 @@ class Seat:
     name: str
 
     def step(self, done: int, steps: int, row: Row) -> None:
-        """Pass it on."""
         self.board.step(self.name, done, steps, row)
 
     def epoch(self, row: Row) -> None:
-        """Pass it on."""
         self.board.epoch(self.name, row)
 
 
@@ -68,19 +66,15 @@ class Relay:
         self.events.put((event, *details))
 
     def started(self, name: str, epochs: int) -> None:
-        """Tell the parent."""
         self._send("started", name, epochs)
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        """Tell the parent."""
         self._send("step", name, done, steps, row)
 
     def epoch(self, name: str, row: Row) -> None:
-        """Tell the parent."""
         self._send("epoch", name, row)
 
     def finished(self, name: str) -> None:
-        """Tell the parent."""
         self._send("finished", name)
 
 
@@ -93,8 +87,8 @@ def run_jobs(jobs: Sequence[Job], board: Board, workers: int, threads: int) -> N
         return
     context = multiprocessing.get_context("spawn")
     todo, events = context.Queue(), context.Queue()
-    for job in [*jobs, *(workers * [None])]:
-        todo.put(job)
+    for work_or_end in [*jobs, *(workers * [None])]:
+        todo.put(work_or_end)
     processes = [
         context.Process(target=work, args=(todo, events, threads, os.getpid()), daemon=True)
         for _ in range(min(workers, len(jobs)))

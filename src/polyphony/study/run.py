@@ -10,7 +10,7 @@ from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
 
-from polyphony.recipe.read import check
+from polyphony.recipe import check
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
@@ -40,7 +40,7 @@ class Outcome:
 def run_study(
     study: Study, board: Board, *, upto: Part = Part.EVALUATE, workers: int | None = None, redo: bool = False
 ) -> Outcome:
-    """Teachers, then students, then predictions and scores, each in as many processes as there are cores for."""
+    """Teachers, then students, then predictions and scores, in as many processes as the cores have room for."""
     for schedule in (study.recipe.teachers, study.recipe.student):
         study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
     workers = workers or default_workers(study)

@@ -149,4 +149,5 @@ def verdict(study: Study, rows: list[Score]) -> str:
         student = select(rows, name, "test", "calibrated")
         dee = metrics.format_dee(mean(student, "dee").mean, study.teachers)
         parts.append(f"{name} keeps {mean(student, 'kld').mean / teachers:.0%} of it and has a DEE of {dee}")
-    return f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD): {'; '.join(parts) or 'no student was distilled'}."
+    diversity = f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD)"
+    return f"{diversity}: {'; '.join(parts)}." if parts else f"{diversity}; no student was distilled."
