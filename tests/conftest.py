@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,9 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
+def one_thread() -> None:
     """The tensors are tiny, and bit-for-bit comparisons should not hang on how many cores there are."""
     torch.set_num_threads(1)
-    yield
 
 
 @pytest.fixture
