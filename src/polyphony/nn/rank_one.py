@@ -43,7 +43,9 @@ class RankOne(nn.Module):
         super().__init__()
         self.shared = shared
         self.r, self.s = (nn.Parameter(factor) for factor in factors)
-        self.bias = None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
+        self.bias = (
+            None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
+        )
         shared.register_parameter("bias", None)
 
     @property
@@ -139,7 +141,7 @@ def add_members(
     if members < 1:
         raise ValueError(f"a network has at least one member, not {members}")
     network = network if inplace else copy.deepcopy(network)
-    chosen = [(name, module) for name, module in every_module(network) if not is_below(name, keep)]
+    chosen = unless_kept(every_module(network), keep)
     for name, module in chosen:
         refuse_unsupported(name, module)
 
@@ -173,6 +175,16 @@ def factors(network: nn.Module) -> Iterator[nn.Parameter]:
 def every_module(network: nn.Module) -> list[tuple[str, nn.Module]]:
     """Every place a module stands in, so that one used twice is listed twice."""
     return list(network.named_modules(remove_duplicate=False))
+
+
+def unless_kept(places: list[tuple[str, nn.Module]], keep: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
+    """The places of modules to convert: one that is kept anywhere is kept wherever it stands."""
+    names = {name for name, _ in places}
+    for name in keep:
+        if name not in names:
+            raise ValueError(f"the network has no layer '{name}' to keep")
+    kept = {module for name, module in places if is_below(name, keep)}
+    return [(name, module) for name, module in places if module not in kept]
 
 
 def is_below(name: str, keep: tuple[str, ...]) -> bool:
@@ -219,5 +231,11 @@ def refuse_unsupported(name: str, module: nn.Module) -> None:
             f"layer '{name}' ({type(module).__name__}) has no rank-one form: only plain Conv2d and Linear have;"
             " name it in `keep` to share it between the members"
         )
-    if plain and (module._forward_hooks or module._forward_pre_hooks):
-        raise ConversionError(f"layer '{name}' has forward hooks, which its members would lose; remove them first")
+    if plain and has_hooks(module):
+        raise ConversionError(f"layer '{name}' has hooks, which its members would lose; remove them first")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module's call does more than its forward."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in hooks)
