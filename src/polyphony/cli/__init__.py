@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from polyphony.cli import study
+from polyphony.cli import data, study
 from polyphony.cli.terminal import complain
 
 app = App(
@@ -17,6 +17,7 @@ app = App(
 )
 for verb in (study.study, study.teach, study.distill, study.evaluate, study.show):
     app.command(verb)
+app.command(data.app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

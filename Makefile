@@ -1,0 +1,33 @@
+# Everything starts here: the first target that needs it makes the environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: demo test check bench clean
+
+demo: .venv/ready  ## the whole method on 200 real digits, in about four minutes
+	$(BIN)/polyphony study digits
+
+test: .venv/ready  ## every test
+	$(BIN)/pytest -n 2
+
+check: .venv/ready  ## format, lint, types, tests
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+bench: .venv/ready  ## speed, side by side with a textbook implementation; a few minutes
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/augmentation.py
+	$(BIN)/python benchmarks/scoring.py
+
+clean:  ## the environment and caches; runs stay
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# torch comes first and exactly, so that the CPU build is taken where there is one.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

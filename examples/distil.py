@@ -1,0 +1,31 @@
+"""Train four teachers on 200 digits, distil them into one network, and ask both about test images.
+
+Takes about a minute on two cores: python examples/distil.py
+"""
+
+import torch
+
+from polyphony import BatchEnsemble, DeepEnsemble, Distill, Options, Plan, fit, load, metrics, predict, resnet
+from polyphony import ODS, Augmentation, CrossEntropy, Single
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+torch.set_num_threads(1)
+digits = load("digits", Options(per_class=20, valid=400, test=1000))
+plan = Plan(epochs=30, batch=50, augment=Augmentation(pad=0, flip=False))
+networks = [resnet(8, classes=10, channels=1, rng=rng(seed)) for seed in range(4)]
+for seed, network in enumerate(networks):
+    fit(Single(network), CrossEntropy(), digits.train, digits.valid, plan, rng(seed))
+
+teachers = DeepEnsemble(networks)
+student = BatchEnsemble(resnet(8, classes=10, channels=1, rng=rng(9)), members=4, rng=rng(9))
+fit(student, Distill(teachers, perturb=ODS(step_size=16 / 255)), digits.train, digits.valid, plan, rng(9))
+
+for name, model in {"teachers": teachers, "student": student}.items():
+    logits = predict(model, digits.test).logits
+    nll = metrics.nll(metrics.ensemble_log_probs(logits), digits.test.labels)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{name}: {size:,} parameters, NLL {nll:.3f}, mean-KLD {metrics.mean_kld(logits):.3f}")
