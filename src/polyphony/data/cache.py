@@ -37,7 +37,7 @@ def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[]
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
-    """(name, size, time of change) of the file, or of every file below the folder: what changes with it."""
+    """(name, size, time of change) of the file, or of everything below the folder: differs when it does."""
     if not path.is_dir():
         status = path.stat()
         return [(path.name, status.st_size, status.st_mtime_ns)]
@@ -48,6 +48,7 @@ def _stamps(folder: str, prefix: int) -> Iterator[tuple[str, int, int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
+                yield entry.path[prefix:] + "/", 0, 0  # an empty folder is a change too
                 yield from _stamps(entry.path, prefix)
             else:
                 status = entry.stat()

@@ -92,7 +92,7 @@ def read_npz(path: Path, options: Options) -> Contents:
     try:
         with zipfile.ZipFile(path) as archive:
             total = sum(info.file_size for info in archive.infolist())
-        if total > RATIO * 10 * path.stat().st_size + SLACK:
+        if total > RATIO * path.stat().st_size + SLACK:
             raise DataError(f"{path} would unpack to {total:,} bytes, out of proportion; do not trust it")
         with np.load(path, allow_pickle=False) as table:
             arrays = {name: table[name] for name in table.files}

@@ -37,7 +37,12 @@ class _Array:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, column_major, content = state
-        content = content.encode("latin1") if isinstance(content, str) else content
+        self.fill(
+            content.encode("latin1") if isinstance(content, str) else content, kind, shape, column_major
+        )
+
+    def fill(self, content: bytes, kind: object, shape: tuple[int, ...], column_major: bool) -> None:
+        """Sets the value, if the content is exactly the array's."""
         if not isinstance(kind, _Type) or len(content) != math.prod(shape) * np.dtype(kind.kind).itemsize:
             raise ValueError("array whose size is not that of its content")
         self.value = np.frombuffer(content, kind.kind).reshape(shape, order="F" if column_major else "C")
@@ -45,6 +50,13 @@ class _Array:
 
 def _reconstruct(*_: object) -> _Array:
     return _Array()
+
+
+def _frombuffer(content: bytes, kind: object, shape: tuple[int, ...], order: str) -> _Array:
+    """Stands for what numpy writes under protocol 5."""
+    array = _Array()
+    array.fill(content, kind, shape, order == "F")
+    return array
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -57,6 +69,8 @@ def _encode(text: str, encoding: str) -> bytes:
 NAMES: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
     ("numpy", "ndarray"): None,  # only ever an argument of _reconstruct
     ("numpy", "dtype"): _Type,
     ("_codecs", "encode"): _encode,

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from polyphony.data import DataError, Options, Split
+from polyphony.data.options import (
+    apportion,
+    area_average,
+    last,
+    last_of_each_class,
+    rank_in_class,
+    stratified,
+    trim,
+)
+
+labels_strategy = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(torch.tensor)
+
+
+def numbered(labels: torch.Tensor) -> Split:
+    return Split(torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1), labels)
+
+
+@given(labels=labels_strategy)
+def test_rank_counts_the_earlier_rows_of_the_same_class(labels: torch.Tensor) -> None:
+    expected = [labels[:i].tolist().count(label) for i, label in enumerate(labels.tolist())]
+    assert rank_in_class(labels).tolist() == expected
+
+
+@given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(sum), share=st.floats(0, 1))
+def test_shares_are_proportional_to_within_one_and_sum_to_the_total(counts: list[int], share: float) -> None:
+    total = int(share * sum(counts))
+    shares = apportion(torch.tensor(counts), total).tolist()
+    assert sum(shares) == total
+    for count, got in zip(counts, shares, strict=True):
+        assert abs(got - count * total / sum(counts)) < 1
+        assert 0 <= got <= count
+
+
+@settings(deadline=None)
+@given(labels=labels_strategy, share=st.floats(0, 0.9), seed=st.integers(0, 100))
+@pytest.mark.parametrize("holdout", [last, last_of_each_class, stratified])
+def test_a_holdout_parts_all_rows_in_two(holdout, labels: torch.Tensor, share: float, seed: int) -> None:  # type: ignore[no-untyped-def]
+    count = int(share * len(labels))
+    kept, aside = holdout(labels, count, seed)
+    assert len(aside) == count
+    assert sorted([*kept.tolist(), *aside.tolist()]) == list(range(len(labels)))
+
+
+def test_cifars_holdout_is_the_last_rows() -> None:
+    kept, aside = last(torch.zeros(50_000, dtype=torch.int64), 5_000, 0)
+    assert (kept[0], kept[-1], aside[0], aside[-1]) == (0, 44_999, 45_000, 49_999)
+
+
+def test_tinyimagenets_holdout_is_the_last_fifty_of_every_five_hundred() -> None:
+    labels = torch.arange(4).repeat_interleave(500)
+    kept, aside = last_of_each_class(labels, 200, 0)
+    expected = [500 * k + i for k in range(4) for i in range(450, 500)]
+    assert aside.tolist() == expected
+    assert sorted(kept.tolist() + expected) == list(range(2000))
+
+
+def test_a_stratified_holdout_has_every_class_in_proportion_and_follows_the_seed() -> None:
+    labels = torch.tensor([0] * 600 + [1] * 300 + [2] * 100)
+    _, aside = stratified(labels, 100, 7)
+    assert Counter(labels[aside].tolist()) == {0: 60, 1: 30, 2: 10}
+    assert torch.equal(aside, stratified(labels, 100, 7)[1])
+    assert set(aside.tolist()) != set(stratified(labels, 100, 8)[1].tolist())
+
+
+def test_per_class_then_limit_keep_the_first() -> None:
+    split = numbered(torch.tensor([0, 0, 1, 0, 1, 2, 1, 2]))
+    assert trim(split, Options(per_class=2)).images.flatten().tolist() == [0, 1, 2, 4, 5, 7]
+    assert trim(split, Options(per_class=2, limit=3)).images.flatten().tolist() == [0, 1, 2]
+    assert trim(split, Options(limit=100)).images.flatten().tolist() == list(range(8))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    to=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    seed=st.integers(0, 99),
+)
+def test_area_average_is_the_mean_over_the_covered_area(
+    height: int, width: int, to: tuple[int, int], seed: int
+) -> None:
+    image = np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
+    # enlarge by repetition until every target cell covers a whole number of equal sub-pixels
+    fine = image.repeat(to[0], 0).repeat(to[1], 1).astype(np.float64)
+    expected = fine.reshape(to[0], height, to[1], width).mean((1, 3))
+    got = area_average(torch.from_numpy(image)[None, None], *to)[0, 0].numpy()
+    assert np.abs(got - expected).max() <= 0.5 + 1e-4
+
+
+def test_area_average_agrees_with_pillows_box_filter() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (5, 32, 32), dtype=np.uint8)
+    got = area_average(torch.from_numpy(images)[:, None], 16, 16)[:, 0].numpy().astype(int)
+    box = [Image.fromarray(image).resize((16, 16), Image.Resampling.BOX) for image in images]
+    assert np.abs(got - np.stack([np.asarray(one) for one in box])).max() <= 1  # Pillow rounds twice
+
+
+@pytest.mark.parametrize("name", ["per_class", "limit", "resolution", "valid", "test"])
+def test_an_option_below_one_is_refused_by_name(name: str) -> None:
+    with pytest.raises(DataError, match=f"{name} must be at least 1, not 0"):
+        Options(**{name: 0})

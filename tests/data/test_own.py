@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from polyphony.data import DataError, Options, load
+
+
+def levels(split) -> list[int]:  # type: ignore[no-untyped-def]
+    return sorted(split.images[:, 0, 0, 0].tolist())
+
+
+def test_class_folders_become_splits_by_seed(class_folders: Path) -> None:
+    splits = load(str(class_folders), Options(valid=2, test=2))
+    assert (splits.name, splits.classes, splits.origin) == ("fruit", ("apple", "pear"), "own")
+    everything = levels(splits.train) + levels(splits.valid) + levels(splits.test)
+    assert sorted(everything) == [0, 1, 2, 3, 100, 101, 102, 103]
+    for split in (splits.train, splits.valid, splits.test):
+        assert split.labels.bincount().tolist() == [len(split) // 2] * 2
+        assert (split.images[:, 0, 0, 0] >= 100).long().tolist() == split.labels.tolist()
+    again, other = (load(str(class_folders), Options(valid=2, test=2, seed=seed)) for seed in (0, 3))
+    assert again.train.fingerprint == splits.train.fingerprint
+    assert other.train.fingerprint != splits.train.fingerprint
+
+
+def test_train_and_test_folders_are_kept_apart(class_folders: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    both.mkdir()
+    class_folders.rename(both / "train")
+    (both / "test").mkdir()
+    for k, name in enumerate(("apple", "pear")):
+        (both / "test" / name).mkdir()
+        Image.new("RGB", (10, 10), (200 + k, 0, 0)).save(both / "test" / name / "x.png")
+    splits = load(str(both))
+    assert levels(splits.test) == [200, 201]
+    (both / "test" / "plum").mkdir()
+    with pytest.raises(DataError, match="other class folders"):
+        load(str(both))
+
+
+def test_sizes_that_differ_are_refused_or_resized_by_choice(
+    class_folders: Path, cached_files: Callable[[], list[str]]
+) -> None:
+    wide = np.zeros((8, 24, 3), np.uint8)
+    wide[:, 8:16, 1] = 240  # only the middle square is green, and only it is kept
+    Image.fromarray(wide).save(class_folders / "pear" / "wide.png")
+    with pytest.raises(DataError, match=r"wide\.png is 24×8 where .*0\.png is 10×10; set a resolution"):
+        load(str(class_folders))
+    assert cached_files() == []
+    splits = load(str(class_folders), Options(resolution=5, valid=1, test=1))
+    images = torch.cat([splits.train.images, splits.valid.images, splits.test.images])
+    assert images.shape[1:] == (3, 5, 5)
+    assert (images[:, 1] == 240).flatten(1).all(1).sum() == 1
+
+
+def test_pictures_of_other_kinds_become_rgb_upright(tmp_path: Path) -> None:
+    folder = tmp_path / "kinds"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+    Image.new("L", (4, 4), 9).save(folder / "a" / "grey.png")
+    Image.new("RGBA", (4, 4), (1, 2, 3, 0)).save(folder / "a" / "alpha.webp", lossless=True, exact=True)
+    Image.new("P", (4, 4), 0).save(folder / "b" / "palette.gif")
+    turned = Image.new("RGB", (4, 4), (0, 0, 0))
+    turned.paste((255, 0, 0), (0, 0, 4, 2))  # the upper half; Exif says turn it by 180°
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    turned.save(folder / "b" / "turned.png", exif=exif)
+    from polyphony.data.own import read_folder
+
+    images = read_folder(folder, Options()).parts["train"].images
+    assert images[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert images[1, :, 0, 0].tolist() == [9, 9, 9]
+    assert images[3, 0, 0, 0] == 0
+    assert images[3, 0, 3, 3] == 255
+
+
+def test_an_empty_class_folder(class_folders: Path) -> None:
+    (class_folders / "plum").mkdir()
+    with pytest.raises(DataError, match=r"plum holds no pictures; fill the class folder or remove it"):
+        load(str(class_folders))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("pear/notes.txt", "is no picture file"),
+        ("notes.txt", "not in a class folder"),
+        ("pear/x.jpg", "is no picture"),
+    ],
+)
+def test_a_text_file_among_the_pictures(name: str, fault: str, class_folders: Path) -> None:
+    (class_folders / name).write_text("hello")
+    with pytest.raises(DataError, match=rf"{name} .*{fault}"):
+        load(str(class_folders))
+
+
+def test_sixteen_bit_pictures_and_huge_ones_are_refused(
+    class_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = class_folders / "apple" / "deep.png"
+    Image.fromarray(np.zeros((10, 10), np.uint16)).save(deep)
+    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits a pixel"):
+        load(str(class_folders))
+    deep.unlink()
+    monkeypatch.setattr("polyphony.data.images.LARGEST", 99)
+    with pytest.raises(DataError, match=r"0\.png has 10×10 pixels; remove or shrink it"):
+        load(str(class_folders))
+
+
+RNG = np.random.default_rng(0)
+GREY, COLOUR, Y = (
+    RNG.integers(0, 256, (20, 6, 6), dtype=np.uint8),
+    RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8),
+    np.arange(20) % 4,
+)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"images": GREY, "labels": Y}, GREY[:, None]),
+        ({"images": COLOUR, "labels": Y[:, None]}, COLOUR.transpose(0, 3, 1, 2)),
+        ({"images": COLOUR.transpose(0, 3, 1, 2), "labels": Y}, COLOUR.transpose(0, 3, 1, 2)),
+        ({"x_train": GREY, "y_train": Y.astype(np.uint8)}, GREY[:, None]),
+    ],
+)
+def test_npz_layouts(arrays: dict[str, np.ndarray], expected: np.ndarray, tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "mine.npz", **arrays)
+    splits = load(str(tmp_path / "mine.npz"), Options(valid=4, test=4))
+    rows = {image.tobytes(): label for image, label in zip(expected, Y.tolist(), strict=True)}
+    for split in (splits.train, splits.valid, splits.test):
+        for image, label in zip(split.images, split.labels.tolist(), strict=True):
+            assert rows.pop(image.numpy().tobytes()) == label
+    assert not rows
+    assert splits.classes == ("0", "1", "2", "3")
+
+
+def test_npz_test_arrays_and_class_names(tmp_path: Path) -> None:
+    names = np.array(["a", "b", "c", "d"])
+    np.savez(
+        tmp_path / "mine.npz", images=GREY, labels=Y, test_images=GREY[:3], test_labels=Y[:3], classes=names
+    )
+    splits = load(str(tmp_path / "mine.npz"))
+    assert splits.classes == ("a", "b", "c", "d")
+    assert torch.equal(splits.test.images[:, 0], torch.from_numpy(GREY[:3]))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        ({"images": GREY}, "holds images; it needs the arrays 'images' and 'labels'"),
+        ({"images": GREY / 255, "labels": Y}, r"images is float64 \[20, 6, 6\]"),
+        ({"images": GREY, "labels": Y[:-1]}, "must be 20 integers"),
+        ({"images": GREY, "labels": Y - 1}, "has the label -1; labels count from 0"),
+        ({"images": GREY, "labels": Y, "classes": np.array(["a"])}, "names 1 classes but has the label 3"),
+        ({"images": GREY.reshape(20, 2, 3, 6), "labels": Y}, "no axis of 1 or 3 channels"),
+        ({"images": np.array([{}, {}]), "labels": Y}, "no whole .npz file of plain arrays"),
+    ],
+)
+def test_wrong_npz_files_are_named(arrays: dict[str, np.ndarray], fault: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(DataError, match=rf"mine\.npz.*{fault}"):
+        load(str(tmp_path / "mine.npz"))
+
+
+def test_an_npz_bomb_is_refused(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 26, 1, 1)}
+    )
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("images.npy", header.getvalue() + bytes(1 << 26))
+    with pytest.raises(DataError, match=r"bomb\.npz would unpack to .* out of proportion"):
+        load(str(tmp_path / "bomb.npz"))
+
+
+def test_text_named_npz(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").write_text("hello")
+    with pytest.raises(DataError, match=r"mine\.npz is no whole \.npz file"):
+        load(str(tmp_path / "mine.npz"))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyphony.data import Split
+
+
+def small() -> Split:
+    images = torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2)
+    return Split(images, torch.tensor([0, 1, 0, 2, 1]))
+
+
+def test_the_fingerprint_is_equal_exactly_where_the_data_is() -> None:
+    split = small()
+    assert split.fingerprint == small().fingerprint
+    strided = Split(split.images.contiguous(memory_format=torch.channels_last), split.labels)
+    assert strided.fingerprint == split.fingerprint
+    other_pixel, other_label = split.images.clone(), split.labels.clone()
+    other_pixel[4, 2, 1, 1] += 1
+    other_label[0] = 1
+    reshaped = split.images.view(5, 1, 3, 4)
+    prints = {
+        split.fingerprint,
+        Split(other_pixel, split.labels).fingerprint,
+        Split(split.images, other_label).fingerprint,
+        Split(reshaped, split.labels).fingerprint,
+        split[:4].fingerprint,
+    }
+    assert len(prints) == 5
+
+
+def test_rows_keep_their_labels() -> None:
+    part = small()[torch.tensor([3, 0])]
+    assert part.labels.tolist() == [2, 0]
+    assert part.images[:, 0, 0, 0].tolist() == [36, 0]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "sentence"),
+    [
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64), r"uint8 \[n c h w\], not float32"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), r"int64 \[2\]"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "not float32"),
+    ],
+)
+def test_what_is_no_split_is_refused(images: torch.Tensor, labels: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Split(images, labels)
