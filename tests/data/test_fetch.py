@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from polyphony.data import DataError
+from polyphony.data.dataset import Download
+from polyphony.data.fetch import fetch
+
+CONTENT = os.urandom(700_000)
+
+
+class Server:
+    """Serves `content`, optionally breaking off, and remembers the ranges it was asked for."""
+
+    def __init__(self) -> None:
+        self.content, self.stop_after, self.ranges = CONTENT, None, []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                wanted = self.headers.get("Range")
+                server.ranges.append(wanted)
+                start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+                body = server.content[start:]
+                self.send_response(206 if wanted else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: server.stop_after])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/file"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def download(url: str, content: bytes = CONTENT, unpacked: str | None = None) -> Download:
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return Download(url, "sub/file.tar" if unpacked else "sub/file", md5, len(content), unpacked)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def test_a_file_is_fetched_once(server: Server, root: Path) -> None:
+    seen: list[int] = []
+    path = fetch(download(server.url), root, seen.append)
+    assert path.read_bytes() == CONTENT
+    assert seen == sorted(seen)
+    assert seen[-1] == len(CONTENT)
+    fetch(download(server.url), root, seen.append)
+    assert server.ranges == [None]
+    assert files(root) == ["sub/file"]
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, root: Path) -> None:
+    server.stop_after = 300_000
+    with pytest.raises(DataError, match="broke off at 300,000 of 700,000 bytes; run again"):
+        fetch(download(server.url), root, lambda have: None)
+    assert files(root) == ["sub/file.part"]
+    server.stop_after = None
+    assert fetch(download(server.url), root, lambda have: None).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=300000-"]
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT + b"more" * 100_000])
+def test_another_file_than_the_official_one_is_removed(content: bytes, server: Server, root: Path) -> None:
+    server.content = content
+    if content[-1] == CONTENT[-1]:
+        pytest.skip("the last byte happens to be equal")
+    with pytest.raises(DataError, match="did not give the official file"):
+        fetch(download(server.url), root, lambda have: None)
+    assert files(root) == []
+
+
+def test_an_archive_is_unpacked_and_let_go(server: Server, root: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as out:
+        info = tarfile.TarInfo("things/a")
+        info.size = 5
+        out.addfile(info, io.BytesIO(b"hello"))
+    server.content = stream.getvalue()
+    fetch(download(server.url, server.content, "things"), root, lambda have: None)
+    assert files(root) == ["things/a"]
+
+
+def test_without_network_one_sentence_says_what_to_put_where(root: Path) -> None:
+    gone = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    url = f"http://127.0.0.1:{gone.server_port}/file"
+    gone.server_close()
+    with pytest.raises(DataError, match=rf"cannot download \(.*\): get {url} and put it at .*sub/file$"):
+        fetch(download(url), root, lambda have: None)
+    assert list(root.iterdir()) == []
