@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyphony.ensembles import DeepEnsemble
@@ -92,25 +93,26 @@ def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
     large terms cancel; the others are scaled by their own maximum, so that none underflows; and component k
     is minus their sum, since a softmax's Jacobian has zero row sums.
     """
-    log_p = logits.log_softmax(-1)
     top = logits.argmax(-1, keepdim=True)
     d = guide - guide.gather(-1, top)
-    m = (log_p.exp() * d).sum(-1, keepdim=True)
-    return completed(log_p, top, d - m)
+    m = (logits.softmax(-1) * d).sum(-1, keepdim=True)
+    return completed(logits, top, d - m)
 
 
 def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
     """The direction of ∇_z −log softmax(z)_y = p − e_y, to float accuracy for any p_y. [b k], [b] → [b k]"""
-    log_p = logits.log_softmax(-1)
-    return completed(log_p, labels[:, None], torch.ones_like(log_p))
+    return completed(logits, labels[:, None], torch.ones_like(logits))
 
 
-def completed(log_p: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
-    """The unit vector along v with v_j = p_j slope_j for j ≠ pivot and v_pivot = −Σ_{j≠pivot} v_j. [b k]"""
-    others = log_p.scatter(-1, pivot, -torch.inf)
+def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
+    """The unit vector along v with v_j = p_j slope_j for j ≠ pivot and v_pivot = −Σ_{j≠pivot} v_j. [b k]
+
+    Where the slopes are all zero (a guide whose entries that count are equal) there is no direction: zeros.
+    """
+    others = logits.scatter(-1, pivot, -torch.inf)
     v = (others - others.amax(-1, keepdim=True)).exp() * slope
     v = v.scatter(-1, pivot, -v.sum(-1, keepdim=True))
-    return v / v.norm(dim=-1, keepdim=True)
+    return F.normalize(v, dim=-1, eps=torch.finfo(v.dtype).tiny)
 
 
 def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
