@@ -51,9 +51,10 @@ def predict(
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """A module in eval mode for a while, then as it was."""
-    was_training = module.training
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         yield
     finally:
-        module.train(was_training)
+        for part, mode in modes.items():  # one by one: some part may be frozen
+            part.training = mode
