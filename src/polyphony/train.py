@@ -174,9 +174,9 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
         if len(history) % LOOK_EVERY == 0 or len(history) == steps:
             refuse_divergence(history, epoch, steps)
             means = {name: float(torch.stack([h[name] for h in history]).mean()) for name in parts}
-            speed = len(history) * plan.batch / (time.perf_counter() - start)
-            watch.step(len(history), steps, means | {"images_per_second": speed})
-    return means | {"images_per_second": speed}
+            means["images_per_second"] = len(history) * plan.batch / (time.perf_counter() - start)
+            watch.step(len(history), steps, {"epoch": epoch, **means})
+    return means
 
 
 def validate(model: Ensemble, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:

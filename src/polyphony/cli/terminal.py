@@ -48,64 +48,71 @@ def board() -> Iterator[Board]:
 
 
 class Bars:
-    """A bar for every job that is running; what is finished leaves a line."""
+    """A bar for every job that is running."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.tasks: dict[str, TaskID] = {}
-        self.epochs: dict[str, int] = {}
 
     def started(self, name: str, epochs: int) -> None:
-        """A new bar."""
         self.tasks[name] = self.progress.add_task(name, total=epochs, numbers="")
-        self.epochs[name] = 0
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        """Move the bar within the epoch."""
-        self.progress.update(
-            self.tasks[name], completed=self.epochs[name] + done / steps, numbers=numbers(row)
-        )
+        self.progress.update(self.tasks[name], completed=row["epoch"] + done / steps, numbers=numbers(row))
 
     def epoch(self, name: str, row: Row) -> None:
-        """Move the bar to the epoch's end."""
-        self.epochs[name] += 1
-        start = int(row.get("epoch", self.epochs[name] - 1)) + 1  # a resumed job does not begin at 0
-        self.epochs[name] = start
-        self.progress.update(self.tasks[name], completed=start, numbers=numbers(row))
+        self.progress.update(self.tasks[name], completed=row.get("epoch", 0) + 1, numbers=numbers(row))
 
     def finished(self, name: str) -> None:
-        """Take the bar away."""
         self.progress.remove_task(self.tasks.pop(name))
 
 
 class Lines:
-    """A line when a job starts and ends, and now and then between."""
+    """A line when a job ends, and now and then before: for logs and pipes."""
 
     def __init__(self) -> None:
-        self.last: dict[str, float] = {}
-        self.begun: dict[str, float] = {}
-        self.total: dict[str, int] = {}
+        self.jobs: dict[str, Clock] = {}
 
     def started(self, name: str, epochs: int) -> None:
-        """Remember when."""
-        self.last[name] = self.begun[name] = time.monotonic()
-        self.total[name] = epochs
+        self.jobs[name] = Clock(epochs)
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
         """Too fine for lines."""
 
     def epoch(self, name: str, row: Row) -> None:
-        """A line, if the last one is long ago."""
-        now = time.monotonic()
-        if row and now - self.last[name] >= LINE_EVERY:
-            self.last[name] = now
-            done = int(row["epoch"]) + 1
-            left = (now - self.begun[name]) / done * (self.total[name] - done)
-            line(f"{name}: epoch {done}/{self.total[name]}  {numbers(row)}  {duration(left)} left")
+        clock = self.jobs[name]
+        if row and clock.is_due(int(row["epoch"]) + 1):
+            line(f"{name}: epoch {clock.done}/{clock.epochs}  {numbers(row)}  {duration(clock.left)} left")
 
     def finished(self, name: str) -> None:
-        """Say how long it took."""
-        line(f"{name}: done in {duration(time.monotonic() - self.begun[name])}")
+        line(f"{name}: done in {duration(self.jobs.pop(name).elapsed)}")
+
+
+class Clock:
+    """How long one job has taken and will take; a resumed one did not begin at its first epoch."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.begun = self.spoke = time.monotonic()
+        self.first = self.done = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the job started."""
+        return time.monotonic() - self.begun
+
+    @property
+    def left(self) -> float:
+        """Seconds the rest will take at this pace."""
+        return self.elapsed / (self.done - self.first) * (self.epochs - self.done)
+
+    def is_due(self, done: int) -> bool:
+        """Note that so many epochs are done; whether it is time for a line."""
+        self.first, self.done = self.first if self.done else done - 1, done
+        if time.monotonic() - self.spoke < LINE_EVERY:
+            return False
+        self.spoke = time.monotonic()
+        return True
 
 
 def numbers(row: Row) -> str:
