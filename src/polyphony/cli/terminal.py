@@ -14,8 +14,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from polyphony.study import Board, Cost, Score, Study
-    from polyphony.study.run import Outcome
+    from polyphony.study import Board, Cost, Outcome, Score, Study
     from polyphony.train import Row
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
@@ -155,21 +154,29 @@ def show_parameters(counts: dict[str, int]) -> None:
 
 def show_costs(study: Study, costs: Sequence[Cost]) -> None:
     """What a study takes, measured here and estimated for a GPU."""
-    from polyphony.study.run import default_workers
-
-    workers = default_workers(study)
     table = Table("training", "runs", "PFLOP", "each, here", "all, one GPU", title="Cost")
     for cost in costs:
         gpu = duration(cost.runs * cost.flops / GPU_SPEED)
-        table.add_row(
-            cost.name, str(cost.runs), f"{cost.runs * cost.flops / 1e15:.3g}", duration(cost.seconds), gpu
-        )
+        petas = f"{cost.runs * cost.flops / 1e15:.3g}"
+        table.add_row(cost.name, str(cost.runs), petas, duration(cost.seconds), gpu)
     console.print(table)
+    line(f"{estimate(study, costs)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
+
+
+def announce(study: Study, costs: Sequence[Cost]) -> None:
+    """What is about to happen, and how long it will take."""
+    methods = ", ".join(study.recipe.methods)
+    line(f"{study.recipe.name}: {study.teachers} teachers, then {len(study.students)} students ({methods}).")
+    line(estimate(study, costs))
+
+
+def estimate(study: Study, costs: Sequence[Cost]) -> str:
+    """How long all trainings take together."""
+    from polyphony.study import default_workers
+
+    workers = default_workers(study)
     total = sum(cost.runs * cost.seconds for cost in costs) / workers
-    line(
-        f"All of it: about {duration(total)} on this machine ({workers} at a time), from one measured step each;"
-    )
-    line(f"GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
+    return f"About {duration(total)} on this machine, {workers} at a time, judging by one measured step each."
 
 
 def show_outcome(study: Study, outcome: Outcome) -> None:

@@ -4,7 +4,7 @@ from polyphony.study.cost import Cost, costs
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, JobError, run_jobs
-from polyphony.study.run import Part, open_study, run_study
+from polyphony.study.run import Outcome, Part, default_workers, open_study, run_study
 from polyphony.study.scores import Score, mean, parameter_counts, score, select, verdict
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Cost",
     "Job",
     "JobError",
+    "Outcome",
     "Part",
     "Predict",
     "Score",
@@ -19,6 +20,7 @@ __all__ = [
     "TrainStudent",
     "TrainTeacher",
     "costs",
+    "default_workers",
     "mean",
     "open_study",
     "parameter_counts",

@@ -40,7 +40,7 @@ class Outcome:
 def run_study(
     study: Study, board: Board, *, upto: Part = Part.EVALUATE, workers: int | None = None, redo: bool = False
 ) -> Outcome:
-    """Teachers, then students, then predictions and scores, in as many processes as the cores have room for."""
+    """Teachers, then students, then predictions and scores, in as many processes as fit the cores."""
     for schedule in (study.recipe.teachers, study.recipe.student):
         study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
     workers = workers or default_workers(study)
