@@ -1,0 +1,23 @@
+"""What needs models, not only their logits: Jacobians, gradients, transfer, members, latency, factors."""
+
+from polyphony.analysis.factors import factor_distance
+from polyphony.analysis.jacobians import jacobian_cosines
+from polyphony.analysis.latency import latencies
+from polyphony.analysis.members import member_views
+from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
+from polyphony.analysis.tables import Part, write_table
+from polyphony.analysis.transfer import external_predictions
+
+__all__ = [
+    "Moments",
+    "Part",
+    "Snr",
+    "external_predictions",
+    "factor_distance",
+    "gradient_snr",
+    "jacobian_cosines",
+    "latencies",
+    "member_views",
+    "snr_of",
+    "write_table",
+]

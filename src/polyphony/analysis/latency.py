@@ -1,0 +1,50 @@
+"""How long a batch takes: several models side by side, in turn, so that a busy machine slows all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polyphony.analysis.progress import Progress, unheard
+from polyphony.ensembles import Ensemble
+from polyphony.predict import evaluating
+
+
+def latencies(
+    models: Mapping[str, Ensemble],
+    x: Tensor,
+    repeats: int = 20,
+    progress: Progress = unheard,
+) -> dict[str, float]:
+    """Milliseconds for all members' logits on x [b c h w]: each model's median of alternating repeats."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():  # memory is allocated and kernels are chosen
+        seconds(model, x)
+    for done in range(1, repeats + 1):
+        for name, model in models.items():
+            times[name].append(seconds(model, x))
+        progress(done, repeats)
+    return {name: 1000 * statistics.median(taken) for name, taken in times.items()}
+
+
+def seconds(model: Ensemble, x: Tensor) -> float:
+    """How long one forward pass takes, to its end."""
+    rows = x.expand(model.members, *x.shape)
+    with torch.no_grad(), evaluating(model):
+        wait_for(x.device)
+        start = time.perf_counter()
+        model(rows)
+        wait_for(x.device)
+        return time.perf_counter() - start
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a device has done all it was asked for; the CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

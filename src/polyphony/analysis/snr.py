@@ -1,0 +1,108 @@
+"""How clearly a perturbation says what to learn: the signal-to-noise ratio of gradients (§4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from polyphony import losses
+from polyphony.analysis.progress import Progress, unheard
+from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.perturb import Perturbation
+from polyphony.predict import evaluating
+
+
+class Moments:
+    """Elementwise mean and variance of vectors that come one at a time (Welford), in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = torch.zeros(())
+        self.squares = torch.zeros(())
+
+    def add(self, value: Tensor) -> None:
+        """Count one more vector. [p]"""
+        value = value.double()
+        self.count += 1
+        if self.count == 1:
+            self.mean, self.squares = value.clone(), torch.zeros_like(value)
+            return
+        above = value - self.mean
+        self.mean += above / self.count
+        self.squares.addcmul_(above, value - self.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Σ (g − mean)² / (count − 1). [p]"""
+        if self.count < 2:
+            raise ValueError("a variance needs at least two samples")
+        return self.squares / (self.count - 1)
+
+
+@dataclass(frozen=True)
+class Snr:
+    """‖E[G]‖₂ / √‖Var[G]‖₂ with elementwise variance, estimated from samples.
+
+    `plain` puts the samples' mean for E[G]. That mean's own noise has the squared length Σ Var / samples, so
+    that `plain` has a floor which depends on how many samples and parameters there are. `value` takes it off,
+    which leaves an unbiased estimate of ‖E[G]‖²; it is 0 where noise explains all of the length.
+    """
+
+    value: float
+    plain: float
+    samples: int
+
+
+def snr_of(moments: Moments) -> Snr:
+    """The ratio of a stream of gradients."""
+    variance = moments.variance
+    length, noise = float(moments.mean.square().sum()), float(variance.norm().sqrt())
+    signal = max(0.0, length - float(variance.sum()) / moments.count)
+    if noise == 0:
+        return Snr(float("inf"), float("inf"), moments.count)
+    return Snr(signal**0.5 / noise, length**0.5 / noise, moments.count)
+
+
+def gradient_snr(
+    student: Ensemble,
+    teachers: DeepEnsemble,
+    x: Tensor,
+    y: Tensor,
+    perturb: Perturbation,
+    temperature: float,
+    rng: torch.Generator,
+    samples: int = 100,
+    progress: Progress = unheard,
+) -> Snr:
+    """The SNR of G(x, ε) = ∇_θ (L_KD(S(x+ε), T(x+ε)) − L_KD(S(x), T(x))) over draws of ε, for one batch x.
+
+    L_KD is Algorithm 1's, at temperature τ, the mean over members and examples; θ are all parameters of the
+    student, which is in eval mode, so that G depends on x and ε alone. x [b c h w], y [b]
+    """
+    gradient = partial(distillation_gradient, student, teachers, temperature=temperature)
+    moments = Moments()
+    with evaluating(student):
+        clean = gradient(x)
+        for done in range(1, samples + 1):
+            moments.add(gradient(perturb(x, y, teachers, temperature, rng)) - clean)
+            progress(done, samples)
+    return snr_of(moments)
+
+
+def distillation_gradient(student: Ensemble, teachers: DeepEnsemble, x: Tensor, temperature: float) -> Tensor:
+    """∇_θ L_KD(S(x), T(x)) as one vector. [b c h w] → [p], float64"""
+    rows = x.expand(student.members, *x.shape)
+    with torch.no_grad():
+        targets = teachers(rows)
+    with torch.enable_grad():
+        loss = losses.distillation(student(rows), targets, temperature)
+        gradients = torch.autograd.grad(loss, trained(student))
+    return torch.cat([gradient.flatten() for gradient in gradients]).cpu().double()
+
+
+def trained(student: Ensemble) -> list[Tensor]:
+    """The parameters that learn."""
+    return [parameter for parameter in student.parameters() if parameter.requires_grad]

@@ -1,0 +1,48 @@
+"""Files of an analysis: rows that were made together are kept under a key, tables are made of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyphony.store import read_json, write_whole
+
+Cell = str | int | float | None
+Row = Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a table, in a file of their own with the key of what they depend on."""
+
+    path: Path
+    key: str
+
+    def load(self) -> list[Row] | None:
+        """The rows, or nothing where there are none or they depend on something else."""
+        if not self.path.exists():
+            return None
+        found: dict[str, Any] = read_json(self.path)
+        return found["rows"] if found.get("key") == self.key else None
+
+    def save(self, rows: Iterable[Row]) -> None:
+        """Keep rows, whole."""
+        write_whole(
+            self.path, (json.dumps({"key": self.key, "rows": [list(row) for row in rows]}) + "\n").encode()
+        )
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """A CSV file, whole; left alone where it says so already. Missing values are empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    data = text.getvalue().encode()
+    if not path.exists() or path.read_bytes() != data:
+        write_whole(path, data)

@@ -1,0 +1,31 @@
+"""Do directions found with one network make others disagree? Teachers seen through an external one (§4.2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyphony.data import Split
+from polyphony.ensembles import DeepEnsemble
+from polyphony.perturb import ODS
+from polyphony.predict import Predictions, predict
+
+
+def external_predictions(
+    teachers: DeepEnsemble,
+    source: DeepEnsemble,
+    split: Split,
+    step_size: float,
+    temperature: float,
+    rng: torch.Generator,
+    *,
+    batch: int = 250,
+    device: torch.device | str = "cpu",
+) -> Predictions:
+    """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
+    perturb = ODS(step_size, source=source)
+
+    def before(x: Tensor, y: Tensor) -> Tensor:
+        return perturb(x, y, teachers, temperature, rng)
+
+    return predict(teachers, split, batch=batch, device=device, before=before)
