@@ -58,7 +58,7 @@ class Stage:
         """What the folder says of itself, or nothing."""
         for name in ("done.json", "started.json"):
             if (self.folder / name).exists():
-                return read_json(self.folder / name)
+                return read_record(self.folder / name)
         return None
 
     def start(self) -> None:
@@ -78,11 +78,14 @@ class Stage:
         if not path.exists():
             return None
         try:
-            return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
+            state = torch.load(path, weights_only=True)
         except Exception as error:
             raise StoreError(
                 f"{path} cannot be read ({first_line(error)}): delete it to start over"
             ) from error
+        if not isinstance(state, dict) or "log" not in state:
+            raise StoreError(f"{path} does not hold a training state: delete it to start over")
+        return state
 
     def save(self, state: dict[str, Any]) -> None:
         """Keep a training state and its log."""
@@ -103,7 +106,7 @@ class Stage:
 
     def done(self) -> dict[str, Any]:
         """What `finish` wrote."""
-        return read_json(self.folder / "done.json")
+        return read_record(self.folder / "done.json", "weights")
 
     def weights(self) -> dict[str, Tensor]:
         """The final weights, verified against the hash taken when they were written."""
@@ -185,6 +188,16 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """A JSON file for people and programs, whole."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_record(path: Path, *texts: str) -> dict[str, Any]:
+    """What a stage says of itself: its key, its spec, and the texts asked for."""
+    record = read_json(path)
+    if not isinstance(record.get("spec"), dict) or not all(
+        isinstance(record.get(name), str) for name in ("key", *texts)
+    ):
+        raise StoreError(f"{path} is not what was written: delete {path.parent} to start over")
+    return record
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from filelock import FileLock
+
+from polyphony.predict import Predictions
+from polyphony.store import (
+    Stage,
+    StoreError,
+    difference,
+    load_predictions,
+    locked,
+    read_json,
+    save_predictions,
+    spec_key,
+    write_whole,
+)
+
+SPEC = {"schedule": {"epochs": 60, "batch": 50}, "seed": 0}
+STATE = {"model": {"w": torch.arange(3.0)}, "log": [{"epoch": 0, "loss": 1.5}, {"epoch": 1, "loss": 0.5}]}
+WEIGHTS = {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7)}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "teachers" / "0", SPEC)
+
+
+def finished(stage: Stage) -> Stage:
+    stage.start()
+    stage.save(STATE)
+    stage.finish(WEIGHTS, {"epochs": 2})
+    return stage
+
+
+def one_sentence(caught: pytest.ExceptionInfo[StoreError], *named: object) -> None:
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(str(name) in text for name in named), text
+
+
+# Files appear whole
+
+
+class PowerCut(BaseException):
+    """Nothing catches this."""
+
+
+@pytest.mark.parametrize("fails", ["write", "flush", "fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError("no space left"), PowerCut()], ids=repr)
+def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, fails, error):
+    path = tmp_path / "weights"
+    write_whole(path, b"old")
+    if fails == "fsync":
+        patch = mock.patch("os.fsync", side_effect=error)
+    elif fails == "replace":
+        patch = mock.patch.object(Path, "replace", side_effect=error)
+    else:
+        real = Path.open
+
+        def opened(self, *arguments, **named):
+            file = mock.MagicMock(wraps=real(self, *arguments, **named))
+            file.__enter__.return_value = file
+            getattr(file, fails).side_effect = error
+            return file
+
+        patch = mock.patch.object(Path, "open", opened)
+    with patch, pytest.raises(type(error)):
+        write_whole(path, b"new and longer")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["weights"]
+
+
+def test_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path):
+    path, seen = tmp_path / "deep" / "er" / "file", []
+    fsync = os.fsync
+
+    def synced(descriptor):
+        fsync(descriptor)
+        seen.append((path.exists(), os.fstat(descriptor).st_size))
+
+    with mock.patch("os.fsync", synced):
+        write_whole(path, b"12345")
+    assert seen == [(False, 5)]
+    assert path.read_bytes() == b"12345"
+
+
+def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(stage):
+    stage.save(STATE)
+    with mock.patch("os.fsync", side_effect=PowerCut), pytest.raises(PowerCut):
+        stage.save({"model": {"w": torch.zeros(1000)}, "log": []})
+    assert torch.equal(stage.load()["model"]["w"], STATE["model"]["w"])
+
+
+# Keys
+
+
+def test_a_key_is_the_hash_of_the_canonical_json():
+    text = '{"schedule":{"batch":50,"epochs":60},"seed":0}'
+    assert spec_key(SPEC) == hashlib.sha256(text.encode()).hexdigest()
+    assert spec_key({"seed": 0, "schedule": {"batch": 50, "epochs": 60}}) == spec_key(SPEC)
+    assert spec_key({"seed": 1, "schedule": {"batch": 50, "epochs": 60}}) != spec_key(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ({"a": {"b": 60}}, {"a": {"b": 40}}, "a.b (60, now 40)"),
+        ({"a": 1}, {"a": 1, "z": "x"}, "z (None, now 'x')"),
+        ({"a": 1, "b": 2}, {"a": 1}, "b (2, now None)"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a ([1, 2], now [1, 3])"),
+    ],
+)
+def test_the_difference_is_named_in_words(old, new, words):
+    assert difference(old, new) == words
+
+
+@pytest.mark.parametrize("make", [finished, lambda stage: stage.start() or stage], ids=["done", "started"])
+def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
+    make(stage)
+    before = {path.name: path.read_bytes() for path in stage.folder.iterdir()}
+    other = Stage(stage.folder, {"schedule": {"epochs": 40, "batch": 50}, "seed": 0})
+    for attempt in (other.is_done, other.start):
+        with pytest.raises(StoreError) as caught:
+            attempt()
+        one_sentence(caught, stage.folder, "schedule.epochs (60, now 40)", "--out", "--redo")
+    assert {path.name: path.read_bytes() for path in stage.folder.iterdir()} == before
+
+
+def test_redo_throws_away_what_changed_and_only_that(stage):
+    finished(stage)
+    Stage(stage.folder, SPEC).discard_if_changed()
+    assert stage.is_done()
+    other = Stage(stage.folder, {"seed": 1})
+    other.discard_if_changed()
+    assert not stage.folder.exists()
+    other.start()
+    assert not other.is_done()
+    assert other.load() is None
+
+
+def test_an_untouched_folder_is_not_done_and_is_not_made_by_asking(stage):
+    assert not stage.is_done()
+    assert stage.load() is None
+    stage.discard_if_changed()
+    assert not stage.folder.exists()
+
+
+# What is written comes back
+
+
+def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
+    found = finished(stage).weights()
+    assert found.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+    assert sorted(file.name for file in stage.folder.iterdir()) == [
+        "done.json",
+        "log.jsonl",
+        "weights.safetensors",
+    ]
+    done = stage.done()
+    assert done["epochs"] == 2
+    assert done["spec"] == SPEC
+    assert done["weights"] == hashlib.sha256((stage.folder / "weights.safetensors").read_bytes()).hexdigest()
+
+
+def test_equal_weights_make_equal_files(tmp_path):
+    files = [finished(Stage(tmp_path / name, SPEC)).folder / "weights.safetensors" for name in ("a", "b")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_weights_in_any_memory_layout_can_be_kept(stage):
+    stage.start()
+    wild = {
+        "channels_last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "transposed": torch.rand(3, 2).T,
+        "empty": torch.zeros(0),
+    }
+    wild["tied"] = wild["transposed"]
+    stage.finish(wild, {})
+    found = stage.weights()
+    assert all(torch.equal(found[name], wild[name]) for name in wild)
+
+
+def test_the_log_is_one_json_object_a_line(stage):
+    stage.save(STATE)
+    lines = (stage.folder / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == STATE["log"]
+
+
+def test_a_stage_that_died_between_its_last_two_files_is_finished_again(stage):
+    stage.start()
+    stage.save(STATE)
+    with (
+        mock.patch("polyphony.store.write_json", side_effect=PowerCut),
+        pytest.raises(PowerCut),
+    ):
+        stage.finish(WEIGHTS, {})
+    assert not stage.is_done()
+    assert stage.load()["log"] == STATE["log"]
+    stage.finish(WEIGHTS, {})
+    assert stage.is_done()
+
+
+def test_predictions_come_back_under_their_own_key_only(tmp_path):
+    path = tmp_path / "teachers" / "test.safetensors"
+    logits = torch.randn(3, 4, 5).transpose(0, 1)
+    assert load_predictions(path, "k") is None
+    save_predictions(path, Predictions(logits, torch.arange(3)), "k")
+    found = load_predictions(path, "k")
+    assert torch.equal(found.logits, logits)
+    assert torch.equal(found.labels, torch.arange(3))
+    assert load_predictions(path, "other") is None
+
+
+# Damage
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "noise": lambda data: bytes(range(256)) * 8,
+    "one bit": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "text": lambda data: b"hello\nworld\n",
+}
+
+
+def damage(path: Path, kind: str) -> None:
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "noise", "text"])
+def test_a_damaged_checkpoint_is_one_sentence(stage, kind):
+    stage.save(STATE)
+    damage(stage.folder / "resume.pt", kind)
+    with pytest.raises(StoreError) as caught:
+        stage.load()
+    one_sentence(caught, stage.folder / "resume.pt", "delete")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"model": {}}, torch.zeros(2), "text"], ids=repr)
+def test_a_checkpoint_of_something_else_is_one_sentence(stage, content):
+    stage.save(STATE)
+    torch.save(content, stage.folder / "resume.pt")
+    with pytest.raises(StoreError) as caught:
+        stage.load()
+    one_sentence(caught, stage.folder / "resume.pt", "delete")
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("writer", ["pickle", "torch"])
+def test_a_hostile_checkpoint_is_refused_and_never_executed(stage, tmp_path, writer):
+    victim = tmp_path / "executed"
+    stage.save(STATE)
+    path = stage.folder / "resume.pt"
+    if writer == "pickle":
+        path.write_bytes(pickle.dumps({"model": Hostile(victim)}))
+    else:
+        torch.save({"model": Hostile(victim)}, path)
+    with pytest.raises(StoreError) as caught:
+        stage.load()
+    one_sentence(caught, path)
+    assert not victim.exists()
+    if writer == "pickle":  # the file does do harm where it is trusted
+        pickle.loads(path.read_bytes())
+        assert victim.exists()
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_weights_are_one_sentence(stage, kind):
+    finished(stage)
+    damage(stage.folder / "weights.safetensors", kind)
+    with pytest.raises(StoreError) as caught:
+        stage.weights()
+    one_sentence(caught, stage.folder / "weights.safetensors", "delete")
+
+
+def test_missing_weights_are_one_sentence(stage):
+    finished(stage)
+    (stage.folder / "weights.safetensors").unlink()
+    with pytest.raises(StoreError) as caught:
+        stage.weights()
+    one_sentence(caught, stage.folder / "weights.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "noise", "text"])
+def test_damaged_predictions_are_one_sentence(tmp_path, kind):
+    path = tmp_path / "test.safetensors"
+    save_predictions(path, Predictions(torch.randn(2, 3, 4), torch.arange(3)), "k")
+    damage(path, kind)
+    with pytest.raises(StoreError) as caught:
+        load_predictions(path, "k")
+    one_sentence(caught, path, "delete")
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "noise", "text"])
+@pytest.mark.parametrize("name", ["done.json", "started.json"])
+def test_damaged_records_are_one_sentence(stage, name, kind):
+    stage.start() if name == "started.json" else finished(stage)
+    damage(stage.folder / name, kind)
+    for attempt in (stage.is_done, stage.discard_if_changed):
+        with pytest.raises(StoreError) as caught:
+            attempt()
+        one_sentence(caught, stage.folder / name)
+
+
+@pytest.mark.parametrize("record", [{}, {"key": 3}, {"spec": {}}, [], 3, None], ids=repr)
+def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
+    finished(stage)
+    (stage.folder / "done.json").write_text(json.dumps(record))
+    for attempt in (stage.is_done, stage.discard_if_changed, stage.weights, stage.done):
+        with pytest.raises(StoreError) as caught:
+            attempt()
+        one_sentence(caught, stage.folder / "done.json")
+
+
+def test_json_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(StoreError) as caught:
+        read_json(tmp_path / "recipe.json")
+    one_sentence(caught, tmp_path / "recipe.json")
+
+
+# The lock
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path):
+    folder = tmp_path / "run"
+    with locked(folder), pytest.raises(StoreError) as caught, locked(folder):
+        pass
+    one_sentence(caught, folder, "in use")
+    with locked(folder):
+        pass
+
+
+def test_a_lock_is_released_when_the_work_fails(tmp_path):
+    with pytest.raises(KeyError), locked(tmp_path):
+        raise KeyError
+    FileLock(tmp_path / ".lock", timeout=0).acquire().lock.release()
