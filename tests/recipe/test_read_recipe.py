@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from polyphony.nn import ResNet, WideResNet
+from polyphony.perturb import ODS, Adversarial, Clean, Gaussian
+from polyphony.recipe import RecipeError, read_recipe, shipped
+
+SMALL = """
+members = 2
+
+[data]
+name = "digits"
+
+[teachers]
+network = { kind = "resnet", depth = 8 }
+epochs = 3
+batch = 20
+learning_rate = 0.1
+
+[student]
+epochs = 4
+batch = 20
+learning_rate = 0.05
+alpha = 0.7
+step_size = "32/255"
+
+[methods]
+scratch = {}
+kd = { perturb = "clean" }
+kd-ods = { perturb = "ods", temperature = 2, step_size = 0.5 }
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def complaint(source: str | Path, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(source, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "pydantic" not in text
+    return text
+
+
+def test_a_recipe_is_what_its_file_says(small):
+    recipe = read_recipe(small)
+    assert recipe.name == "small"
+    assert (recipe.members, recipe.seeds, recipe.precision) == (2, (0,), "float32")
+    assert (recipe.teachers.epochs, recipe.student.epochs) == (3, 4)
+    assert recipe.student.step_size == pytest.approx(32 / 255)
+    assert list(recipe.methods) == ["scratch", "kd", "kd-ods"]
+
+
+def test_a_recipe_cannot_be_changed(small):
+    recipe = read_recipe(small)
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.members = 3
+
+
+def test_networks_are_built_as_named(small):
+    teacher = read_recipe(small).teachers.network.build(5, 1)
+    assert isinstance(teacher, ResNet)
+    overrides = [f"teachers.network={{kind='wide_resnet', depth={depth}, widen=1}}" for depth in (10, 16)]
+    wide = [read_recipe(small, [text]).teachers.network.build(5, 2) for text in overrides]
+    assert all(isinstance(network, WideResNet) for network in wide)
+    assert [len(network.stages[0]) for network in wide] == [1, 2]
+    assert wide[0].stem.in_channels == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "perturbation"),
+    [
+        ("clean", Clean()),
+        ("gaussian", Gaussian(0.25)),
+        ("ods", ODS(0.25)),
+        ("confods", ODS(0.25, scale_by_confidence=True)),
+        ("adversarial", Adversarial(0.25)),
+    ],
+)
+def test_a_perturbation_is_the_one_named(small, name, perturbation):
+    method = read_recipe(small, [f"methods.kd.perturb={name}"]).distillation("kd")
+    assert method.perturbation(0.25) == perturbation
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_shipped_recipe_resolves_by_name(name):
+    recipe = read_recipe(name)
+    assert recipe.name == name
+    for method, written in recipe.methods.items():
+        assert (recipe.distillation(method) is None) == (written.perturb is None)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_shipped_recipe_states_its_cost_and_what_to_expect(name):
+    header = "".join(takewhile(lambda line: line[0] == "#", shipped()[name].read_text().splitlines(True)))
+    assert "Cost:" in header
+    assert "Expect:" in header
+
+
+def test_the_demo_is_shipped():
+    assert {"digits", "cifar10-desk"} <= shipped().keys()
+    digits = read_recipe("digits")
+    assert digits.data.name == "digits"
+    assert len(digits.seeds) == 3
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("members=3", lambda r: r.members == 3),
+        ("seeds=[4, 5]", lambda r: r.seeds == (4, 5)),
+        ("student.alpha=0.25", lambda r: r.student.alpha == 0.25),
+        ("student.alpha = 1", lambda r: r.student.alpha == 1.0),
+        ("student.step_size=1/255", lambda r: r.student.step_size == pytest.approx(1 / 255)),
+        ('student.step_size="8/255"', lambda r: r.student.step_size == pytest.approx(8 / 255)),
+        ("student.step_size=match", lambda r: r.student.step_size == "match"),
+        ("data.name=cifar10", lambda r: r.data.name == "cifar10"),
+        ("data.augment={pad=1}", lambda r: r.data.augment.pad == 1 and r.data.augment.flip),
+        ("data.augment.flip=false", lambda r: r.data.augment.flip is False),
+        ("methods.new.perturb=confods", lambda r: r.methods["new"].perturb == "confods"),
+        ("teachers.network.width=4", lambda r: r.teachers.network.width == 4),
+        ("student.network={kind='resnet', depth=14}", lambda r: r.student_network.depth == 14),
+        ("name=other", lambda r: r.name == "other"),
+    ],
+)
+def test_an_override_sets_one_key(small, override, read):
+    assert read(read_recipe(small, [override]))
+
+
+def test_later_overrides_win_and_the_file_is_left_alone(small):
+    assert read_recipe(small, ["members=3", "members=5"]).members == 5
+    assert small.read_text() == SMALL
+
+
+def test_a_student_has_the_teachers_network_unless_it_has_its_own(small):
+    assert read_recipe(small).student_network == read_recipe(small).teachers.network
+
+
+def test_a_method_takes_what_it_leaves_open_from_the_student(small):
+    recipe = read_recipe(small)
+    kd, ods = recipe.distillation("kd"), recipe.distillation("kd-ods")
+    assert (kd.perturb, kd.alpha, kd.temperature) == ("clean", 0.7, 4.0)
+    assert kd.step_size == pytest.approx(32 / 255)
+    assert recipe.distillation("scratch") is None
+    assert (ods.perturb, ods.alpha, ods.temperature, ods.step_size) == ("ods", 0.7, 2.0, 0.5)
+
+
+@pytest.mark.parametrize("override", ["members", "=3", "", "student.=3"])
+def test_an_override_that_sets_nothing_is_refused(small, override):
+    assert "--set takes key=value" in complaint(small, override)
+
+
+def test_an_override_below_a_value_is_refused(small):
+    assert "'members' is a value, not a table" in complaint(small, "members.deep=3")
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("student.alfa=1", "small.toml: student has no key 'alfa'; did you mean 'alpha'?"),
+        ("teachers.epoch=1", "small.toml: teachers has no key 'epoch'; did you mean 'epochs'?"),
+        ("member=4", "small.toml: a recipe has no key 'member'; did you mean 'members'?"),
+        ("data.augment.pat=1", "small.toml: data.augment has no key 'pat'; did you mean 'pad'?"),
+        ("teachers.network.dept=8", "small.toml: teachers.network has no key 'dept'; did you mean 'depth'?"),
+        (
+            "teachers.network.widen=2",
+            "small.toml: teachers.network has no key 'widen'; did you mean 'width'?",
+        ),
+        ("methods.kd.pertub=ods", "small.toml: methods.kd has no key 'pertub'; did you mean 'perturb'?"),
+        ("data.qqq=1", "small.toml: data has no key 'qqq'; known are augment, coarse,"),
+        (
+            "teachers.network.kind=resent",
+            "small.toml: teachers.network knows no kind 'resent'; did you mean 'r",
+        ),
+        (
+            "teachers.network={depth=8}",
+            "small.toml: teachers.network needs the key 'kind': one of resnet, wide",
+        ),
+        ("teachers.network={kind='resnet'}", "small.toml: teachers.network needs the key 'depth'"),
+    ],
+)
+def test_a_misspelt_or_missing_key_is_named_with_the_nearest_right_one(small, override, sentence):
+    assert complaint(small, override).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "value"),
+    [
+        ("student.alpha=2", "student.alpha", "2"),
+        ("student.alpha=-0.1", "student.alpha", "-0.1"),
+        ("student.alpha=nan", "student.alpha", "nan"),
+        ("student.alpha=true", "student.alpha", "True"),
+        ("student.temperature=0", "student.temperature", "0"),
+        ("student.temperature=inf", "student.temperature", "inf"),
+        ("student.member_norm=1", "student.member_norm", "1"),
+        ("members=0", "members", "0"),
+        ("members=-1", "members", "-1"),
+        ("members=2.5", "members", "2.5"),
+        ("members=four", "members", "four"),
+        ("members=true", "members", "True"),
+        ("seeds=[]", "seeds", "[]"),
+        ("seeds=[1, 1]", "seeds", "[1, 1]"),
+        ("seeds=[-1]", "seeds.0", "-1"),
+        ("seeds=3", "seeds", "3"),
+        ("teachers.batch=0", "teachers.batch", "0"),
+        ("teachers.epochs=0", "teachers.epochs", "0"),
+        ("teachers.learning_rate=0", "teachers.learning_rate", "0"),
+        ("teachers.learning_rate=fast", "teachers.learning_rate", "fast"),
+        ("teachers.momentum=1", "teachers.momentum", "1"),
+        ("teachers.weight_decay=-1", "teachers.weight_decay", "-1"),
+        ("teachers.network.depth=9", "teachers.network.depth", "9"),
+        ("teachers.network={kind='wide_resnet', depth=9, widen=1}", "teachers.network.depth", "9"),
+        ("data.name=3", "data.name", "3"),
+        ("data.per_class=0", "data.per_class", "0"),
+        ("data.valid=-5", "data.valid", "-5"),
+        ("precision=float16", "precision", "float16"),
+        ("methods.kd.perturb=odds", "methods.kd.perturb", "odds"),
+        ("methods={}", "methods", "{}"),
+        ("methods.kd=3", "methods.kd", "3"),
+        ("teachers=3", "teachers", "3"),
+        ("name=../elsewhere", "name", "../elsewhere"),
+    ],
+)
+def test_a_wrong_type_or_an_impossible_value_names_key_and_value(small, override, place, value):
+    text = complaint(small, override)
+    assert text.startswith(f"small.toml: {place}")
+    assert re.search(r"must|should|at least", text)
+    assert value in text or "pattern" in text or value in ("[]", "{}")
+
+
+@pytest.mark.parametrize("step", ["0", "-1/255", "0/255", "1/0", "'big'", "true", "nan", "inf", "[1]"])
+def test_an_impossible_step_size_is_refused(small, step):
+    for key in ("student.step_size", "methods.kd.step_size"):
+        text = complaint(small, f"{key}={step}")
+        assert text.startswith(f"small.toml: {key} must be a number or a fraction above 0, such as")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "", "a b"])
+def test_a_method_name_that_cannot_be_a_folder_is_refused(small, name):
+    text = complaint(small, f"methods={{'{name}' = {{}}}}")
+    assert text.startswith("small.toml: methods")
+
+
+@pytest.mark.parametrize("table", ["data", "teachers", "student", "methods", "members"])
+def test_a_missing_table_is_named(tmp_path, table):
+    lines = SMALL.splitlines()
+    if table == "members":
+        kept = [line for line in lines if not line.startswith("members")]
+    else:
+        start = lines.index(f"[{table}]")
+        end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("[")), len(lines))
+        kept = lines[:start] + lines[end:]
+    path = tmp_path / "part.toml"
+    path.write_text("\n".join(kept))
+    assert complaint(path) == f"part.toml: the recipe needs the key '{table}'"
+
+
+@pytest.mark.parametrize(
+    "content", [b"members: 4", b"[data", b"{}", b"a = 1\na = 2", b"\xff\xfe\x00", b"a = 'x\n"], ids=repr
+)
+def test_a_file_that_is_not_toml_is_named(tmp_path, content):
+    path = tmp_path / "odd.toml"
+    path.write_bytes(content)
+    text = complaint(path)
+    assert "odd.toml" in text
+    assert re.search("is not TOML|cannot be read", text)
+
+
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
+    assert complaint("digist") == "there is no recipe 'digist'; did you mean 'digits'?"
+    assert complaint("some/where/digist.toml").endswith("did you mean 'digits'?")
+    assert complaint("qqqq").startswith("there is no recipe 'qqqq'; shipped are")
+
+
+def test_a_folder_is_no_recipe(tmp_path):
+    assert complaint(tmp_path).startswith(f"there is no recipe '{tmp_path}'")
