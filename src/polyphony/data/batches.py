@@ -28,8 +28,7 @@ class Augmentation:
         if self.pad:
             images = crop(images, self.pad, draw(2 * self.pad + 1, (2, len(images)), rng, images.device))
         if self.flip:
-            coins = draw(2, (len(images), 1, 1, 1), rng, images.device)
-            images = torch.where(coins.bool(), images.flip(-1), images)
+            images = flip(images, draw(2, (len(images),), rng, images.device))
         return images
 
 
@@ -41,6 +40,15 @@ def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
     return windows[torch.arange(len(images), device=images.device), :, offsets[0], offsets[1]]
 
 
+def flip(images: Tensor, coins: Tensor) -> Tensor:
+    """Image i mirrored left to right where coins[i] is 1. [b c h w], [b] → [b c h w]
+
+    Both versions are made and rows chosen: copying rows is a quarter of the cost of choosing pixels.
+    """
+    both = torch.cat([images, images.flip(-1)])
+    return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * coins)
+
+
 def draw(below: int, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
     """Integers in [0, below), drawn where the generator lives so that every device sees the same ones."""
     return torch.randint(below, shape, generator=rng, device=rng.device).to(device)
@@ -48,7 +56,7 @@ def draw(below: int, shape: tuple[int, ...], rng: torch.Generator, device: torch
 
 def pixels(images: Tensor) -> Tensor:
     """uint8 [b c h w] → float32 in [0, 1], channels last."""
-    return images.to(torch.float32, memory_format=torch.channels_last).div_(255)
+    return images.contiguous(memory_format=torch.channels_last).float().div_(255)
 
 
 def batches(
