@@ -1,0 +1,29 @@
+"""The verb that shows what came out: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from polyphony.cli import terminal
+
+
+def report(
+    runs: Annotated[tuple[Path, ...], Parameter(name="RUN", required=True)],
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="The page; RUN/report.html unless given.")] = None,
+) -> None:
+    """Write one HTML page about a run, and its figures and tables as files; of several runs, compare them.
+
+    Parameters
+    ----------
+    runs
+        Run folders, for example runs/digits.
+    """
+    from polyphony.report import write_report
+
+    page = write_report(runs, out)
+    terminal.console.print(f"{page}: open it in a browser.", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,131 @@
+"""Diversity plots: how much members differ, for examples they are more or less sure of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from polyphony import metrics
+from polyphony.metrics import DiversityBins
+from polyphony.report.chart import SMALL, Absent, Chart, Panel
+from polyphony.report.run import TEACHERS, Run
+from polyphony.report.style import MUTED, TEXT, looks
+from polyphony.report.tables import Numbers
+
+EXTERNAL = "train+external"
+_READING = (
+    "Each bar holds the examples whose least confident member has this confidence; its height is how far apart"
+    " the members' predictions are there (mean pairwise KL), its shade how many examples that is."
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members on some examples: [m n k], in one colour."""
+
+    label: str
+    colour: str
+    logits: Tensor
+
+
+def teacher_diversity(run: Run) -> Chart | Absent:
+    """Teachers on training images, as they are and perturbed, and on test images."""
+    splits = ["train", *(f"train+{method}" for method in run.methods), "test"]
+    title = "Diversity of the teachers"
+    groups = _teachers_on(run, splits)
+    if not groups:
+        return Absent(title, "the teachers' predictions are not in the run folder.")
+    return diversity_chart("diversity-teachers", title, f"{_READING} {_POINT}", groups)
+
+
+_POINT = "The point of the method: perturbed training images should show the students as much as test images do."
+
+
+def student_diversity(run: Run) -> Chart | Absent:
+    """Each student on test images, all seeds together."""
+    look = looks(run)
+    pooled = {method: run.pooled(method, "test") for method in run.methods}
+    groups = [
+        Group(method, look[method].colour, tested.logits)
+        for method, tested in pooled.items()
+        if tested is not None
+    ]
+    title = "Diversity of the students"
+    if not groups:
+        return Absent(title, "the students' test predictions are not in the run folder.")
+    reading = "The same plot for every student on test images, all seeds together: compare with the teachers on test."
+    return diversity_chart("diversity-students", title, reading, groups)
+
+
+def external_diversity(run: Run) -> Chart | Absent:
+    """Teachers on training images that a network outside the ensemble perturbed."""
+    title = "Does the perturbation transfer?"
+    if EXTERNAL not in run.splits("train+"):
+        return Absent(title, "no training images were perturbed by an extra teacher; 'polyphony analyse' does it.")
+    gaussian = [f"train+{method}" for method in run.methods_with("gaussian")[:1]]
+    reading = (
+        "ODS directions of a network outside the ensemble still pull its members apart, if the last panel is"
+        " higher than the others."
+    )
+    groups = _teachers_on(run, ["train", *gaussian, EXTERNAL])
+    return diversity_chart("diversity-external", title, reading, groups)
+
+
+def diversity_chart(name: str, title: str, reading: str, groups: Sequence[Group]) -> Chart:
+    """One panel a group, all to the same height."""
+    plots = [metrics.diversity_bins(group.logits) for group in groups]
+    means = [metrics.mean_kld(group.logits) for group in groups]
+    top = max(float(plot.kld.nan_to_num(0.0, posinf=0.0).max()) for plot in plots)
+    panels = [
+        Panel(group.label, partial(_bars, plot=plot, mean=mean, colour=group.colour, top=top), 1.25)
+        for group, plot, mean in zip(groups, plots, means, strict=True)
+    ]
+    rows = [
+        (group.label, float(low), float(high), int(count), float(kld), mean)
+        for group, plot, mean in zip(groups, plots, means, strict=True)
+        for low, high, count, kld in zip(plot.edges[:-1], plot.edges[1:], plot.count, plot.kld, strict=True)
+    ]
+    header = ("examples", "confidence_above", "confidence_to", "count", "kld", "mean_kld")
+    return Chart(name, title, reading, tuple(panels), Numbers(header, tuple(rows)), width=SMALL)
+
+
+def _teachers_on(run: Run, splits: Sequence[str]) -> list[Group]:
+    look = looks(run)
+    found = []
+    for split in splits:
+        predictions = run.predictions(TEACHERS, None, split)
+        if predictions is not None:
+            method = split.removeprefix("train+")
+            colour = look[method].colour if method in look else TEXT.light
+            found.append(Group(_words(split), colour, predictions.logits[: run.members]))
+    return found
+
+
+def _words(split: str) -> str:
+    if split == EXTERNAL:
+        return "training, ODS of an extra teacher"
+    plain = {"train": "training images", "test": "test images"}
+    return plain.get(split) or f"training, as in {split.removeprefix('train+')}"
+
+
+def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: float) -> None:
+    share = plot.count / plot.count.sum()
+    heights = plot.kld.nan_to_num(0.0, posinf=top)
+    width = float(plot.edges[1] - plot.edges[0])
+    alphas = 0.18 + 0.82 * torch.sqrt(share / share.max())
+    for low, height, alpha in zip(plot.edges[:-1].tolist(), heights.tolist(), alphas.tolist(), strict=True):
+        if height > 0:
+            axes.bar(low + width / 2, height, width * 0.86, color=colour, alpha=alpha, linewidth=0)
+    axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1.0), xlabel="least member's confidence", ylabel="KL (nats)")
+    axes.grid(visible=False, axis="x")
+    axes.text(
+        0.97, 0.97, f"{mean:.3f}", transform=axes.transAxes, ha="right", va="top", size=15, weight="bold"
+    )
+    axes.text(
+        0.97, 0.83, "mean-KLD", transform=axes.transAxes, ha="right", va="top", size=8.5, color=MUTED.light
+    )

@@ -1,0 +1,174 @@
+"""Whether students have their teachers' Jacobians, and how clear the gradients are that teach them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from polyphony import metrics
+from polyphony.report.chart import Absent, Chart, Panel, thin
+from polyphony.report.run import Row, Run
+from polyphony.report.style import MUTED, Look, assign, looks
+from polyphony.report.tables import Cell, Numbers, Table, Value
+
+Cosines = dict[str, Tensor]  # by method
+_TITLE = "Did Jacobians come across?"
+_WORDS = {"train": "training images", "valid": "validation images", "test": "test images"}
+_POINTS = 150
+
+
+def jacobian_matching(run: Run) -> tuple[Chart | Absent, Table | None]:
+    """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
+    rows = run.analysis("jacobians")
+    scratch = run.methods_with(None)
+    if not rows:
+        return Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it."), None
+    if not scratch or scratch[0] not in {row["method"] for row in rows}:
+        return Absent(_TITLE, "there is no student from scratch to compare with."), None
+    splits = {split: cosines(rows, split) for split in dict.fromkeys(row["split"] for row in rows)}
+    look = looks(run)
+    return jacobian_chart(splits, scratch[0], look), jacobian_table(splits, scratch[0])
+
+
+def cosines(rows: Sequence[Row], split: str) -> Cosines:
+    """The cosines on a split, by method, all seeds and members together."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        if row["split"] == split:
+            values.setdefault(row["method"], []).append(float(row["cosine"]))
+    return {method: torch.tensor(each, dtype=torch.float64) for method, each in values.items()}
+
+
+def roc(scratch: Tensor, distilled: Tensor) -> tuple[Tensor, Tensor]:
+    """False and true positive rate as the threshold falls, from (0, 0) to (1, 1). [n], [u] → [g + 1] each
+
+    A positive is a distilled student's cosine; ties move both rates in one step.
+    """
+    values, group = torch.unique(torch.cat([scratch, distilled]), return_inverse=True)
+    rates = []
+    for part in group.split([len(scratch), len(distilled)]):
+        counts = torch.bincount(part, minlength=len(values)).flip(0).double().cumsum(0)
+        rates.append(torch.cat([counts.new_zeros(1), counts / counts[-1]]))
+    return rates[0], rates[1]
+
+
+def jacobian_chart(splits: Mapping[str, Cosines], scratch: str, look: Mapping[str, Look]) -> Chart:
+    """For each split a panel of ROC curves against the student from scratch, and one of distributions."""
+    panels = [
+        Panel(f"ROC, {_WORDS.get(split, split)}", partial(_roc, each=each, scratch=scratch, look=look), 1.15)
+        for split, each in splits.items()
+    ]
+    panels += [
+        Panel(f"cosines, {_WORDS.get(split, split)}", partial(_density, each=each, look=look), 1.15)
+        for split, each in splits.items()
+    ]
+    rows: list[tuple[Value, ...]] = [
+        (split, method, float(x), float(y))
+        for split, each in splits.items()
+        for method, values in each.items()
+        if method != scratch
+        for x, y in zip(*roc(each[scratch], values), strict=True)
+    ]
+    reading = (
+        "A student that copied its teacher's function also bends where the teacher does: the cosine between"
+        " their Jacobians is high. The ROC asks how well that cosine tells a distilled student from the one"
+        f" trained without teachers ({scratch}); further to the upper left is better."
+    )
+    shown = tuple(look[method] for method in look if any(method in each for each in splits.values()))
+    header = ("split", "method", "false_positive_rate", "true_positive_rate")
+    return Chart("jacobians", _TITLE, reading, tuple(panels), Numbers(header, tuple(rows)), shown)
+
+
+def jacobian_table(splits: Mapping[str, Cosines], scratch: str) -> Table:
+    """COS and AUROC of every method on every split."""
+    methods = list(dict.fromkeys(method for each in splits.values() for method in each))
+    header = ["Method"]
+    for split in splits:
+        header += [f"COS, {split} ↑", f"AUROC, {split} ↑"]
+    body = []
+    for method in methods:
+        cells = [Cell(method)]
+        for each in splits.values():
+            cells += _summary(each, method, scratch)
+        body.append(tuple(cells))
+    caption = (
+        "Cosine between the Jacobians of teacher j and member j, mean over examples, members and seeds (COS),"
+        f" and the area under the ROC against {scratch} (AUROC)."
+    )
+    return Table("jacobians", caption, tuple(header), tuple(body))
+
+
+def _summary(each: Cosines, method: str, scratch: str) -> list[Cell]:
+    if method not in each:
+        return [Cell("–"), Cell("–")]
+    mean = f"{float(each[method].mean()):.3f}"
+    if method == scratch:
+        return [Cell(mean), Cell("–")]
+    return [Cell(mean), Cell(f"{metrics.detect(each[scratch], each[method]).auroc:.3f}")]
+
+
+def _roc(axes: Axes, *, each: Cosines, scratch: str, look: Mapping[str, Look]) -> None:
+    axes.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
+    for method, values in each.items():
+        if method == scratch:
+            continue
+        x, y = roc(each[scratch], values)
+        kept = thin(x.tolist(), _POINTS)
+        axes.plot(x[kept].tolist(), y[kept].tolist(), color=look[method].colour)
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
+
+
+def _density(axes: Axes, *, each: Cosines, look: Mapping[str, Look]) -> None:
+    low = min(float(values.min()) for values in each.values())
+    high = max(float(values.max()) for values in each.values())
+    for method, values in each.items():
+        axes.hist(
+            values.tolist(), bins=30, range=(low, high), density=True, histtype="step",
+            color=look[method].colour, linewidth=1.6,
+        )  # fmt: skip
+    axes.set(xlabel="cosine of Jacobians", ylabel="density")
+    axes.grid(visible=False, axis="x")
+
+
+def gradient_snr(run: Run) -> Chart | Absent:
+    """Signal-to-noise ratio of the Jacobian-matching gradient against the step size."""
+    rows = run.analysis("snr")
+    if not rows:
+        return Absent("How clear is the lesson?", "gradients were not measured; 'polyphony analyse RUN snr' does it.")
+    kinds = dict.fromkeys(row["perturbation"] for row in rows)
+    return snr_chart(rows, assign([(kind, kind) for kind in kinds]))
+
+
+def snr_chart(rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
+    """One panel; rows as in snr.csv."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        lines.setdefault(row["perturbation"], []).append((float(row["step_size"]), float(row["snr"])))
+    numbers = [
+        (row["perturbation"], float(row["step_size"]), float(row["snr"]), int(row["samples"])) for row in rows
+    ]
+    reading = (
+        "How much of the gradient that matches Jacobians is signal: its mean over random perturbations, divided by"
+        " its spread. Higher means fewer steps are wasted."
+    )
+    return Chart(
+        "snr",
+        "How clear is the lesson?",
+        reading,
+        (Panel("", partial(_snr, lines=lines, look=look), 1.3),),
+        Numbers(("perturbation", "step_size", "snr", "samples"), tuple(numbers)),
+        tuple(look[kind] for kind in lines),
+    )
+
+
+def _snr(axes: Axes, *, lines: Mapping[str, Sequence[tuple[float, float]]], look: Mapping[str, Look]) -> None:
+    for kind, points in lines.items():
+        x, y = zip(*sorted(points), strict=True)
+        axes.plot([255 * step for step in x], y, color=look[kind].colour, marker=look[kind].marker, markersize=5)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set(xlabel="step size (in 1/255, RMS per pixel)", ylabel="signal-to-noise ratio", ylim=(0, None))

@@ -1,0 +1,130 @@
+"""Images, and what each teacher and each member says of them, before and after the perturbation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from torch import Tensor
+
+from polyphony.report.chart import SMALL, Absent, Chart, Panel
+from polyphony.report.run import TEACHERS, Run
+from polyphony.report.style import MUTED, Look, looks
+from polyphony.report.tables import Numbers, Value
+
+MOST = 4  # examples on the page
+_TITLE = "What the members say"
+_PREFIX = "students."
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image before and after [c h w], and probabilities by model [2 m k]."""
+
+    image: Tensor
+    perturbed: Tensor
+    probabilities: dict[str, Tensor]
+
+
+def member_predictions(run: Run) -> Chart | Absent:
+    """A panel for each of a few training images."""
+    tensors = run.tensors("members")
+    if tensors is None:
+        return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
+    return member_chart(examples(tensors), looks(run))
+
+
+def examples(tensors: Mapping[str, Tensor]) -> list[Example]:
+    """The examples of members.safetensors."""
+    models = {TEACHERS: tensors[TEACHERS]}
+    models |= {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
+    return [
+        Example(
+            tensors["images"][place],
+            tensors["perturbed"][place],
+            {model: each[:, :, place] for model, each in models.items()},
+        )
+        for place in range(len(tensors["images"]))
+    ]
+
+
+def member_chart(found: list[Example], look: Mapping[str, Look]) -> Chart:
+    """Images on top; under them a matrix for each model, a row a member, a column a class."""
+    order = [model for model in look if model in found[0].probabilities]
+    height = 0.62 + 0.26 * len(order)
+    panels = tuple(
+        Panel(f"example {place + 1}", partial(_example, example=each, order=order, look=look), 1 / height)
+        for place, each in enumerate(found[:MOST])
+    )
+    rows: list[tuple[Value, ...]] = [
+        (place + 1, model, when, member + 1, label, float(values[side, member, label]))
+        for place, each in enumerate(found)
+        for model, values in each.probabilities.items()
+        for side, when in enumerate(("before", "after"))
+        for member in range(values.shape[1])
+        for label in range(values.shape[2])
+    ]
+    reading = (
+        "On top a training image, the perturbed one, and their difference made visible. Below, left before and"
+        " right after the perturbation: a row for each member, a column for each class, the fuller the more"
+        " probable. Rows that are alike say the same; the perturbation should make the teachers' rows differ,"
+        " and a good student's rows differ in the same way."
+    )
+    numbers = Numbers(("example", "model", "when", "member", "class", "probability"), tuple(rows))
+    return Chart("members", _TITLE, reading, panels, numbers, tuple(look[m] for m in order), width=SMALL)
+
+
+def visible_difference(image: Tensor, perturbed: Tensor) -> np.ndarray:
+    """Perturbed minus original around mid-grey, scaled so that the largest change is black or white. [h w 3]"""
+    change = perturbed.float() - image.float()
+    scaled = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-9)
+    return _picture(scaled)
+
+
+def _picture(image: Tensor) -> np.ndarray:
+    """[c h w] in [0, 1] or uint8 → [h w 3] in [0, 1]"""
+    pixels = image.float() / 255 if image.dtype.is_floating_point is False else image
+    return pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()
+
+
+def _example(axes: Axes, *, example: Example, order: list[str], look: Mapping[str, Look]) -> None:
+    axes.axis("off")
+    total = 0.62 + 0.26 * len(order)
+    pictures = {
+        "image": _picture(example.image),
+        "perturbed": _picture(example.perturbed),
+        "difference": visible_difference(example.image, example.perturbed),
+    }
+    for place, (words, picture) in enumerate(pictures.items()):
+        inset = axes.inset_axes((place * 0.345, 1 - 0.31 / total, 0.31, 0.31 / total))
+        inset.imshow(picture, interpolation="none", aspect="auto")
+        _bare(inset)
+        inset.set_xlabel(words, fontsize=8.5, labelpad=3)
+    for place, model in enumerate(order):
+        top = 1 - (0.56 + 0.26 * place) / total
+        axes.text(0, top, model, transform=axes.transAxes, va="bottom", size=8.5, color=look[model].colour)
+        for side in range(2):
+            inset = axes.inset_axes((side * 0.52, top - 0.17 / total, 0.48, 0.16 / total))
+            inset.imshow(_tinted(example.probabilities[model][side], look[model]), interpolation="none", aspect="auto")
+            _bare(inset)
+
+
+def _tinted(values: Tensor, look: Look) -> np.ndarray:
+    """Probabilities [m k] as the opacity of one colour, mid-grey for the teachers. → [m k 4]"""
+    colour = MUTED.light if look.label == TEACHERS else look.colour
+    tinted = np.empty((*values.shape, 4))
+    tinted[..., :3] = to_rgb(colour)
+    tinted[..., 3] = values.numpy().clip(0, 1)
+    return tinted
+
+
+def _bare(axes: Axes) -> None:
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_linewidth(0.8)

@@ -1,0 +1,74 @@
+"""Where the numbers come from: recipe, data, versions, machine, seeds, time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyphony.report.run import Run
+from polyphony.store import flat
+
+Facts = list[tuple[str, str]]
+
+_ORIGIN = {
+    "official": "official: the files' own checksums were verified",
+    "regenerated": "regenerated here, not the published files",
+    "subset": "a subset of the official data",
+    "unverified": "unverified: the files carry no known checksum",
+}
+
+
+def provenance(run: Run) -> dict[str, Facts]:
+    """Groups of (what, value), for the end of the page."""
+    groups = {
+        "Data": _data(run.facts.get("data") or {}),
+        "Time": _times(run),
+        "Versions": _facts(run.facts.get("versions") or {}),
+        "Machine": _facts(run.facts.get("machine") or {}),
+        "Recipe": _facts(flat(run.recipe)),
+    }
+    return {title: facts for title, facts in groups.items() if facts}
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "45 s", "12 min", "3 h 20 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _data(data: dict[str, Any]) -> Facts:
+    origin = str(data.get("origin", "unknown"))
+    prints = [(f"fingerprint, {split}", str(value)) for split, value in data.items() if split != "origin"]
+    return [("origin", _ORIGIN.get(origin, origin)), *prints] if data else []
+
+
+def _times(run: Run) -> Facts:
+    found = {model: run.seconds(model) for model in run.models}
+    rows = [
+        (model, f"{duration(sum(each))} for {len(each)} training{'s' * (len(each) != 1)}")
+        for model, each in found.items()
+        if each
+    ]
+    total = sum(sum(each) for each in found.values())
+    return [*rows, ("all trainings", f"{duration(total)}, one after the other")] if rows else []
+
+
+def _facts(values: dict[str, Any]) -> Facts:
+    return [(str(name), _text(value)) for name, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def one_line(run: Run) -> str:
+    """What was done, in a line under the title."""
+    teachers = f"{run.members} teachers"
+    extra = run.recipe.get("teachers", {}).get("extra", 0)
+    data = run.recipe.get("data", {}).get("name", "unknown data")
+    seeds = len(run.seeds(run.methods[0]))
+    more = f" (and {extra} for comparison)" if extra else ""
+    methods = f"{len(run.methods)} method{'s' * (len(run.methods) != 1)}"
+    return f"{data}: {teachers}{more}, {methods} of training the student, {seeds} seed{'s' * (seeds != 1)} each."
+

@@ -1,0 +1,261 @@
+"""Reading a run folder: recipe, scores, logs, predictions and analyses, by their layout alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from polyphony import metrics
+from polyphony.predict import Predictions
+from polyphony.store import StoreError, first_line, read_bytes, read_json
+
+TEACHERS = "teachers"
+CALIBRATIONS = ("calibrated", "standard")
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A row of scores.csv; a DEE is inf past the curve, and none where there is no curve."""
+
+    model: str
+    seed: int | None
+    split: str
+    calibration: str
+    acc: float
+    nll: float
+    bs: float
+    ece: float
+    dee: float | None
+    kld: float
+    params: int
+
+    @classmethod
+    def of(cls, row: Row) -> Score:
+        """A row of the file."""
+        numbers = {name: float(row[name]) for name in ("acc", "nll", "bs", "ece", "kld")}
+        return cls(
+            model=row["model"],
+            seed=int(row["seed"]) if row["seed"] else None,
+            split=row["split"],
+            calibration=row["calibration"],
+            dee=float(row["dee"]) if row["dee"] else None,
+            params=int(row["params"]),
+            **numbers,
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder with scores. Nothing is read before it is asked for, and no model ever."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """The run in a folder; one sentence if there is none, or if it is not evaluated yet."""
+        if not (folder / "recipe.json").is_file():
+            raise StoreError(
+                f"{folder} is not a run folder: it has no recipe.json; 'polyphony study' makes one"
+            )
+        if not (folder / "scores.csv").is_file():
+            raise StoreError(
+                f"{folder} has no scores.csv, so there is nothing to report: run 'polyphony evaluate {folder}'"
+            )
+        run = cls(folder)
+        if not run.methods or not run.scored(TEACHERS):
+            raise StoreError(f"{folder}/scores.csv has no student and teachers on test: evaluate the run again")
+        return run
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """recipe.json: the recipe, the data's fingerprints, versions, machine."""
+        return read_json(self.folder / "recipe.json")
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe."""
+        recipe: dict[str, Any] = self.facts.get("recipe", {})
+        return recipe
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return str(self.recipe.get("name", self.folder.name))
+
+    @property
+    def members(self) -> int:
+        """How many teachers are the ensemble; the others are there for the DEE curve."""
+        return int(self.recipe["members"])
+
+    @cached_property
+    def scores(self) -> list[Score]:
+        """All rows of scores.csv."""
+        path = self.folder / "scores.csv"
+        try:
+            return [Score.of(row) for row in read_csv(path)]
+        except (KeyError, ValueError) as error:
+            raise StoreError(f"{path} is not a table of scores ({error!r}): evaluate the run again") from error
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The students' methods that have test scores, in the recipe's order."""
+        scored = dict.fromkeys(s.model for s in self.scores if s.split == "test" and s.model != TEACHERS)
+        known = [name for name in self.recipe.get("methods", {}) if name in scored]
+        return known + [name for name in scored if name not in known]
+
+    @property
+    def models(self) -> list[str]:
+        """The teachers, then the students."""
+        return [TEACHERS, *self.methods]
+
+    def perturbation(self, method: str) -> str | None:
+        """What a method does to the inputs ("clean", "ods", …); none for one from scratch."""
+        settings: dict[str, Any] = self.recipe.get("methods", {}).get(method, {})
+        return settings.get("perturb")
+
+    def methods_with(self, *perturbations: str | None) -> list[str]:
+        """The methods that perturb in one of these ways, in their order."""
+        return [name for kind in perturbations for name in self.methods if self.perturbation(name) == kind]
+
+    def seeds(self, model: str) -> list[int | None]:
+        """The seeds of a model that have test scores; the teachers have none."""
+        return [score.seed for score in self.scored(model)]
+
+    def scored(self, model: str, split: str = "test", calibration: str = "calibrated") -> list[Score]:
+        """A model's rows, one a seed."""
+        wanted = (model, split, calibration)
+        return [score for score in self.scores if (score.model, score.split, score.calibration) == wanted]
+
+    def mean(self, model: str, column: str, calibration: str = "calibrated") -> metrics.MeanSd:
+        """Mean and standard deviation over seeds of a column of the test scores; a missing DEE is NaN."""
+        values = [getattr(score, column) for score in self.scored(model, calibration=calibration)]
+        return metrics.mean_sd([math.nan if value is None else value for value in values])
+
+    def predictions(self, model: str, seed: int | None, split: str) -> Predictions | None:
+        """What a model predicted on a split, or nothing; of the teachers all there are."""
+        who = [model] if seed is None else [model, str(seed)]
+        return read_predictions(self.folder.joinpath("predictions", *who, f"{split}.safetensors"))
+
+    def ensemble(self, model: str, split: str) -> list[Predictions]:
+        """A model's predictions, one for each seed that has them; of the teachers only the ensemble's."""
+        found = [self.predictions(model, seed, split) for seed in self.seeds(model)]
+        kept = [each for each in found if each is not None]
+        if model == TEACHERS:
+            return [Predictions(each.logits[: self.members], each.labels) for each in kept]
+        return kept
+
+    def pooled(self, model: str, split: str) -> Predictions | None:
+        """The same with the examples of all seeds in one row: [m s·n k]."""
+        return pool(self.ensemble(model, split))
+
+    def log_probs(self, model: str, split: str, calibration: str) -> list[tuple[Tensor, Tensor]]:
+        """(log-probabilities [n k], labels [n]) of each seed, at its validation temperature if calibrated."""
+        pairs = []
+        for seed, tested in zip(self.seeds(model), self.ensemble(model, split), strict=False):
+            log_probs = metrics.ensemble_log_probs(tested.logits)
+            if calibration == "calibrated":
+                temperature = self.temperature(model, seed)
+                if temperature is None:
+                    return []
+                log_probs = metrics.temper(log_probs, temperature)
+            pairs.append((log_probs, tested.labels))
+        return pairs
+
+    def temperature(self, model: str, seed: int | None) -> float | None:
+        """The temperature that suits a model's validation predictions, if they are there."""
+        valid = self.predictions(model, seed, "valid")
+        if valid is None:
+            return None
+        logits = valid.logits[: self.members] if model == TEACHERS else valid.logits
+        return metrics.fit_temperature(metrics.ensemble_log_probs(logits), valid.labels)
+
+    def splits(self, prefix: str) -> list[str]:
+        """Splits the teachers have predictions on whose name starts so: "ood-", "train+", …"""
+        folder = self.folder / "predictions" / TEACHERS
+        return sorted(path.stem for path in folder.glob(f"{prefix}*.safetensors"))
+
+    def analysis(self, name: str) -> list[Row] | None:
+        """A table of the analyses, or nothing."""
+        path = self.folder / "analysis" / f"{name}.csv"
+        return read_csv(path) if path.is_file() else None
+
+    def tensors(self, name: str) -> dict[str, Tensor] | None:
+        """The arrays of an analysis, or nothing."""
+        path = self.folder / "analysis" / f"{name}.safetensors"
+        return read_tensors(path) if path.is_file() else None
+
+    def logs(self, model: str) -> list[list[dict[str, float]]]:
+        """The training logs of a method's seeds, or of the teachers: one row an epoch."""
+        folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
+        return [read_log(path) for path in sorted(folder.glob("*/log.jsonl"), key=_by_number)]
+
+    def seconds(self, model: str) -> list[float]:
+        """How long each training took."""
+        folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
+        done = (read_json(path) for path in sorted(folder.glob("*/done.json"), key=_by_number))
+        return [float(each["seconds"]) for each in done if "seconds" in each]
+
+
+def pool(predictions: Iterable[Predictions]) -> Predictions | None:
+    """The examples of several predictions by equally many members as one; nothing of nothing."""
+    each = list(predictions)
+    if not each:
+        return None
+    return Predictions(torch.cat([p.logits for p in each], dim=1), torch.cat([p.labels for p in each]))
+
+
+def read_predictions(path: Path) -> Predictions | None:
+    """Saved predictions, whatever they depend on; nothing where there is no file."""
+    if not path.is_file():
+        return None
+    tensors = read_tensors(path)
+    if "logits" not in tensors:
+        raise StoreError(f"{path} holds no logits: delete it to predict again")
+    labels = tensors.get("labels", torch.full((tensors["logits"].shape[1],), -1))
+    return Predictions(tensors["logits"], labels)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of a CSV file with a header."""
+    try:
+        text = read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path} is not text: delete it to make it again") from error
+    return list(csv.DictReader(text.splitlines()))
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """A training log; a line that a stopped training left half written is not counted."""
+    rows = []
+    for line in read_bytes(path).decode().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    name = path.parent.name
+    return (int(name) if name.isdecimal() else 0, name)

@@ -1,0 +1,67 @@
+"""Tables of scores on unknown classes and corrupted images, seeds averaged, the paper's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyphony import metrics
+from polyphony.report.paper import Comparison, PaperRow
+from polyphony.report.run import Row, Run
+from polyphony.report.summary import paper_method
+from polyphony.report.tables import Cell, Table
+
+_SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "doubt": "low confidence"}
+_UNKNOWN = {"auroc": "AUROC ↑", "aupr": "AUPR ↑", "fpr95": "FPR95 ↓"}
+_CORRUPTED = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓"}
+
+
+def unknown_tables(run: Run) -> list[Table]:
+    """For each set of unknown classes, how well each model tells it from test images, by entropy."""
+    rows = run.analysis("ood") or []
+    return [_unknown(run, name, rows) for name in dict.fromkeys(row["unknown"] for row in rows)]
+
+
+def _unknown(run: Run, name: str, rows: Sequence[Row]) -> Table:
+    body = []
+    for model in run.models:
+        for score, words in _SCORES.items():
+            mine = [r for r in rows if (r["model"], r["unknown"], r["score"]) == (model, name, score)]
+            if mine:
+                cells = (Cell(_mean(mine, column, 3)) for column in _UNKNOWN)
+                body.append((Cell(f"{model}, {words}"), *cells))
+    caption = (
+        f"Telling {name} (the positive class) from test images by an uncertainty;"
+        f" mean ± s.d. over seeds. Chance: AUROC 0.5."
+    )
+    return Table(f"unknown-{name}", caption, ("Model, uncertainty", *_UNKNOWN.values()), tuple(body))
+
+
+def corrupted_tables(run: Run, paper: Comparison | None) -> list[Table]:
+    """For each corrupted data set, the mean over all corruptions and severities of each model's scores."""
+    rows = run.analysis("corrupted") or []
+    return [_corrupted(run, name, rows, paper) for name in dict.fromkeys(row["data"] for row in rows)]
+
+
+def _corrupted(run: Run, name: str, rows: Sequence[Row], paper: Comparison | None) -> Table:
+    body = []
+    for model in run.models:
+        seeds = dict.fromkeys(row["seed"] for row in rows if (row["model"], row["data"]) == (model, name))
+        each = [[r for r in rows if (r["model"], r["data"], r["seed"]) == (model, name, s)] for s in seeds]
+        if each:
+            printed = paper and paper.row(paper_method(run, model), "standard", "corrupted")
+            cells = (_over_all(each, column, printed) for column in _CORRUPTED)
+            body.append((Cell(model), *cells))
+    caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
+    return Table(f"corrupted-{name}", caption, ("Model", *_CORRUPTED.values()), tuple(body))
+
+
+def _over_all(seeds: Sequence[Sequence[Row]], column: str, printed: PaperRow | None) -> Cell:
+    scale, digits = (100, 2) if column == "acc" else (1, 3)
+    means = [scale * sum(float(row[column]) for row in rows) / len(rows) for rows in seeds]
+    text = metrics.format_mean_sd(metrics.mean_sd(means), digits)
+    return Cell(text, paper=printed.text(column) if printed else "")
+
+
+def _mean(rows: Sequence[Row], column: str, digits: int) -> str:
+    return metrics.format_mean_sd(metrics.mean_sd([float(row[column]) for row in rows]), digits)
+

@@ -1,0 +1,216 @@
+"""The main tables, the verdict in words, and the health check: what the page says before any figure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyphony import metrics
+from polyphony.metrics import Health, HealthCheck, MeanSd
+from polyphony.report.paper import Comparison
+from polyphony.report.run import TEACHERS, Run
+from polyphony.report.tables import Cell, Table
+
+COLUMNS = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓", "dee": "DEE ↑", "kld": "mean-KLD"}
+_LARGER_IS_BETTER = {"acc": True, "nll": False, "bs": False, "ece": False, "dee": True}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the three numbers that matter: what it is about, the number, what it means."""
+
+    about: str
+    number: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a person should take home: one sentence, then what qualifies it, then three numbers."""
+
+    sentence: str
+    qualified: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+
+
+def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
+    """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
+    seeds = sorted({len(run.seeds(method)) for method in run.methods})
+    count = " or ".join(map(str, seeds))
+    how = {
+        "calibrated": "at the temperature fitted on validation",
+        "standard": "as predicted, without temperature scaling",
+    }[calibration]
+    caption = f"{run.name}: test scores, {how}; mean ± s.d. over n = {count} seeds of the student."
+    rows = [_score_row(run, model, calibration, paper) for model in run.models]
+    return Table(f"scores-{calibration}", caption, ("Model", "Parameters", *COLUMNS.values()), tuple(rows))
+
+
+def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None) -> tuple[Cell, ...]:
+    printed = paper and paper.row(paper_method(run, model), calibration)
+    first = run.scored(model, calibration=calibration)[0]
+    label = f"teachers ({run.members} networks)" if model == TEACHERS else model
+    cells = [Cell(label), Cell(f"{first.params:,}")]
+    for column in COLUMNS:
+        text = score_text(run, model, column, calibration)
+        winner = column in _LARGER_IS_BETTER and best(run, column, calibration) == model
+        cells.append(Cell(text, winner, printed.text(column) if printed else ""))
+    return tuple(cells)
+
+
+def paper_method(run: Run, model: str) -> str:
+    """The paper's name of a model; none of its own where a method changes the student's settings."""
+    if model == TEACHERS:
+        return model
+    settings = run.recipe.get("methods", {}).get(model, {})
+    return "" if settings.keys() - {"perturb"} else run.perturbation(model) or "scratch"
+
+
+def score_text(run: Run, model: str, column: str, calibration: str) -> str:
+    """A model's score over its seeds, for people."""
+    values = [getattr(score, column) for score in run.scored(model, calibration=calibration)]
+    if column == "dee":
+        return dee_text(values, curve_size(run))
+    scale, digits = (100, 2) if column == "acc" else (1, 3)
+    return metrics.format_mean_sd(metrics.mean_sd([scale * value for value in values]), digits)
+
+
+def dee_text(values: Sequence[float | None], size: int) -> str:
+    """A DEE over seeds: mean ± s.d., or from the least to the largest where a seed is past the curve."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    if all(map(math.isfinite, known)):
+        return metrics.format_mean_sd(metrics.mean_sd(known), 2)
+    ends = [metrics.format_dee(value, size) for value in (min(known), max(known))]
+    return ends[0] if ends[0] == ends[1] else " … ".join(ends)
+
+
+def curve_size(run: Run) -> int:
+    """How many teachers the DEE curve was made of."""
+    teachers = run.recipe.get("teachers", {})
+    return run.members + int(teachers.get("extra", 0))
+
+
+def best(run: Run, column: str, calibration: str) -> str | None:
+    """The best student by a score, if it is better than every other by more than their spread."""
+    values = {method: run.mean(method, column, calibration) for method in run.methods}
+    return clear_winner(values, larger=_LARGER_IS_BETTER[column])
+
+
+def clear_winner(values: dict[str, MeanSd], *, larger: bool) -> str | None:
+    """Whose mean is ahead of every other's by more than √(s.d.² + s.d.²), the spread of their difference.
+
+    None where there is no other, or where one has no spread (one seed, or an infinite value).
+    """
+    sign = 1 if larger else -1
+    order = sorted(values, key=lambda name: sign * values[name].mean, reverse=True)
+    if len(order) < 2 or any(math.isnan(value.mean) for value in values.values()):
+        return None
+    first = values[order[0]]
+    ahead = all(differ(first, values[other]) for other in order[1:])
+    return order[0] if ahead else None
+
+
+def differ(one: MeanSd, other: MeanSd) -> bool:
+    """Whether two means are apart by more than the spread of their difference; never without a spread."""
+    return abs(one.mean - other.mean) > math.hypot(one.sd, other.sd)
+
+
+def verdict(run: Run) -> Verdict:
+    """The best student by calibrated NLL against its teachers, and what else a reader must know."""
+    champion = min(run.methods, key=lambda method: run.mean(method, "nll").mean)
+    share = kept(run, champion)
+    small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
+    sentence = (
+        f"The best student, {champion}, keeps {share:.0%} of its teachers' diversity"
+        f" and {_as_good_as(run, champion)}, with {small:.0%} of their parameters."
+    )
+    qualified = [_spread(run, champion), *_most_diverse(run, champion), *_collapsed(run)]
+    return Verdict(sentence, tuple(filter(None, qualified)), _headlines(run, champion))
+
+
+def kept(run: Run, model: str) -> float:
+    """A student's mean-KLD on test as a share of its teachers'."""
+    teachers = run.mean(TEACHERS, "kld").mean
+    return run.mean(model, "kld").mean / teachers if teachers else math.nan
+
+
+def _as_good_as(run: Run, model: str) -> str:
+    text = score_text(run, model, "dee", "calibrated").split(" ± ")[0]
+    if text == "–":
+        return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
+    if " … " in text:
+        return f"predicts as well as {text.replace(' … ', ' to ').replace('>', 'more than ')} teachers averaged"
+    return f"predicts as well as {text.replace('>', 'more than ')} teachers averaged"
+
+
+def _spread(run: Run, champion: str) -> str:
+    here = run.mean(champion, "nll")
+    if here.n == 1:
+        return "Every student was trained once: no difference between methods can be told from chance."
+    others = [name for name in run.methods if name != champion]
+    close = [name for name in others if not differ(here, run.mean(name, "nll"))]
+    if not others:
+        return ""
+    if not close:
+        return f"It is ahead of every other student in NLL by more than the spread over {here.n} seeds."
+    return f"In NLL it cannot be told from {_and(close)}: they differ by less than the spread over {here.n} seeds."
+
+
+def _most_diverse(run: Run, champion: str) -> list[str]:
+    distilled = [name for name in run.methods if run.perturbation(name) is not None]
+    if not distilled:
+        return ["No student was distilled: all were trained on labels alone."]
+    top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
+    if top == champion:
+        return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
+    return [f"The most diverse distilled student is {top}, with {kept(run, top):.0%} of the teachers' diversity."]
+
+
+def _collapsed(run: Run) -> list[str]:
+    dead = [name for name, health in health_checks(run).items() if health.verdict == metrics.Verdict.COLLAPSED]
+    return [f"The members of {_and(dead)} have collapsed into one predictor."] if dead else []
+
+
+def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
+    teachers, student = run.scored(TEACHERS)[0], run.scored(champion)[0]
+    kld, nll = run.mean(champion, "kld"), run.mean(champion, "nll")
+    dee = score_text(run, champion, "dee", "calibrated").split(" ± ")[0]
+    return (
+        Headline(
+            "How diverse",
+            f"{kept(run, champion):.0%}",
+            f"of the teachers' diversity: mean-KLD {kld.mean:.3f} against {teachers.kld:.3f} on test",
+        ),
+        Headline(
+            "How good",
+            f"{dee}" if dee != "–" else f"{nll.mean:.3f}",
+            f"teachers' worth (DEE): calibrated NLL {nll.mean:.3f} against {teachers.nll:.3f} of all {run.members}",
+        ),
+        Headline(
+            "How small",
+            f"{student.params / teachers.params:.0%}",
+            f"of the teachers' parameters: {student.params:,} against {teachers.params:,}",
+        ),
+    )
+
+
+def health_checks(run: Run) -> dict[str, Health]:
+    """Is each student an ensemble? Seeds pooled; the DEE is that of the median seed."""
+    teachers_kld = run.mean(TEACHERS, "kld").mean
+    found = {}
+    for method in run.methods:
+        tested = run.pooled(method, "test")
+        if tested is None:
+            continue
+        known = [score.dee for score in run.scored(method) if score.dee is not None]
+        dee = statistics.median(known) if known else None
+        found[method] = HealthCheck()(tested.logits, tested.labels, teachers_kld, dee)
+    return found
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
