@@ -5,7 +5,7 @@ from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
 from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
-from polyphony.analysis.tables import Part, write_table
+from polyphony.analysis.tables import Part, load_parts, write_table
 from polyphony.analysis.transfer import external_predictions
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "gradient_snr",
     "jacobian_cosines",
     "latencies",
+    "load_parts",
     "member_views",
     "snr_of",
     "write_table",

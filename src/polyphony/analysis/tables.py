@@ -23,7 +23,7 @@ class Part:
     path: Path
     key: str
 
-    def load(self) -> list[Row] | None:
+    def load(self) -> list[list[Any]] | None:
         """The rows, or nothing where there are none or they depend on something else."""
         if not self.path.exists():
             return None
@@ -35,6 +35,12 @@ class Part:
         write_whole(
             self.path, (json.dumps({"key": self.key, "rows": [list(row) for row in rows]}) + "\n").encode()
         )
+
+
+def load_parts(folder: Path, pattern: str, start: str) -> list[list[Any]]:
+    """The rows of all parts in a folder whose key begins so."""
+    found = [read_json(path) for path in sorted(folder.glob(pattern))]
+    return [row for part in found if str(part.get("key")).startswith(start) for row in part["rows"]]
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:

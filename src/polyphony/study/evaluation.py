@@ -1,0 +1,227 @@
+"""Inputs nobody was trained for: unknown classes and corrupted test images → saved predictions → tables.
+
+Each function reads the run, predicts what is missing, writes its table and returns its rows; a second call
+finds all of that done. A table keeps what it says of other data sets as long as the models are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from polyphony import metrics
+from polyphony.analysis import Part, load_parts, write_table
+from polyphony.predict import Predictions, predict
+from polyphony.store import Stage, StoreError, load_predictions, locked, save_predictions, spec_key
+from polyphony.study.jobs import Job, Predict
+from polyphony.study.plan import Study
+from polyphony.study.pool import Board, run_jobs
+from polyphony.study.run import default_workers
+from polyphony.study.scores import TEACHERS, first, quality, read
+from polyphony.study.shifts import Corruptions, Shift, Unknown
+from polyphony.train import Watch
+
+FORMAT = 1  # raised when rows change their meaning, so that tables are made again
+
+
+@dataclass(frozen=True)
+class UnknownScore:
+    """A row of ood.csv. Unknown is the positive class; entropies are of the members' mean, in nats."""
+
+    model: str
+    seed: int | None
+    unknown: str
+    score: str  # what tells them apart: entropy, mutual_information, or doubt (negative confidence)
+    auroc: float
+    aupr: float
+    fpr95: float
+    known_entropy: float
+    unknown_entropy: float
+
+
+@dataclass(frozen=True)
+class CorruptedScore:
+    """A row of corrupted.csv: standard (uncalibrated) scores, as in the paper's table."""
+
+    model: str
+    seed: int | None
+    data: str
+    corruption: str
+    severity: int
+    acc: float
+    nll: float
+    bs: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class PredictShifted:
+    """The logits of one model on all splits of a shift, saved; each split is done once."""
+
+    study: Study
+    model: str  # "teachers", or a method
+    seed: int | None
+    shift: Shift
+    fingerprints: tuple[str, ...]  # of the splits' images, taken once for all models
+
+    @property
+    def name(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed},"
+        return f"predict {self.model}{seed} on {self.shift.name}"
+
+    @property
+    def epochs(self) -> int:
+        return len(self.fingerprints)
+
+    @property
+    def targets(self) -> list[tuple[str, Path, str]]:
+        """(split, file, key) of every split."""
+        who = Path(self.model) if self.seed is None else Path(self.model, str(self.seed))
+        folder = self.study.folder / "predictions" / who
+        weights = weight_hashes(self.study)[self.model, self.seed]
+        return [
+            (split, folder / f"{split}.safetensors", spec_key({"weights": weights, "split": fingerprint}))
+            for split, fingerprint in zip(self.shift.splits, self.fingerprints, strict=True)
+        ]
+
+    def is_done(self) -> bool:
+        return all(load_predictions(path, key) is not None for _, path, key in self.targets)
+
+    def run(self, watch: Watch) -> None:
+        study = self.study
+        model = (
+            study.load_teachers(study.recipe.members)
+            if self.seed is None
+            else study.load_student(self.model, self.seed)
+        )
+        for split, path, key in self.targets:
+            if load_predictions(path, key) is None:
+                save_predictions(path, predict(model, self.shift.images(split), device=study.device), key)
+            watch.epoch({})
+
+    def read(self) -> dict[str, Predictions]:
+        """Split → what was saved of it."""
+        saved = {split: load_predictions(path, key) for split, path, key in self.targets}
+        return {split: predictions for split, predictions in saved.items() if predictions is not None}
+
+
+def evaluate_unknown(
+    study: Study, name: str, board: Board, workers: int | None = None, limit: int | None = None
+) -> list[UnknownScore]:
+    """How well each model tells another data set's classes from its own: analysis/ood.csv.
+
+    `name` is a data set or a path; `limit` takes its first images only. Known are all test images of the run.
+    """
+    shift = Unknown(study, name, limit)
+    known = [Predict(study, model, seed, "test") for model, seed in models(study)]
+    with locked(study.folder):
+        jobs = shifted_jobs(study, shift)
+        run_missing(study, [*known, *jobs], board, workers)
+        part = table_part(study, "ood", jobs)
+        rows = [UnknownScore(*row) for row in part.load() or []]
+        if not rows:
+            rows = [
+                row for before, job in zip(known, jobs, strict=True) for row in unknown_scores(before, job)
+            ]
+            part.save(map(astuple, rows))
+        write_parts(study, "ood", UnknownScore)
+    return rows
+
+
+def evaluate_corrupted(
+    study: Study, name: str, board: Board, workers: int | None = None, limit: int | None = None
+) -> list[CorruptedScore]:
+    """Each model on every corruption and severity of the test images: analysis/corrupted.csv.
+
+    `name` is the run's data with "-c": the official images where they are, else those made here, which are
+    called regenerated in files and rows. `limit` takes the first test images only.
+    """
+    shift = Corruptions(study, name, limit)
+    with locked(study.folder):
+        jobs = shifted_jobs(study, shift)
+        run_missing(study, jobs, board, workers)
+        part = table_part(study, "corrupted", jobs)
+        rows = [CorruptedScore(*row) for row in part.load() or []]
+        if not rows:
+            rows = [row for job in jobs for row in corrupted_scores(shift, job)]
+            part.save(map(astuple, rows))
+        write_parts(study, "corrupted", CorruptedScore)
+    return rows
+
+
+def unknown_scores(before: Predict, job: PredictShifted) -> list[UnknownScore]:
+    """One model's rows, one for each uncertainty that may tell unknown from known."""
+    known = first(read(before), job.study.recipe.members).logits
+    (unknown,) = (predictions.logits for predictions in job.read().values())
+    entropies = metrics.predictive_entropy(known), metrics.predictive_entropy(unknown)
+    found = metrics.detect_unknown_logits(known, unknown)
+    return [
+        UnknownScore(job.model, job.seed, job.shift.name, score, d.auroc, d.aupr, d.fpr95, *entropies)
+        for score, d in found.items()
+    ]
+
+
+def corrupted_scores(shift: Corruptions, job: PredictShifted) -> list[CorruptedScore]:
+    """One model's rows, one for each corruption and severity."""
+    rows = []
+    for split, predictions in job.read().items():
+        measured = quality(metrics.ensemble_log_probs(predictions.logits), predictions.labels)
+        corruption, severity = shift.conditions[split]
+        rows.append(CorruptedScore(job.model, job.seed, shift.name, corruption, severity, **measured))
+    return rows
+
+
+def models(study: Study) -> list[tuple[str, int | None]]:
+    """(model, seed) of all that predicts: the teachers together, then every student."""
+    return [(TEACHERS, None), *study.students]
+
+
+def weight_hashes(study: Study) -> dict[tuple[str, int | None], list[str]]:
+    """The hashes of every model's weights; raises where something is not trained yet."""
+    teachers = [study.teacher_stage(j) for j in range(study.recipe.members)]
+    found: dict[tuple[str, int | None], list[str]] = {
+        (TEACHERS, None): [trained(stage) for stage in teachers]
+    }
+    return found | {(m, s): [trained(study.student_stage(m, s))] for m, s in study.students}
+
+
+def trained(stage: Stage) -> str:
+    """The hash of a stage's weights."""
+    if not stage.is_done():
+        raise StoreError(f"{stage.folder} is not trained to the end: run 'polyphony study' first")
+    return str(stage.done()["weights"])
+
+
+def shifted_jobs(study: Study, shift: Shift) -> list[PredictShifted]:
+    """A job for every model of the study."""
+    weight_hashes(study)
+    fingerprints = tuple(shift.images(split).fingerprint for split in shift.splits)
+    return [PredictShifted(study, model, seed, shift, fingerprints) for model, seed in models(study)]
+
+
+def run_missing(study: Study, jobs: Sequence[Job], board: Board, workers: int | None) -> int:
+    """Run the jobs that are not done; how many they were."""
+    missing = [job for job in jobs if not job.is_done()]
+    run_jobs(missing, board, workers or default_workers(study), study.threads)
+    return len(missing)
+
+
+def table_part(study: Study, table: str, jobs: Sequence[PredictShifted]) -> Part:
+    """Where the rows of one shift are kept. The key begins with that of the models alone."""
+    shift, images = jobs[0].shift, jobs[0].fingerprints
+    key = f"{models_key(study)}-{spec_key({'images': images, 'name': shift.name})}"
+    return Part(study.folder / "analysis" / "parts" / f"{table}-{shift.name}.json", key)
+
+
+def models_key(study: Study) -> str:
+    """The hash of all weights, and of the images that are known."""
+    weights = [[model, seed, hashes] for (model, seed), hashes in weight_hashes(study).items()]
+    return spec_key({"format": FORMAT, "weights": weights, "test": study.splits.test.fingerprint})
+
+
+def write_parts(study: Study, table: str, row: type[UnknownScore] | type[CorruptedScore]) -> None:
+    """The table, of all its parts that these models made."""
+    folder = study.folder / "analysis"
+    rows = load_parts(folder / "parts", f"{table}-*.json", models_key(study))
+    write_table(folder / f"{table}.csv", [field.name for field in fields(row)], rows)

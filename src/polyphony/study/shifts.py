@@ -1,0 +1,115 @@
+"""Images a study was not trained for: another data set's classes, and its own test images corrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Protocol
+
+from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load_unknown
+from polyphony.data.cifar_c import SEVERITIES
+from polyphony.data.load import identify
+from polyphony.recipe import Data
+from polyphony.study.plan import Study, load_splits
+
+
+class Shift(Protocol):
+    """Images a study was not trained for, in splits."""
+
+    @property
+    def name(self) -> str:
+        """What the images are called in files and tables."""
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The names under which predictions are saved."""
+
+    def images(self, split: str) -> Split:
+        """The images of one split, at the study's size."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Another data set's test images, or the first so many."""
+
+    study: Study
+    source: str
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        return identify(self.source).name
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return (f"ood-{self.name}",)
+
+    def images(self, split: str) -> Split:
+        return read_unknown(self.study.recipe.data, self.study.data_root, self.source, self.limit)
+
+
+@dataclass(frozen=True)
+class Corruptions:
+    """The test images under every corruption and severity, or the first so many of them."""
+
+    study: Study
+    source: str
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """DATA-c for the official images, DATA-c-regenerated for those made here, whatever was asked for."""
+        origin = "-regenerated" if self.corrupted.origin == "regenerated" else ""
+        return f"{self.study.splits.name}-c{origin}"
+
+    @property
+    def corrupted(self) -> Corrupted:
+        """The reader of the images."""
+        study = self.study
+        asked = self.source.removesuffix("-regenerated").removesuffix("-c")
+        if asked != study.splits.name:
+            raise DataError(
+                f"{self.source} is not of the run's data: ask for {study.splits.name}-c, its own test images"
+            )
+        return read_corrupted(study.recipe.data, study.data_root, self.limit)
+
+    @property
+    def conditions(self) -> dict[str, tuple[str, int]]:
+        """Split → (corruption, severity)"""
+        each = product(self.corrupted.parts, SEVERITIES)
+        return {f"corrupted-{self.name}-{part}-{severity}": (part, severity) for part, severity in each}
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return list(self.conditions)
+
+    def images(self, split: str) -> Split:
+        images, test = self.corrupted[self.conditions[split]], self.study.splits.test
+        if not images.labels.equal(test.labels[: len(images)]):
+            raise DataError(
+                f"the images of {self.name} are not corrupted versions of this run's test images:"
+                " make them with 'polyphony data corrupt' and the recipe's number of test images"
+            )
+        return images
+
+
+@lru_cache(maxsize=1)
+def read_unknown(data: Data, root: Path | None, source: str, limit: int | None) -> Split:
+    """Unknown images like a recipe's test images, read once a process."""
+    splits = load_splits(data, root)
+    if identify(source).name == splits.name:
+        raise DataError(
+            f"{source} holds the classes the run was trained on: unknown ones come from other data"
+        )
+    return load_unknown(source, splits.test, root, limit)
+
+
+@lru_cache(maxsize=1)
+def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupted:
+    """The corrupted versions of a recipe's test images, or of the first so many."""
+    splits = load_splits(data, root)
+    count = min(limit or len(splits.test), len(splits.test))
+    return corrupted(splits.name, root, Options(resolution=data.resolution, test=count))

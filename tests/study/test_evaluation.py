@@ -1,0 +1,184 @@
+"""Unknown and corrupted inputs on a tiny study of digits, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from polyphony.data import DataError, load_unknown, pixels
+from polyphony.data.regenerate import regenerate
+from polyphony.recipe import check
+from polyphony.store import StoreError
+from polyphony.study import Study, run_study
+from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
+
+SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
+RECIPE = {
+    "name": "tiny",
+    "members": 2,
+    "data": {"name": "digits", "per_class": 5, "valid": 50, "test": 40, "augment": {"pad": 0, "flip": False}},
+    "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 2}, **SHORT},
+    "student": SHORT,
+    "methods": {"scratch": {}, "kd": {"perturb": "clean"}},
+}  # fmt: skip
+WHO = [("teachers", None), ("scratch", 0), ("kd", 0)]
+
+
+@dataclass
+class Quiet:
+    """A board that remembers what began."""
+
+    begun: list[str] = field(default_factory=list)
+
+    def started(self, name, epochs):
+        self.begun.append(name)
+
+    def step(self, name, done, steps, row): ...
+
+    def epoch(self, name, row): ...
+
+    def finished(self, name): ...
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(3)
+    for name, count in (("noise", 30), ("more", 20)):
+        images = rng.integers(0, 256, (count, 12, 12), dtype=np.uint8)
+        np.savez(root / f"{name}.npz", images=images, labels=np.arange(count) % 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"), root)
+        run_study(study, Quiet(), workers=1)
+        list(regenerate("digits", study.splits.test, root / "digits-c-regenerated"))
+        yield study
+
+
+def table(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def member_probabilities(study, model, seed, images):
+    """Straight from the weights, member by member. [m n k]"""
+    if seed is None:
+        networks = study.load_teachers(2).networks
+    else:
+        student = study.load_student(model, seed).eval()
+        networks = [student.member(j) for j in range(2)]
+    return (
+        torch.stack([network(pixels(images)).double().softmax(-1) for network in networks]).detach().numpy()
+    )
+
+
+def entropy(p):
+    return -(p * np.log(p)).sum(-1)
+
+
+def test_unknown_scores_are_those_of_the_models_themselves(trained):
+    source = str(trained.data_root / "noise.npz")
+    rows = evaluate_unknown(trained, source, Quiet(), workers=1)
+    saved = table(trained.folder / "analysis" / "ood.csv")
+    assert list(saved[0]) == [
+        "model", "seed", "unknown", "score", "auroc", "aupr", "fpr95", "known_entropy", "unknown_entropy",
+    ]  # fmt: skip
+    unknown = load_unknown(source, trained.splits.test, trained.data_root).images
+    assert unknown.shape[1:] == (1, 8, 8)  # 12 × 12 noise at the run's size
+    truth = np.r_[np.zeros(40), np.ones(len(unknown))]
+    for model, seed in WHO:
+        p = member_probabilities(trained, model, seed, torch.cat([trained.splits.test.images, unknown]))
+        mean = p.mean(0)
+        expected = {
+            "entropy": entropy(mean),
+            "mutual_information": entropy(mean) - entropy(p).mean(0),
+            "doubt": -mean.max(-1),
+        }
+        for row in (row for row in rows if (row.model, row.seed) == (model, seed)):
+            values = expected.pop(row.score)
+            assert row.auroc == pytest.approx(roc_auc_score(truth, values), abs=2e-3)
+            assert row.aupr == pytest.approx(average_precision_score(truth, values), abs=2e-3)
+            assert row.known_entropy == pytest.approx(entropy(mean)[:40].mean(), rel=1e-4)
+            assert row.unknown_entropy == pytest.approx(entropy(mean)[40:].mean(), rel=1e-4)
+        assert not expected
+    assert [(r["model"], r["seed"]) for r in saved[::3]] == [("teachers", ""), ("scratch", "0"), ("kd", "0")]
+
+
+def test_a_second_call_runs_nothing_and_other_data_keeps_its_rows(trained):
+    board = Quiet()
+    names = [str(trained.data_root / f"{name}.npz") for name in ("noise", "more")]
+    first = [evaluate_unknown(trained, name, board, workers=1) for name in names]
+    board.begun.clear()
+    assert [evaluate_unknown(trained, name, board, workers=1) for name in names] == first
+    assert board.begun == []
+    assert {row["unknown"] for row in table(trained.folder / "analysis" / "ood.csv")} == {"noise", "more"}
+
+
+def test_rows_that_other_weights_made_leave_the_table(trained):
+    parts = trained.folder / "analysis" / "parts"
+    evaluate_unknown(trained, str(trained.data_root / "noise.npz"), Quiet(), workers=1)
+    stale = parts / "ood-old.json"
+    stale.write_text(
+        (parts / "ood-noise.json").read_text().replace('{"key": "', '{"key": "0').replace("noise", "old")
+    )
+    evaluate_unknown(trained, str(trained.data_root / "noise.npz"), Quiet(), workers=1)
+    assert "old" not in (trained.folder / "analysis" / "ood.csv").read_text()
+
+
+def test_corrupted_scores_are_those_of_the_models_themselves(trained):
+    rows = evaluate_corrupted(trained, "digits-c", Quiet(), workers=1)
+    saved = table(trained.folder / "analysis" / "corrupted.csv")
+    assert list(saved[0]) == [
+        "model", "seed", "data", "corruption", "severity", "acc", "nll", "bs", "ece",
+    ]  # fmt: skip
+    assert len(saved) == len(rows) == 3 * 15 * 5
+    assert {row.data for row in rows} == {"digits-c-regenerated"}  # never under the official name
+    labels = trained.splits.test.labels.numpy()
+    for row in rows[7::31]:
+        made = np.load(trained.data_root / "digits-c-regenerated" / f"{row.corruption}.npy")
+        images = made[(row.severity - 1) * 40 : row.severity * 40].transpose(0, 3, 1, 2).copy()
+        p = member_probabilities(trained, row.model, row.seed, torch.from_numpy(images)).mean(0)
+        assert row.acc == pytest.approx((p.argmax(-1) == labels).mean(), abs=0.026)
+        assert row.nll == pytest.approx(-np.log(p[np.arange(40), labels]).mean(), rel=1e-4)
+        assert row.bs == pytest.approx(((p - np.eye(10)[labels]) ** 2).sum(-1).mean(), rel=1e-4)
+
+
+def test_only_what_is_missing_is_predicted_again(trained):
+    evaluate_corrupted(trained, "digits-c", Quiet(), workers=1)
+    folder = trained.folder / "predictions" / "kd" / "0"
+    lost, kept = (
+        folder / f"corrupted-digits-c-regenerated-fog-{severity}.safetensors" for severity in (2, 3)
+    )
+    before, content = kept.stat().st_ino, lost.read_bytes()
+    lost.unlink()
+    board = Quiet()
+    evaluate_corrupted(trained, "digits-c", board, workers=1)
+    assert board.begun == ["predict kd, seed 0, on digits-c-regenerated"]
+    assert (kept.stat().st_ino, lost.read_bytes()) == (before, content)
+
+
+def test_a_limit_takes_the_first_images(trained):
+    path = trained.folder / "predictions" / "teachers" / "corrupted-digits-c-regenerated-snow-4.safetensors"
+    evaluate_corrupted(trained, "digits-c", Quiet(), workers=1)
+    whole = load_file(path)
+    evaluate_corrupted(trained, "digits-c", Quiet(), workers=1, limit=10)
+    torch.testing.assert_close(load_file(path)["logits"], whole["logits"][:, :10])
+
+
+def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, tmp_path):
+    with pytest.raises(DataError, match="digits holds the classes the run was trained on"):
+        evaluate_unknown(trained, "digits", Quiet())
+    with pytest.raises(DataError, match="cifar10-c is not of the run's data: ask for digits-c"):
+        evaluate_corrupted(trained, "cifar10-c", Quiet())
+    other = replace(trained, data_root=tmp_path)
+    list(regenerate("digits", other.splits.train[:40], tmp_path / "digits-c-regenerated"))
+    with pytest.raises(DataError, match="not corrupted versions of this run's test images"):
+        evaluate_corrupted(other, "digits-c", Quiet())
+    with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
+        evaluate_corrupted(replace(trained, folder=tmp_path / "empty"), "digits-c", Quiet())
