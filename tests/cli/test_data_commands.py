@@ -94,6 +94,20 @@ def test_preview_shows_every_class_in_its_row(
     assert (250, 0, 0) not in rows["blue"]
 
 
+def test_pictures_of_different_sizes_need_a_resolution(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k, name in enumerate(("a", "b")):
+        (tmp_path / "mixed" / name).mkdir(parents=True)
+        Image.new("RGB", (6 + k, 9), "red").save(tmp_path / "mixed" / name / "x.png")
+    with pytest.raises(DataError, match="set a resolution"):
+        run("check", "mixed")
+    assert run("check", "mixed", "--resolution", "5") == 0
+    run("preview", "mixed", "--resolution", "5")
+    assert (tmp_path / "mixed.png").exists()
+    assert "train: 2 images" in capsys.readouterr().out
+
+
 def test_corrupt_writes_the_official_layout_and_preview_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

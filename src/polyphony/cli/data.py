@@ -49,7 +49,7 @@ def list_(*, data: Root = None) -> None:
 
 
 @app.command
-def check(name: str | None = None, *, data: Root = None) -> int:
+def check(name: str | None = None, *, data: Root = None, resolution: int | None = None) -> int:
     """Read a data set, count it, and compare its files with the official checksums.
 
     The exit code is 0 for complete data, 1 for data that can be used but is not the official one.
@@ -60,11 +60,14 @@ def check(name: str | None = None, *, data: Root = None) -> int:
         A known name, or the path of your own folder or .npz. Default: everything that is here.
     data
         The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
+    resolution
+        Bring your own pictures to this side first, for those of different sizes.
     """
+    from polyphony.data import Options
     from polyphony.data.check import check as compare
     from polyphony.data.errors import DataError
     from polyphony.data.files import data_root
-    from polyphony.data.load import EVERYTHING, found, identify
+    from polyphony.data.load import found, identify
 
     root, complete = data_root(data), True
     names = [name] if name else _present(root)
@@ -72,7 +75,7 @@ def check(name: str | None = None, *, data: Root = None) -> int:
         raise DataError(f"no known data set is in {root}; 'polyphony data list' says what is looked for")
     for dataset in map(identify, names):
         place, path = found(dataset, root)
-        result = compare(dataset, place, path, place.read(path, EVERYTHING))
+        result = compare(dataset, place, path, place.read(path, Options(resolution=resolution)))
         counts = ", ".join(f"{part} {count:,}" for part, count in result.counts.items())
         _say(dataset.name, "bold")
         for line in (_where(place, path), result.verdict, f"images: {counts}", *result.differences):
@@ -115,7 +118,15 @@ def get(name: str, *, data: Root = None) -> None:
 
 
 @app.command
-def corrupt(name: str, *, data: Root = None, test: int | None = None, seed: int = 0) -> None:
+def corrupt(
+    name: str,
+    *,
+    data: Root = None,
+    test: int | None = None,
+    resolution: int | None = None,
+    split_seed: int = 0,
+    seed: int = 0,
+) -> None:
     """Make corrupted versions of a data set's test images, in the layout of CIFAR-C.
 
     They are marked "regenerated" wherever they are used: the formulas and constants are CIFAR-C's, the images
@@ -128,7 +139,11 @@ def corrupt(name: str, *, data: Root = None, test: int | None = None, seed: int 
     data
         The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
     test
-        Only the first so many test images.
+        As in the recipe: the first so many test images, or so many set aside where there is no test split.
+    resolution
+        Bring the images to this side before they are corrupted; without, the recipe's applies afterwards.
+    split_seed
+        The data seed of the recipe, for data without a test split.
     seed
         Of the random corruptions.
     """
@@ -137,7 +152,7 @@ def corrupt(name: str, *, data: Root = None, test: int | None = None, seed: int 
     from polyphony.data.regenerate import regenerate
     from polyphony.data.shifted import regenerated_folder
 
-    splits = load(name, Options(test=test), data)
+    splits = load(name, Options(test=test, resolution=resolution, seed=split_seed), data)
     folder = data_root(data) / regenerated_folder(splits.name)
     steps = regenerate(splits.name, splits.test, folder, seed)
     for _ in track(steps, f"{splits.name} corrupted", 75, console=Console(stderr=True), transient=True):
@@ -148,7 +163,7 @@ def corrupt(name: str, *, data: Root = None, test: int | None = None, seed: int 
 
 
 @app.command
-def preview(name: str, *, data: Root = None, out: Path | None = None) -> None:
+def preview(name: str, *, data: Root = None, out: Path | None = None, resolution: int | None = None) -> None:
     """Write a contact sheet with labels as PNG, and print how many images each class has.
 
     Parameters
@@ -159,14 +174,17 @@ def preview(name: str, *, data: Root = None, out: Path | None = None) -> None:
         The folder that holds the data. Default: $POLYPHONY_DATA, else the user's data folder.
     out
         The file to write. Default: NAME.png in the current folder.
+    resolution
+        Bring your own pictures to this side first, for those of different sizes.
     """
+    from polyphony.data import Options
     from polyphony.data.files import data_root
-    from polyphony.data.load import EVERYTHING, contents, found, identify
+    from polyphony.data.load import contents, found, identify
     from polyphony.data.preview import class_rows, corruption_rows, sheet
 
     dataset = identify(name)
     place, path = found(dataset, data_root(data))
-    whole = contents(dataset, place, path, EVERYTHING)
+    whole = contents(dataset, place, path, Options(resolution=resolution))
     plain = {part: split for part, split in whole.parts.items() if part in ("train", "test")}
     shown = plain.get("train") or plain.get("test")
     rows = class_rows(shown, whole.classes) if shown else corruption_rows(whole.parts)
