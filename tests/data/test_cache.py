@@ -61,7 +61,7 @@ def test_a_changed_source_or_another_reading_is_read_again(
 @pytest.mark.parametrize(
     "damage", [lambda content: b"", lambda content: content[:40], lambda content: b"x" * len(content)]
 )
-def test_a_damaged_cache_is_made_again(damage, source: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_cache_is_made_again(damage, source: Path, tmp_path: Path) -> None:
     reader = Reader(source)
     cached("x", source, (), reader)
     (file,) = (tmp_path / "cache").rglob("*.safetensors")

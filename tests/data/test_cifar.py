@@ -13,12 +13,12 @@ from polyphony.data import DataError, Options, load
 from polyphony.data.load import contents, found, identify
 
 
-def read(root: Path, options: Options = Options()):  # type: ignore[no-untyped-def]  # noqa: B008
+def read(root: Path, options: Options = Options()):  # noqa: B008
     dataset = identify("cifar10")
     return contents(dataset, *found(dataset, root), options)
 
 
-def assert_is(found_contents, cifar10) -> None:  # type: ignore[no-untyped-def]
+def assert_is(found_contents, cifar10) -> None:
     assert found_contents.classes == cifar10.names
     for part, names in {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}.items():
         split = found_contents.parts[part]
@@ -30,25 +30,25 @@ def assert_is(found_contents, cifar10) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_python_folder(protocol: int, cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_python_folder(protocol: int, cifar10, root: Path) -> None:
     cifar10.python(root / "cifar-10-batches-py", protocol)
     assert_is(read(root), cifar10)
 
 
-def test_binary_folder(cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_binary_folder(cifar10, root: Path) -> None:
     cifar10.binary(root / "cifar-10-batches-bin")
     assert_is(read(root), cifar10)
 
 
 @pytest.mark.parametrize("kind", ["python", "binary"])
-def test_archives_are_read_in_place(kind: str, cifar10, tmp_path: Path, root: Path, packed) -> None:  # type: ignore[no-untyped-def]
+def test_archives_are_read_in_place(kind: str, cifar10, tmp_path: Path, root: Path, packed) -> None:
     folder = getattr(cifar10, kind)(tmp_path / "cifar-10-batches")
     packed(folder, root / f"cifar-10-{kind}.tar.gz")
     assert_is(read(root), cifar10)
     assert [entry.name for entry in root.iterdir()] == [f"cifar-10-{kind}.tar.gz"]
 
 
-def test_a_python_2_pickle_as_the_official_files_are(cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_python_2_pickle_as_the_official_files_are(cifar10, root: Path) -> None:
     """The official batches were written by Python 2: short strings without an encoding, old module names."""
     folder = cifar10.python(root / "cifar-10-batches-py")
     pixels, labels = cifar10.batches["test_batch"]
@@ -90,7 +90,7 @@ def test_cifar100_has_fine_and_coarse_labels(root: Path) -> None:
             assert splits.test.labels.tolist() == labels[1].tolist()
 
 
-def test_the_split_is_first_nine_tenths_and_last_tenth(cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_split_is_first_nine_tenths_and_last_tenth(cifar10, root: Path) -> None:
     cifar10.python(root / "cifar-10-batches-py")
     whole, splits = read(root).parts["train"], load("cifar10", Options(limit=7), root)
     assert torch.equal(splits.valid.images, whole.images[36:])
@@ -166,7 +166,7 @@ def damage_missing(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("archived", [False, True])
-def test_hostile_files_give_one_sentence_and_nothing_else(  # type: ignore[no-untyped-def]
+def test_hostile_files_give_one_sentence_and_nothing_else(
     damage: Callable[[Path], None],
     fault: str,
     archived: bool,
@@ -190,21 +190,21 @@ def test_hostile_files_give_one_sentence_and_nothing_else(  # type: ignore[no-un
     assert cached_files() == []
 
 
-def test_a_truncated_binary_batch_is_named(cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_truncated_binary_batch_is_named(cifar10, root: Path) -> None:
     file = cifar10.binary(root / "cifar-10-batches-bin") / "data_batch_2.bin"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"data_batch_2\.bin has .* no multiple of 3,073"):
         load("cifar10", root=root)
 
 
-def test_a_truncated_archive_is_named(cifar10, tmp_path: Path, root: Path, packed) -> None:  # type: ignore[no-untyped-def]
+def test_a_truncated_archive_is_named(cifar10, tmp_path: Path, root: Path, packed) -> None:
     archive = packed(cifar10.python(tmp_path / "cifar-10-batches-py"), root / "cifar-10-python.tar.gz")
     archive.write_bytes(archive.read_bytes()[:20_000])
     with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz is not a whole tar archive"):
         load("cifar10", root=root)
 
 
-def test_coarse_labels_of_cifar10_are_refused(cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_coarse_labels_of_cifar10_are_refused(cifar10, root: Path) -> None:
     cifar10.python(root / "cifar-10-batches-py")
     with pytest.raises(DataError, match="no coarse labels"):
         load("cifar10", Options(coarse=True), root)

@@ -69,7 +69,7 @@ def save_objects(file: Path) -> None:
         (lambda file: file.unlink(), "is missing"),
     ],
 )
-def test_hostile_files_are_named(damage, fault: str, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_hostile_files_are_named(damage, fault: str, root: Path) -> None:
     write(root / "CIFAR-10-C")
     damage(root / "CIFAR-10-C" / "frost.npy")
     with pytest.raises(DataError, match=rf"frost\.npy.*{fault}|{fault}") as caught:

@@ -135,7 +135,7 @@ def test_an_interrupted_regeneration_leaves_nothing(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_check_tells_a_subset_an_alteration_and_the_official_files(cifar10, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_check_tells_a_subset_an_alteration_and_the_official_files(cifar10, root: Path) -> None:
     from dataclasses import replace
 
     from polyphony.data.files import file_md5

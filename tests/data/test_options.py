@@ -46,7 +46,7 @@ def test_shares_are_proportional_to_within_one_and_sum_to_the_total(counts: list
 @settings(deadline=None)
 @given(labels=labels_strategy, share=st.floats(0, 0.9), seed=st.integers(0, 100))
 @pytest.mark.parametrize("holdout", [last, last_of_each_class, stratified])
-def test_a_holdout_parts_all_rows_in_two(holdout, labels: torch.Tensor, share: float, seed: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_holdout_parts_all_rows_in_two(holdout, labels: torch.Tensor, share: float, seed: int) -> None:
     count = int(share * len(labels))
     kept, aside = holdout(labels, count, seed)
     assert len(aside) == count

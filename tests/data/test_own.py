@@ -13,7 +13,7 @@ from PIL import Image
 from polyphony.data import DataError, Options, load
 
 
-def levels(split) -> list[int]:  # type: ignore[no-untyped-def]
+def levels(split) -> list[int]:
     return sorted(split.images[:, 0, 0, 0].tolist())
 
 

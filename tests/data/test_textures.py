@@ -119,7 +119,7 @@ def test_plasma_of_another_side_is_cut_from_the_next_power_of_two() -> None:
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize(("border", "mode"), [(mirrored, "mirror"), (reflected, "reflect")])
-def test_bilinear_is_scipys_linear_interpolation(border, mode: str, seed: int) -> None:  # type: ignore[no-untyped-def]
+def test_bilinear_is_scipys_linear_interpolation(border, mode: str, seed: int) -> None:
     rows, columns = np.random.default_rng(seed).uniform(-9, 20, (2, 3, 12, 12))
     got = bilinear(X, rows, columns, border)
     for i in range(3):

@@ -14,7 +14,7 @@ from polyphony.data.load import contents, found, identify
 CLASSES = ("lamp", "goldfish", "bee")
 
 
-def read(root: Path):  # type: ignore[no-untyped-def]
+def read(root: Path):
     dataset = identify("tinyimagenet")
     return contents(dataset, *found(dataset, root))
 

@@ -22,11 +22,15 @@ def fetch(download: Download, root: Path, progress: Progress) -> Path:
     if goal.exists():
         return goal
     file = root / download.path
-    if not file.exists():
+    users = file.exists()  # put there by hand: checked, used and left alone
+    if not users:
         _fetch_file(download, file, progress)
+    elif file_md5(file) != download.md5:
+        raise DataError(f"{file} is not the official file (MD5 {download.md5}); remove it to download it")
     if download.unpacked:
         unpack(file, download.unpacked, root)
-        file.unlink()
+        if not users:
+            file.unlink()
     return goal
 
 

@@ -36,7 +36,8 @@ def own(path: Path) -> Dataset:
         form = Place(str(path), read_folder, heeds=("resolution",))
     else:
         form = Place(str(path), read_npz)
-    return Dataset(path.stem, f"your own: {path}", "", "yours", (form,), counts={})
+    name = path.name if path.is_dir() else path.stem
+    return Dataset(name, f"your own: {path}", "", "yours", (form,), counts={})
 
 
 def read_folder(path: Path, options: Options) -> Contents:
