@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.nn import add_members, merge_member
+from polyphony.nn.folding import fold_norms
 
 
 class Ensemble(nn.Module):
@@ -47,6 +48,10 @@ class DeepEnsemble(Ensemble):
         """[m b c h w] → [m b k]"""
         check_members(x, self.members)
         return torch.stack([network(rows) for network, rows in zip(self.networks, x, strict=True)])
+
+    def folded(self) -> DeepEnsemble:
+        """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""
+        return DeepEnsemble([fold_norms(network) for network in self.networks])
 
 
 class Single(Ensemble):
