@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,7 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
+MEMBERS, EXTRA, CLASSES, EXAMPLES = 3, 2, 4, 120
+METHODS: dict[str, dict[str, str]] = {
+    "scratch": {},
+    "kd": {"perturb": "clean"},
+    "kd-gaussian": {"perturb": "gaussian"},
+    "kd-ods": {"perturb": "ods"},
+}
+SEEDS = (0, 1)
 
 _START = """
 import fcntl, os, sys
@@ -113,3 +126,189 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(program, tmp_path_factory.mktemp("browser"))
     yield browser
     browser.close()
+
+
+class RunMaker:
+    """Writes run folders whose numbers are known, by the layout alone."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.labels = rng.integers(CLASSES, size=EXAMPLES)
+
+    def write(self, folder: Path, name: str = "small") -> Path:
+        """A run with scores, predictions and logs, and no analysis."""
+        recipe = {
+            "name": name,
+            "members": MEMBERS,
+            "seeds": list(SEEDS),
+            "data": {"name": "digits", "test": EXAMPLES},
+            "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 16}, "extra": EXTRA},
+            "student": {},
+            "methods": METHODS,
+        }
+        facts = {
+            "recipe": recipe,
+            "data": {"origin": "unverified", "train": "aa", "valid": "bb", "test": "cc"},
+            "versions": {"polyphony": "0.1.0"},
+            "machine": {"processor": "some", "cores": 2},
+        }
+        folder.mkdir(parents=True)
+        (folder / "recipe.json").write_text(json.dumps(facts))
+        rows = self.predict_and_score(folder)
+        write_csv(folder / "scores.csv", rows)
+        for place in ("teachers/0", "teachers/1", *(f"students/{m}/{s}" for m in METHODS for s in SEEDS)):
+            self.log(folder / place)
+        return folder
+
+    def logits(self, members: int, spread: float) -> np.ndarray:
+        """Members that agree up to a spread, right more often than not. [m n k]"""
+        signal = 2.5 * np.eye(CLASSES)[self.labels] + self.rng.normal(size=(EXAMPLES, CLASSES))
+        noise = self.rng.normal(size=(members, EXAMPLES, CLASSES))
+        return (signal + spread * noise).astype(np.float32)
+
+    def predict_and_score(self, folder: Path) -> list[dict[str, Any]]:
+        rows = []
+        spreads = dict(zip(METHODS, (0.9, 0.2, 0.25, 0.6), strict=True))
+        for split in ("train", "train+kd-gaussian", "train+kd-ods", "valid", "test"):
+            members = MEMBERS + EXTRA * (split in ("valid", "test"))
+            logits = self.logits(members, 1.0)
+            self.save(folder, "teachers", split, logits)
+            rows += self.rows("teachers", "", split, logits[:MEMBERS], params=3000)
+        for method in METHODS:
+            for seed in SEEDS:
+                for split in ("valid", "test"):
+                    logits = self.logits(MEMBERS, spreads[method])
+                    self.save(folder, f"{method}/{seed}", split, logits)
+                    rows += self.rows(method, seed, split, logits, params=1100)
+        return rows
+
+    def save(self, folder: Path, who: str, split: str, logits: np.ndarray) -> None:
+        path = folder / "predictions" / who / f"{split}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"logits": logits, "labels": self.labels}, path)
+
+    def rows(
+        self, model: str, seed: int | str, split: str, logits: np.ndarray, params: int
+    ) -> list[dict[str, Any]]:
+        mean = softmax(logits).mean(0)
+        own = mean[np.arange(EXAMPLES), self.labels]
+        dee = {"scratch": 0.9, "kd": math.inf if seed == 1 else 2.5}.get(model, 3.0)
+        numbers = {
+            "acc": float((mean.argmax(-1) == self.labels).mean()),
+            "nll": float(-np.log(own).mean()),
+            "bs": float(((mean - np.eye(CLASSES)[self.labels]) ** 2).sum(-1).mean()),
+            "ece": 0.01,
+            "dee": dee if split in ("valid", "test") else "",
+            "kld": naive_kld(logits),
+            "params": params,
+        }
+        named = {"model": model, "seed": seed, "split": split}
+        return [{**named, "calibration": kind, **numbers} for kind in ("standard", "calibrated")]
+
+    def log(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [{"epoch": e, "valid_nll": 2.0 / (e + 1), "valid_acc": e / 5} for e in range(4)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "done.json").write_text(json.dumps({"seconds": 30.0}))
+
+    def analyse(self, folder: Path) -> Path:
+        """Add everything that analyses and evaluations on other data leave behind."""
+        self.save(folder, "teachers", "train+external", self.logits(MEMBERS, 1.5))
+        self.save(folder, "teachers", "ood-svhn", self.logits(MEMBERS, 3.0) / 4)
+        for method in METHODS:
+            for seed in SEEDS:
+                self.save(folder, f"{method}/{seed}", "ood-svhn", self.logits(MEMBERS, 2.0) / 4)
+        analysis = folder / "analysis"
+        analysis.mkdir()
+        centres = dict(zip(METHODS, (0.1, 0.3, 0.32, 0.5), strict=True))
+        write_csv(
+            analysis / "jacobians.csv",
+            [
+                {"split": split, "method": m, "seed": 0, "member": j, "example": i, "cosine": cosine}
+                for split in ("train", "valid")
+                for m in METHODS
+                for j in range(MEMBERS)
+                for i, cosine in enumerate(self.rng.normal(centres[m], 0.15, 20).round(3))
+            ],
+        )
+        steps = [(k, 2.0**p / 255) for k in ("gaussian", "ods") for p in range(-1, 4)]
+        write_csv(
+            analysis / "snr.csv",
+            [
+                {"perturbation": k, "step_size": s, "snr": s * (90 if k == "ods" else 20), "samples": 64}
+                for k, s in steps
+            ],
+        )
+        models = [("teachers", ""), *((m, s) for m in METHODS for s in SEEDS)]
+        write_csv(
+            analysis / "latency.csv",
+            [
+                {"model": m, "params": 1100, "milliseconds": 4.0 + i, "batch": 64, "threads": 1}
+                for i, m in enumerate(["teachers", *METHODS])
+            ],
+        )
+        write_csv(
+            analysis / "ood.csv",
+            [
+                {"model": m, "seed": s, "unknown": "svhn", "score": score, "auroc": 0.8, "aupr": 0.7,
+                 "fpr95": 0.5, "known_entropy": 0.3, "unknown_entropy": 1.1}
+                for m, s in models
+                for score in ("entropy", "mutual_information", "doubt")
+            ],
+        )  # fmt: skip
+        write_csv(
+            analysis / "corrupted.csv",
+            [
+                {"model": m, "seed": s, "data": "digits-c", "corruption": kind, "severity": severity,
+                 "acc": 0.9 - 0.1 * severity, "nll": 0.2 * severity + 0.1 * place + 0.01 * (s or 0),
+                 "bs": 0.1, "ece": 0.02 * severity + 0.01 * place}
+                for m, s in models
+                for place, kind in enumerate(("fog", "blur", "noise"))
+                for severity in (1, 2, 3)
+            ],
+        )  # fmt: skip
+        shape = (2, MEMBERS, 5, CLASSES)
+        tensors = {
+            "images": self.rng.integers(0, 255, (5, 1, 8, 8), dtype=np.uint8),
+            "perturbed": self.rng.integers(0, 255, (5, 1, 8, 8), dtype=np.uint8),
+            "teachers": softmax(self.rng.normal(size=shape) * 3).astype(np.float32),
+        }
+        tensors |= {f"students.{m}": softmax(self.rng.normal(size=shape)).astype(np.float32) for m in METHODS}
+        save_file(tensors, analysis / "members.safetensors")
+        return folder
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def naive_kld(logits: np.ndarray) -> float:
+    """Mean over examples and ordered pairs of KL(p_j ‖ p_i), pair by pair."""
+    probs = softmax(logits)
+    pairs = [(i, j) for i in range(len(probs)) for j in range(len(probs)) if i != j]
+    return float(np.mean([(probs[j] * np.log(probs[j] / probs[i])).sum(-1).mean() for i, j in pairs]))
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def maker() -> RunMaker:
+    return RunMaker(np.random.default_rng(0))
+
+
+@pytest.fixture
+def small_run(maker: RunMaker, tmp_path: Path) -> Path:
+    """A run without analyses."""
+    return maker.write(tmp_path / "small")
+
+
+@pytest.fixture
+def full_run(maker: RunMaker, tmp_path: Path) -> Path:
+    """A run with every analysis."""
+    return maker.analyse(maker.write(tmp_path / "full", "full"))

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -24,14 +25,14 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial,
 SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels
 _POINTS = 72.0
 
-_SETTINGS: dict[str, object] = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
-    "font.size": 9.5,
-    "axes.titlesize": 10.0,
+    "font.size": 10.5,
+    "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 8.0,
-    "axes.labelsize": 9.5,
+    "axes.labelsize": 10.5,
     "axes.labelcolor": MUTED.light,
     "axes.titlecolor": TEXT.light,
     "axes.edgecolor": RULE.light,
@@ -50,8 +51,10 @@ _SETTINGS: dict[str, object] = {
     "ytick.color": RULE.light,
     "xtick.labelcolor": MUTED.light,
     "ytick.labelcolor": MUTED.light,
-    "xtick.labelsize": 9.0,
-    "ytick.labelsize": 9.0,
+    "xtick.labelsize": 10.0,
+    "ytick.labelsize": 10.0,
+    "xtick.major.pad": 5.0,
+    "ytick.major.pad": 5.0,
     "xtick.major.size": 0.0,
     "ytick.major.size": 0.0,
     "xtick.minor.size": 0.0,
@@ -86,7 +89,11 @@ class Chart:
     numbers: Numbers
     legend: tuple[Look, ...] = ()
     width: float = MEDIUM
-    finding: str = ""
+
+    @property
+    def wide(self) -> bool:
+        """Whether small panels fill rows of four better than rows of three."""
+        return self.width == SMALL and len(self.panels) % 3 == 1 and len(self.panels) > 1
 
     def figure(self, columns: int = 4) -> Figure:
         """All panels side by side, with a legend, for a file."""
@@ -119,11 +126,12 @@ class Chart:
     def files(self) -> dict[str, bytes]:
         """NAME.svg, NAME.pdf and NAME.csv."""
         figure = self.figure()
-        figure.patch.set_facecolor("white")
-        with matplotlib.rc_context(_SETTINGS | {"savefig.facecolor": "white"}):
+        figure.draw_without_rendering()  # places everything, so that neither file has to do it again
+        figure.set_layout_engine("none")
+        with matplotlib.rc_context(_SETTINGS):
             pdf = io.BytesIO()
             nothing = {"Creator": None, "Producer": None, "CreationDate": None}
-            figure.savefig(pdf, format="pdf", metadata=nothing)
+            figure.savefig(pdf, format="pdf", metadata=nothing, facecolor="white")
             return {
                 f"{self.name}.svg": svg(figure, self.name, "white").encode(),
                 f"{self.name}.pdf": pdf.getvalue(),
@@ -155,7 +163,9 @@ def for_page(drawn: str, label: str) -> str:
 
     element = drawn[drawn.index("<svg") :]
     element = re.sub(r' id="(?![mpDC][0-9a-f]{6,})[^"]*"', "", element)
-    element = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" {_TITLE}>', element)
+    element = re.sub(
+        r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" {_TITLE}>', element
+    )
     element = element.replace(_TITLE, f'aria-label="{escape(label)}"')
     for ink in INKS:
         element = element.replace(ink.light, f"var({ink.variable})")
@@ -163,11 +173,6 @@ def for_page(drawn: str, label: str) -> str:
 
 
 _TITLE = "TITLE"
-
-
-def new_axes() -> Axes:
-    """Axes of a figure of its own, for trying a panel."""
-    return Figure().add_subplot()
 
 
 def thin(values: Sequence[float], most: int) -> list[int]:

@@ -18,7 +18,11 @@ from polyphony.report.style import Look, assign
 from polyphony.report.summary import COLUMNS, curve_size, kept, score_text
 from polyphony.report.tables import Cell, Numbers, Table
 
-_SHOWN = {"nll": "calibrated NLL (lower is better)", "dee": "DEE (higher is better)", "kld": "mean-KLD (diversity)"}
+_SHOWN = {
+    "nll": "calibrated NLL (lower is better)",
+    "dee": "DEE (higher is better)",
+    "kld": "mean-KLD (diversity)",
+}
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,7 @@ def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[st
     return Chart("comparison", "Side by side", reading, panels, numbers, tuple(look.values()))
 
 
-def _marks(
-    axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look: Mapping[str, Look]
-) -> None:
+def _marks(axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look: Mapping[str, Look]) -> None:
     order = list(look)
     for each in found:
         if not math.isfinite(each.value.mean):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -24,29 +24,26 @@ from polyphony.report.tables import Table, shown
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 
 
+Part = Chart | Table | Absent
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the page: what is there, and what is not."""
 
     title: str
     anchor: str
-    charts: tuple[Chart, ...]
-    tables: tuple[Table, ...]
-    absent: tuple[Absent, ...]
+    parts: tuple[Part, ...]
 
-    @classmethod
-    def of(
-        cls, title: str, anchor: str, parts: Iterable[Chart | Absent], tables: Iterable[Table | None] = ()
-    ) -> Section:
-        """Sort the parts into what can be shown and what cannot."""
-        each = list(parts)
-        return cls(
-            title,
-            anchor,
-            tuple(part for part in each if isinstance(part, Chart)),
-            tuple(table for table in tables if table is not None),
-            tuple(part for part in each if isinstance(part, Absent)),
-        )
+    @property
+    def shown(self) -> tuple[Chart | Table, ...]:
+        """What is there, in reading order."""
+        return tuple(part for part in self.parts if not isinstance(part, Absent))
+
+    @property
+    def absent(self) -> tuple[Absent, ...]:
+        """What is not, and why."""
+        return tuple(part for part in self.parts if isinstance(part, Absent))
 
 
 @dataclass(frozen=True)
@@ -75,36 +72,37 @@ def report_of(run: Run) -> Report:
         provenance=provenance(run),
     )
     written: dict[str, bytes] = {}
-    for table in [*scores, *(table for section in sections for table in section.tables)]:
-        written |= table.files()
-    for chart in (chart for section in sections for chart in section.charts):
-        written |= chart.files()
+    for part in [*scores, *(part for section in sections for part in section.shown)]:
+        written |= part.files()
     return Report(html, written)
 
 
 def sections_of(run: Run, paper: Comparison | None) -> list[Section]:
     """Every figure that the run folder has the numbers for, in reading order."""
-    jacobians, cosines = figures.jacobian_matching(run)
-    diversity = [
+    curves = figures.ensemble_curves(run)
+    diversity = (
         figures.teacher_diversity(run),
         figures.student_diversity(run),
         figures.external_diversity(run),
         figures.member_predictions(run),
-    ]
-    quality = [
-        figures.dee_curves(run),
-        figures.nll_against_parameters(run),
-        figures.nll_against_latency(run),
+    )
+    quality = (
+        figures.dee_curves(run, curves),
+        *figures.quality_for_cost(run, curves),
         figures.reliability_diagrams(run),
-    ]
-    unseen = [*figures.entropy_histograms(run), *figures.corruption_boxes(run)]
-    tables = [*unknown_tables(run), *corrupted_tables(run, paper)]
+    )
+    unseen = (
+        *figures.entropy_histograms(run),
+        *unknown_tables(run),
+        *figures.corruption_boxes(run),
+        *corrupted_tables(run, paper),
+    )
     return [
-        Section.of("Diversity", "diversity", diversity),
-        Section.of("Quality", "quality", quality),
-        Section.of("Unknown and corrupted inputs", "unseen", unseen, tables),
-        Section.of("Why it works", "why", [jacobians, figures.gradient_snr(run)], [cosines]),
-        Section.of("Training", "training", [figures.learning_curves(run)]),
+        Section("Diversity", "diversity", diversity),
+        Section("Quality", "quality", quality),
+        Section("Unknown and corrupted inputs", "unseen", unseen),
+        Section("Why it works", "why", (*figures.jacobian_matching(run), figures.gradient_snr(run))),
+        Section("Training", "training", (figures.learning_curves(run),)),
     ]
 
 
@@ -115,7 +113,7 @@ def render(template: str, **values: Any) -> str:
 
 def drawings(chart: Chart) -> list[tuple[str, Markup]]:
     """(title, SVG) of each panel."""
-    return [(panel.title, Markup(chart.inline(place))) for place, panel in enumerate(chart.panels)]  # noqa: S704
+    return [(panel.title, Markup(chart.inline(place))) for place, panel in enumerate(chart.panels)]
 
 
 def numbers(chart: Chart) -> Sequence[Sequence[str]]:
@@ -126,7 +124,7 @@ def numbers(chart: Chart) -> Sequence[Sequence[str]]:
 
 def palette(side: str) -> Markup:
     """The CSS variables of all colours, for "light" or "dark"."""
-    return Markup(" ".join(f"{ink.variable}: {getattr(ink, side)};" for ink in INKS))  # noqa: S704
+    return Markup(" ".join(f"{ink.variable}: {getattr(ink, side)};" for ink in INKS))
 
 
 @cache

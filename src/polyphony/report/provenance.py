@@ -70,5 +70,6 @@ def one_line(run: Run) -> str:
     seeds = len(run.seeds(run.methods[0]))
     more = f" (and {extra} for comparison)" if extra else ""
     methods = f"{len(run.methods)} method{'s' * (len(run.methods) != 1)}"
-    return f"{data}: {teachers}{more}, {methods} of training the student, {seeds} seed{'s' * (seeds != 1)} each."
-
+    return (
+        f"{data}: {teachers}{more}, {methods} of training the student, {seeds} seed{'s' * (seeds != 1)} each."
+    )

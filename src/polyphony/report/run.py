@@ -71,11 +71,13 @@ class Run:
             )
         if not (folder / "scores.csv").is_file():
             raise StoreError(
-                f"{folder} has no scores.csv, so there is nothing to report: run 'polyphony evaluate {folder}'"
+                f"{folder} has no scores.csv to report on: run 'polyphony evaluate {folder}' first"
             )
         run = cls(folder)
         if not run.methods or not run.scored(TEACHERS):
-            raise StoreError(f"{folder}/scores.csv has no student and teachers on test: evaluate the run again")
+            raise StoreError(
+                f"{folder}/scores.csv has no student and teachers on test: evaluate the run again"
+            )
         return run
 
     @cached_property
@@ -106,7 +108,9 @@ class Run:
         try:
             return [Score.of(row) for row in read_csv(path)]
         except (KeyError, ValueError) as error:
-            raise StoreError(f"{path} is not a table of scores ({error!r}): evaluate the run again") from error
+            raise StoreError(
+                f"{path} is not a table of scores ({error!r}): evaluate the run again"
+            ) from error
 
     @cached_property
     def methods(self) -> list[str]:

@@ -10,8 +10,13 @@ from polyphony.report.run import Row, Run
 from polyphony.report.summary import paper_method
 from polyphony.report.tables import Cell, Table
 
-_SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "doubt": "low confidence"}
-_UNKNOWN = {"auroc": "AUROC ↑", "aupr": "AUPR ↑", "fpr95": "FPR95 ↓"}
+_UNKNOWN = {
+    ("entropy", "auroc"): "AUROC, entropy ↑",
+    ("mutual_information", "auroc"): "AUROC, mutual inf. ↑",
+    ("doubt", "auroc"): "AUROC, confidence ↑",
+    ("entropy", "aupr"): "AUPR, entropy ↑",
+    ("entropy", "fpr95"): "FPR95, entropy ↓",
+}
 _CORRUPTED = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓"}
 
 
@@ -24,16 +29,15 @@ def unknown_tables(run: Run) -> list[Table]:
 def _unknown(run: Run, name: str, rows: Sequence[Row]) -> Table:
     body = []
     for model in run.models:
-        for score, words in _SCORES.items():
-            mine = [r for r in rows if (r["model"], r["unknown"], r["score"]) == (model, name, score)]
-            if mine:
-                cells = (Cell(_mean(mine, column, 3)) for column in _UNKNOWN)
-                body.append((Cell(f"{model}, {words}"), *cells))
+        mine = [row for row in rows if (row["model"], row["unknown"]) == (model, name)]
+        if mine:
+            cells = (Cell(_mean([r for r in mine if r["score"] == s], column)) for s, column in _UNKNOWN)
+            body.append((Cell(model), *cells))
     caption = (
-        f"Telling {name} (the positive class) from test images by an uncertainty;"
-        f" mean ± s.d. over seeds. Chance: AUROC 0.5."
+        f"Telling {name} (unknown: the positive class) from test images by an uncertainty: the entropy of the"
+        " mean, the members' mutual information, or low confidence; mean ± s.d. over seeds."
     )
-    return Table(f"unknown-{name}", caption, ("Model, uncertainty", *_UNKNOWN.values()), tuple(body))
+    return Table(f"unknown-{name}", caption, ("Model", *_UNKNOWN.values()), tuple(body))
 
 
 def corrupted_tables(run: Run, paper: Comparison | None) -> list[Table]:
@@ -48,7 +52,7 @@ def _corrupted(run: Run, name: str, rows: Sequence[Row], paper: Comparison | Non
         seeds = dict.fromkeys(row["seed"] for row in rows if (row["model"], row["data"]) == (model, name))
         each = [[r for r in rows if (r["model"], r["data"], r["seed"]) == (model, name, s)] for s in seeds]
         if each:
-            printed = paper and paper.row(paper_method(run, model), "standard", "corrupted")
+            printed = paper.row(paper_method(run, model), "standard", "corrupted") if paper else None
             cells = (_over_all(each, column, printed) for column in _CORRUPTED)
             body.append((Cell(model), *cells))
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
@@ -62,6 +66,7 @@ def _over_all(seeds: Sequence[Sequence[Row]], column: str, printed: PaperRow | N
     return Cell(text, paper=printed.text(column) if printed else "")
 
 
-def _mean(rows: Sequence[Row], column: str, digits: int) -> str:
-    return metrics.format_mean_sd(metrics.mean_sd([float(row[column]) for row in rows]), digits)
-
+def _mean(rows: Sequence[Row], column: str) -> str:
+    if not rows:
+        return "–"
+    return metrics.format_mean_sd(metrics.mean_sd([float(row[column]) for row in rows]), 3)

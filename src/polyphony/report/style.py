@@ -43,7 +43,19 @@ _SPARE = (
     Ink("--spare-6", "#3d6b2f", "#8fcb7c"),
 )
 INKS = (TEXT, MUTED, RULE, *_BY_KIND.values(), *_SPARE)
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "*")
+# Markers, and the same shapes for the page's legend in a box of 12 by 12.
+_SHAPES = {
+    "o": "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
+    "s": "M1.5 1.5h9v9h-9z",
+    "^": "M6 1l5.2 9.6h-10.4z",
+    "D": "M6 0.5l5.5 5.5l-5.5 5.5l-5.5-5.5z",
+    "v": "M6 11l5.2-9.6h-10.4z",
+    "P": "M4 1h4v3h3v4h-3v3h-4v-3h-3v-4h3z",
+    "X": "M1 3.5L3.5 1L6 3.5L8.5 1L11 3.5L8.5 6L11 8.5L8.5 11L6 8.5L3.5 11L1 8.5L3.5 6z",
+    "<": "M1 6l9.6-5.2v10.4z",
+    ">": "M11 6l-9.6-5.2v10.4z",
+}
+_MARKERS = tuple(_SHAPES)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,11 @@ class Look:
     def colour(self) -> str:
         """Its colour in figures."""
         return self.ink.light
+
+    @property
+    def shape(self) -> str:
+        """Its marker as an SVG path in a box of 12 by 12."""
+        return _SHAPES[self.marker]
 
 
 def looks(run: Run) -> dict[str, Look]:

@@ -13,7 +13,14 @@ from polyphony.report.paper import Comparison
 from polyphony.report.run import TEACHERS, Run
 from polyphony.report.tables import Cell, Table
 
-COLUMNS = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓", "dee": "DEE ↑", "kld": "mean-KLD"}
+COLUMNS = {
+    "acc": "ACC % ↑",
+    "nll": "NLL ↓",
+    "bs": "Brier ↓",
+    "ece": "ECE ↓",
+    "dee": "DEE ↑",
+    "kld": "mean-KLD",
+}
 _LARGER_IS_BETTER = {"acc": True, "nll": False, "bs": False, "ece": False, "dee": True}
 
 
@@ -49,7 +56,7 @@ def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
 
 
 def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None) -> tuple[Cell, ...]:
-    printed = paper and paper.row(paper_method(run, model), calibration)
+    printed = paper.row(paper_method(run, model), calibration) if paper else None
     first = run.scored(model, calibration=calibration)[0]
     label = f"teachers ({run.members} networks)" if model == TEACHERS else model
     cells = [Cell(label), Cell(f"{first.params:,}")]
@@ -125,7 +132,7 @@ def verdict(run: Run) -> Verdict:
     share = kept(run, champion)
     small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
     sentence = (
-        f"The best student, {champion}, keeps {share:.0%} of its teachers' diversity"
+        f"The best student by NLL, {champion}, keeps {share:.0%} of its teachers’ diversity"
         f" and {_as_good_as(run, champion)}, with {small:.0%} of their parameters."
     )
     qualified = [_spread(run, champion), *_most_diverse(run, champion), *_collapsed(run)]
@@ -138,13 +145,18 @@ def kept(run: Run, model: str) -> float:
     return run.mean(model, "kld").mean / teachers if teachers else math.nan
 
 
+def median_dee(run: Run, model: str) -> float | None:
+    """The calibrated DEE of the median seed, which a seed past the curve does not make infinite."""
+    known = [score.dee for score in run.scored(model) if score.dee is not None]
+    return statistics.median(known) if known else None
+
+
 def _as_good_as(run: Run, model: str) -> str:
-    text = score_text(run, model, "dee", "calibrated").split(" ± ")[0]
-    if text == "–":
+    dee = median_dee(run, model)
+    if dee is None:
         return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
-    if " … " in text:
-        return f"predicts as well as {text.replace(' … ', ' to ').replace('>', 'more than ')} teachers averaged"
-    return f"predicts as well as {text.replace('>', 'more than ')} teachers averaged"
+    count = metrics.format_dee(dee, curve_size(run)).replace(">", "more than ")
+    return f"predicts as well as {count} teachers averaged"
 
 
 def _spread(run: Run, champion: str) -> str:
@@ -157,7 +169,7 @@ def _spread(run: Run, champion: str) -> str:
         return ""
     if not close:
         return f"It is ahead of every other student in NLL by more than the spread over {here.n} seeds."
-    return f"In NLL it cannot be told from {_and(close)}: they differ by less than the spread over {here.n} seeds."
+    return f"In NLL it is level with {_and(close)}: they differ by less than the spread over {here.n} seeds."
 
 
 def _most_diverse(run: Run, champion: str) -> list[str]:
@@ -167,33 +179,38 @@ def _most_diverse(run: Run, champion: str) -> list[str]:
     top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
     if top == champion:
         return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
-    return [f"The most diverse distilled student is {top}, with {kept(run, top):.0%} of the teachers' diversity."]
+    return [
+        f"The most diverse distilled student is {top}, with {kept(run, top):.0%} of the teachers’ diversity."
+    ]
 
 
 def _collapsed(run: Run) -> list[str]:
-    dead = [name for name, health in health_checks(run).items() if health.verdict == metrics.Verdict.COLLAPSED]
+    dead = [
+        name for name, health in health_checks(run).items() if health.verdict == metrics.Verdict.COLLAPSED
+    ]
     return [f"The members of {_and(dead)} have collapsed into one predictor."] if dead else []
 
 
 def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
     teachers, student = run.scored(TEACHERS)[0], run.scored(champion)[0]
     kld, nll = run.mean(champion, "kld"), run.mean(champion, "nll")
-    dee = score_text(run, champion, "dee", "calibrated").split(" ± ")[0]
+    dee = median_dee(run, champion)
     return (
         Headline(
             "How diverse",
             f"{kept(run, champion):.0%}",
-            f"of the teachers' diversity: mean-KLD {kld.mean:.3f} against {teachers.kld:.3f} on test",
+            f"of the teachers’ diversity: mean-KLD {kld.mean:.3f} against {teachers.kld:.3f} on test",
         ),
         Headline(
             "How good",
-            f"{dee}" if dee != "–" else f"{nll.mean:.3f}",
-            f"teachers' worth (DEE): calibrated NLL {nll.mean:.3f} against {teachers.nll:.3f} of all {run.members}",
+            f"{nll.mean:.3f}" if dee is None else metrics.format_dee(dee, curve_size(run)),
+            f"{'calibrated NLL' if dee is None else 'teachers’ worth (DEE, median seed), NLL'}"
+            f" {nll.mean:.3f} against {teachers.nll:.3f} of all {run.members} teachers",
         ),
         Headline(
             "How small",
             f"{student.params / teachers.params:.0%}",
-            f"of the teachers' parameters: {student.params:,} against {teachers.params:,}",
+            f"of the teachers’ parameters: {student.params:,} against {teachers.params:,}",
         ),
     )
 
@@ -206,9 +223,7 @@ def health_checks(run: Run) -> dict[str, Health]:
         tested = run.pooled(method, "test")
         if tested is None:
             continue
-        known = [score.dee for score in run.scored(method) if score.dee is not None]
-        dee = statistics.median(known) if known else None
-        found[method] = HealthCheck()(tested.logits, tested.labels, teachers_kld, dee)
+        found[method] = HealthCheck()(tested.logits, tested.labels, teachers_kld, median_dee(run, method))
     return found
 
 

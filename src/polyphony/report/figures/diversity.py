@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
 from torch import Tensor
 
 from polyphony import metrics
@@ -19,8 +20,8 @@ from polyphony.report.tables import Numbers
 
 EXTERNAL = "train+external"
 _READING = (
-    "Each bar holds the examples whose least confident member has this confidence; its height is how far apart"
-    " the members' predictions are there (mean pairwise KL), its shade how many examples that is."
+    "Each bar holds the examples whose least confident member has this confidence; its height is how far"
+    " apart the members are there (mean pairwise KL), its shade how many examples that is."
 )
 
 
@@ -43,7 +44,9 @@ def teacher_diversity(run: Run) -> Chart | Absent:
     return diversity_chart("diversity-teachers", title, f"{_READING} {_POINT}", groups)
 
 
-_POINT = "The point of the method: perturbed training images should show the students as much as test images do."
+_POINT = (
+    "The point of the method: perturbed training images should show the students as much as test images do."
+)
 
 
 def student_diversity(run: Run) -> Chart | Absent:
@@ -58,7 +61,9 @@ def student_diversity(run: Run) -> Chart | Absent:
     title = "Diversity of the students"
     if not groups:
         return Absent(title, "the students' test predictions are not in the run folder.")
-    reading = "The same plot for every student on test images, all seeds together: compare with the teachers on test."
+    reading = (
+        "The same for every student on test images, all seeds together: compare with the teachers on test."
+    )
     return diversity_chart("diversity-students", title, reading, groups)
 
 
@@ -66,7 +71,9 @@ def external_diversity(run: Run) -> Chart | Absent:
     """Teachers on training images that a network outside the ensemble perturbed."""
     title = "Does the perturbation transfer?"
     if EXTERNAL not in run.splits("train+"):
-        return Absent(title, "no training images were perturbed by an extra teacher; 'polyphony analyse' does it.")
+        return Absent(
+            title, "no training images were perturbed by an extra teacher; 'polyphony analyse' does it."
+        )
     gaussian = [f"train+{method}" for method in run.methods_with("gaussian")[:1]]
     reading = (
         "ODS directions of a network outside the ensemble still pull its members apart, if the last panel is"
@@ -117,15 +124,18 @@ def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: flo
     share = plot.count / plot.count.sum()
     heights = plot.kld.nan_to_num(0.0, posinf=top)
     width = float(plot.edges[1] - plot.edges[0])
-    alphas = 0.18 + 0.82 * torch.sqrt(share / share.max())
+    alphas = 0.3 + 0.7 * torch.sqrt(share / share.max())
     for low, height, alpha in zip(plot.edges[:-1].tolist(), heights.tolist(), alphas.tolist(), strict=True):
         if height > 0:
             axes.bar(low + width / 2, height, width * 0.86, color=colour, alpha=alpha, linewidth=0)
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1.0), xlabel="least member's confidence", ylabel="KL (nats)")
+    axes.xaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(visible=False, axis="x")
     axes.text(
-        0.97, 0.97, f"{mean:.3f}", transform=axes.transAxes, ha="right", va="top", size=15, weight="bold"
+        0.97, 0.97, f"{mean:.3f}", transform=axes.transAxes, ha="right", va="top", size=17, weight="bold"
     )
     axes.text(
-        0.97, 0.83, "mean-KLD", transform=axes.transAxes, ha="right", va="top", size=8.5, color=MUTED.light
+        0.97, 0.81, "mean-KLD", transform=axes.transAxes, ha="right", va="top", size=9.5, color=MUTED.light
     )

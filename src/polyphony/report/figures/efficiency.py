@@ -12,8 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Absent, Chart, Panel
-from polyphony.report.figures.quality import ensemble_curves
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import TEACHERS, Row, Run
 from polyphony.report.style import TEXT, Look, looks
 from polyphony.report.tables import Numbers, Value
 
@@ -27,85 +26,89 @@ class Priced:
     nll: MeanSd
 
 
-def nll_against_parameters(run: Run) -> Chart | Absent:
-    """Deep ensembles of every size, and every student, at their parameters."""
-    students = [Priced(m, run.scored(m)[0].params, run.mean(m, "nll")) for m in run.methods]
-    one = run.scored(TEACHERS)[0].params / run.members
-    curve = ensemble_curves(run).get("calibrated", [])
-    ensembles = [(size * one, nll) for size, nll in enumerate(curve) if size > 0]
-    if not ensembles:
-        ensembles = [(run.scored(TEACHERS)[0].params, run.mean(TEACHERS, "nll").mean)]
-    reading = (
-        "Lower left is better: the dark line is 1, 2, … teachers averaged, the marks are students with their"
-        " standard deviation over seeds. A student below the line is cheaper than any deep ensemble as good."
-    )
-    return cost_chart("nll-parameters", "Quality for its size", reading, "parameters", students, ensembles, looks(run))
+@dataclass(frozen=True)
+class Costs:
+    """Students, and deep ensembles as (cost, NLL)."""
+
+    students: Sequence[Priced]
+    ensembles: Sequence[tuple[float, float]]
 
 
-def nll_against_latency(run: Run) -> Chart | Absent:
-    """The same at the milliseconds one batch takes."""
+def quality_for_cost(run: Run, curves: Mapping[str, Sequence[float]]) -> list[Chart | Absent]:
+    """NLL against parameters, and against milliseconds where they were measured."""
+    found = {"parameters": by_parameters(run, curves)}
     rows = run.analysis("latency")
     if not rows:
-        return Absent("Quality for its time", "latencies were not measured; 'polyphony analyse' does it.")
+        why = "latencies were not measured; 'polyphony analyse' does it."
+        return [cost_chart(found, looks(run)), Absent("Quality for its time", why)]
+    found["milliseconds"] = by_latency(run, rows)
+    how = f" Milliseconds are for a batch of {rows[0]['batch']} on {rows[0]['threads']} thread(s)."
+    return [cost_chart(found, looks(run), how)]
+
+
+def by_parameters(run: Run, curves: Mapping[str, Sequence[float]]) -> Costs:
+    """Deep ensembles of every size (`ensemble_curves`), and every student, at their parameters."""
+    students = [Priced(m, run.scored(m)[0].params, run.mean(m, "nll")) for m in run.methods]
+    together = run.scored(TEACHERS)[0].params
+    sizes = list(enumerate(curves.get("calibrated", [])))[1:]
+    ensembles = [(size * together / run.members, nll) for size, nll in sizes]
+    return Costs(students, ensembles or [(together, run.mean(TEACHERS, "nll").mean)])
+
+
+def by_latency(run: Run, rows: Sequence[Row]) -> Costs:
+    """The teachers together, and every student, at the milliseconds of latency.csv."""
     times = {row["model"]: float(row["milliseconds"]) for row in rows}
     students = [Priced(m, times[m], run.mean(m, "nll")) for m in run.methods if m in times]
-    ensembles = [(times[TEACHERS], run.mean(TEACHERS, "nll").mean)] if TEACHERS in times else []
-    how = f"batches of {rows[0]['batch']} on {rows[0]['threads']} thread(s)"
-    reading = (
-        f"Lower left is better: milliseconds for one batch ({how}), all members included."
-        " Rank-one members save memory, not arithmetic: each still computes its own prediction."
+    return Costs(students, [(times[TEACHERS], run.mean(TEACHERS, "nll").mean)] if TEACHERS in times else [])
+
+
+def cost_chart(found: Mapping[str, Costs], look: Mapping[str, Look], how: str = "") -> Chart:
+    """A panel for each kind of cost: students as marks with error bars, deep ensembles as a line."""
+    panels = tuple(
+        Panel(f"NLL against {cost}", partial(_scatter, costs=costs, look=look, label=cost), 1.15)
+        for cost, costs in found.items()
     )
-    return cost_chart("nll-latency", "Quality for its time", reading, "milliseconds", students, ensembles, looks(run))
-
-
-def cost_chart(
-    name: str,
-    title: str,
-    reading: str,
-    cost: str,
-    students: Sequence[Priced],
-    ensembles: Sequence[tuple[float, float]],
-    look: Mapping[str, Look],
-) -> Chart:
-    """One panel: students as marks with error bars, deep ensembles (cost, NLL) as a line."""
-    draw = partial(_scatter, students=students, ensembles=ensembles, look=look, cost=cost)
-    rows: list[tuple[Value, ...]] = [
-        (TEACHERS, place + 1 if len(ensembles) > 1 else None, price, nll, None)
-        for place, (price, nll) in enumerate(ensembles)
-    ]
-    rows += [(s.model, None, s.cost, s.nll.mean, s.nll.sd) for s in students]
-    numbers = Numbers(("model", "teachers", cost, "nll", "nll_sd"), tuple(rows))
-    shown = (look[TEACHERS], *(look[student.model] for student in students))
-    return Chart(name, title, reading, (Panel("", draw, 1.3),), numbers, shown)
+    rows: list[tuple[Value, ...]] = []
+    for cost, costs in found.items():
+        rows += [(cost, TEACHERS, price, nll, None) for price, nll in costs.ensembles]
+        rows += [(cost, each.model, each.cost, each.nll.mean, each.nll.sd) for each in costs.students]
+    reading = (
+        "Lower left is better: the line is 1, 2, … teachers averaged, the marks are students with their"
+        f" standard deviation over seeds. A student below the line is smaller than any deep ensemble as good.{how}"
+        " Rank-one members save memory, not arithmetic."
+    )
+    numbers = Numbers(("cost", "model", "value", "nll", "nll_sd"), tuple(rows))
+    return Chart("pareto", "Quality for its cost", reading, panels, numbers, tuple(look.values()))
 
 
 def _scatter(
     axes: Axes,
     *,
-    students: Sequence[Priced],
-    ensembles: Sequence[tuple[float, float]],
+    costs: Costs,
     look: Mapping[str, Look],
-    cost: str,
+    label: str,
 ) -> None:
-    if ensembles:
-        x, y = zip(*ensembles, strict=True)
+    if costs.ensembles:
+        x, y = zip(*costs.ensembles, strict=True)
         axes.plot(x, y, color=TEXT.light, marker="o", markersize=4.5)
-    for student in students:
+    for student in costs.students:
         spread = 0.0 if math.isnan(student.nll.sd) else student.nll.sd
         axes.errorbar(
             student.cost, student.nll.mean, yerr=spread, color=look[student.model].colour,
             marker=look[student.model].marker, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9,
         )  # fmt: skip
     axes.set_xscale("log")
-    costs = [student.cost for student in students] + [price for price, _ in ensembles]
-    axes.set_xlim(min(costs) / 1.5, max(costs) * 1.5)
+    each = [student.cost for student in costs.students] + [price for price, _ in costs.ensembles]
+    axes.set_xlim(min(each) / 1.5, max(each) * 1.5)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    few = max(costs) / min(costs) < 12
+    few = max(each) / min(each) < 12
     axes.xaxis.set_minor_formatter(
-        FuncFormatter(lambda value, _: short(value) if _leading(value) in (2, 5) else "") if few else NullFormatter()
+        FuncFormatter(lambda value, _: short(value) if _leading(value) in (2, 5) else "")
+        if few
+        else NullFormatter()
     )
-    axes.tick_params(axis="x", which="minor", labelsize=9)
-    axes.set(xlabel=f"{cost} (log scale)", ylabel="calibrated NLL on test")
+    axes.tick_params(axis="x", which="minor", labelsize=10)
+    axes.set(xlabel=f"{label} (log scale)", ylabel="calibrated NLL on test")
 
 
 def short(value: float) -> str:
@@ -117,4 +120,4 @@ def short(value: float) -> str:
 
 
 def _leading(value: float) -> int:
-    return round(value / 10 ** math.floor(math.log10(value)))
+    return int(f"{value:e}"[0])

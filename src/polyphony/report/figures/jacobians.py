@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -21,17 +22,17 @@ _WORDS = {"train": "training images", "valid": "validation images", "test": "tes
 _POINTS = 150
 
 
-def jacobian_matching(run: Run) -> tuple[Chart | Absent, Table | None]:
+def jacobian_matching(run: Run) -> list[Chart | Table | Absent]:
     """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
     rows = run.analysis("jacobians")
     scratch = run.methods_with(None)
     if not rows:
-        return Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it."), None
+        return [Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it.")]
     if not scratch or scratch[0] not in {row["method"] for row in rows}:
-        return Absent(_TITLE, "there is no student from scratch to compare with."), None
+        return [Absent(_TITLE, "there is no student from scratch to compare with.")]
     splits = {split: cosines(rows, split) for split in dict.fromkeys(row["split"] for row in rows)}
     look = looks(run)
-    return jacobian_chart(splits, scratch[0], look), jacobian_table(splits, scratch[0])
+    return [jacobian_chart(splits, scratch[0], look), jacobian_table(splits, scratch[0])]
 
 
 def cosines(rows: Sequence[Row], split: str) -> Cosines:
@@ -125,11 +126,12 @@ def _roc(axes: Axes, *, each: Cosines, scratch: str, look: Mapping[str, Look]) -
 def _density(axes: Axes, *, each: Cosines, look: Mapping[str, Look]) -> None:
     low = min(float(values.min()) for values in each.values())
     high = max(float(values.max()) for values in each.values())
+    fewest = min(len(values) for values in each.values())
+    edges = np.linspace(low, high, min(40, max(8, round(2 * fewest ** (1 / 3)))) + 1)
     for method, values in each.items():
-        axes.hist(
-            values.tolist(), bins=30, range=(low, high), density=True, histtype="step",
-            color=look[method].colour, linewidth=1.6,
-        )  # fmt: skip
+        heights, _ = np.histogram(values.numpy(), edges, density=True)
+        axes.stairs(heights, edges, fill=True, color=look[method].colour, alpha=0.14, linewidth=0)
+        axes.stairs(heights, edges, color=look[method].colour, linewidth=1.6)
     axes.set(xlabel="cosine of Jacobians", ylabel="density")
     axes.grid(visible=False, axis="x")
 
@@ -138,7 +140,9 @@ def gradient_snr(run: Run) -> Chart | Absent:
     """Signal-to-noise ratio of the Jacobian-matching gradient against the step size."""
     rows = run.analysis("snr")
     if not rows:
-        return Absent("How clear is the lesson?", "gradients were not measured; 'polyphony analyse RUN snr' does it.")
+        return Absent(
+            "How clear is the lesson?", "gradients were not measured; 'polyphony analyse RUN snr' does it."
+        )
     kinds = dict.fromkeys(row["perturbation"] for row in rows)
     return snr_chart(rows, assign([(kind, kind) for kind in kinds]))
 
@@ -152,8 +156,8 @@ def snr_chart(rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
         (row["perturbation"], float(row["step_size"]), float(row["snr"]), int(row["samples"])) for row in rows
     ]
     reading = (
-        "How much of the gradient that matches Jacobians is signal: its mean over random perturbations, divided by"
-        " its spread. Higher means fewer steps are wasted."
+        "How much of the gradient that matches Jacobians is signal: its mean over random perturbations,"
+        " divided by its spread. Higher means fewer steps are wasted."
     )
     return Chart(
         "snr",
@@ -168,7 +172,9 @@ def snr_chart(rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
 def _snr(axes: Axes, *, lines: Mapping[str, Sequence[tuple[float, float]]], look: Mapping[str, Look]) -> None:
     for kind, points in lines.items():
         x, y = zip(*sorted(points), strict=True)
-        axes.plot([255 * step for step in x], y, color=look[kind].colour, marker=look[kind].marker, markersize=5)
+        axes.plot(
+            [255 * step for step in x], y, color=look[kind].colour, marker=look[kind].marker, markersize=5
+        )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set(xlabel="step size (in 1/255, RMS per pixel)", ylabel="signal-to-noise ratio", ylim=(0, None))

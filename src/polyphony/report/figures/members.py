@@ -16,7 +16,7 @@ from polyphony.report.run import TEACHERS, Run
 from polyphony.report.style import MUTED, Look, looks
 from polyphony.report.tables import Numbers, Value
 
-MOST = 4  # examples on the page
+MOST = 3  # examples on the page
 _TITLE = "What the members say"
 _PREFIX = "students."
 
@@ -55,9 +55,12 @@ def examples(tensors: Mapping[str, Tensor]) -> list[Example]:
 def member_chart(found: list[Example], look: Mapping[str, Look]) -> Chart:
     """Images on top; under them a matrix for each model, a row a member, a column a class."""
     order = [model for model in look if model in found[0].probabilities]
-    height = 0.62 + 0.26 * len(order)
     panels = tuple(
-        Panel(f"example {place + 1}", partial(_example, example=each, order=order, look=look), 1 / height)
+        Panel(
+            f"example {place + 1}",
+            partial(_example, example=each, order=order, look=look),
+            1 / _height(len(order)),
+        )
         for place, each in enumerate(found[:MOST])
     )
     rows: list[tuple[Value, ...]] = [
@@ -69,17 +72,17 @@ def member_chart(found: list[Example], look: Mapping[str, Look]) -> Chart:
         for label in range(values.shape[2])
     ]
     reading = (
-        "On top a training image, the perturbed one, and their difference made visible. Below, left before and"
-        " right after the perturbation: a row for each member, a column for each class, the fuller the more"
-        " probable. Rows that are alike say the same; the perturbation should make the teachers' rows differ,"
-        " and a good student's rows differ in the same way."
+        "On top a training image, the perturbed one, and their difference made visible. Below, left before"
+        " and right after the perturbation: a row for each member, a column for each class, the fuller the"
+        " more probable. Rows that are alike say the same; the perturbation should make the teachers' rows"
+        " differ, and a good student's rows differ in the same way."
     )
     numbers = Numbers(("example", "model", "when", "member", "class", "probability"), tuple(rows))
     return Chart("members", _TITLE, reading, panels, numbers, tuple(look[m] for m in order), width=SMALL)
 
 
 def visible_difference(image: Tensor, perturbed: Tensor) -> np.ndarray:
-    """Perturbed minus original around mid-grey, scaled so that the largest change is black or white. [h w 3]"""
+    """Perturbed minus original around mid-grey, the largest change black or white. [h w 3]"""
     change = perturbed.float() - image.float()
     scaled = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-9)
     return _picture(scaled)
@@ -93,29 +96,42 @@ def _picture(image: Tensor) -> np.ndarray:
 
 def _example(axes: Axes, *, example: Example, order: list[str], look: Mapping[str, Look]) -> None:
     axes.axis("off")
-    total = 0.62 + 0.26 * len(order)
+    unit = 1 / _height(len(order))  # one panel's width, as a share of its height
     pictures = {
         "image": _picture(example.image),
         "perturbed": _picture(example.perturbed),
         "difference": visible_difference(example.image, example.perturbed),
     }
     for place, (words, picture) in enumerate(pictures.items()):
-        inset = axes.inset_axes((place * 0.345, 1 - 0.31 / total, 0.31, 0.31 / total))
+        inset = axes.inset_axes((place * 0.345, 1 - 0.31 * unit, 0.31, 0.31 * unit))
         inset.imshow(picture, interpolation="none", aspect="auto")
         _bare(inset)
-        inset.set_xlabel(words, fontsize=8.5, labelpad=3)
+        inset.set_xlabel(words, fontsize=9.5, labelpad=3)
+    for side, words in enumerate(("before", "after")):
+        _small(axes, side * 0.52, 1 - 0.475 * unit, words, MUTED.light)
     for place, model in enumerate(order):
-        top = 1 - (0.56 + 0.26 * place) / total
-        axes.text(0, top, model, transform=axes.transAxes, va="bottom", size=8.5, color=look[model].colour)
+        top = 1 - (0.56 + 0.24 * place) * unit
+        _small(axes, 0, top, model, look[model].colour)
         for side in range(2):
-            inset = axes.inset_axes((side * 0.52, top - 0.17 / total, 0.48, 0.16 / total))
-            inset.imshow(_tinted(example.probabilities[model][side], look[model]), interpolation="none", aspect="auto")
+            inset = axes.inset_axes((side * 0.52, top - 0.165 * unit, 0.48, 0.155 * unit))
+            tinted = _tinted(example.probabilities[model][side], look[model])
+            inset.imshow(tinted, interpolation="none", aspect="auto")
             _bare(inset)
 
 
+def _height(models: int) -> float:
+    """A panel's height over its width."""
+    return 0.56 + 0.24 * models - 0.06
+
+
+def _small(axes: Axes, x: float, y: float, words: str, colour: str) -> None:
+    axes.text(x, y, words, transform=axes.transAxes, va="bottom", size=9.5, color=colour)
+
+
 def _tinted(values: Tensor, look: Look) -> np.ndarray:
-    """Probabilities [m k] as the opacity of one colour, mid-grey for the teachers. → [m k 4]"""
-    colour = MUTED.light if look.label == TEACHERS else look.colour
+    """Probabilities [m k] as the opacity of one colour, a grey for the teachers. → [m k 4]"""
+    # Pixels cannot follow the page from light to dark: a mid-grey shows on both.
+    colour = "#7d8896" if look.label == TEACHERS else look.colour
     tinted = np.empty((*values.shape, 4))
     tinted[..., :3] = to_rgb(colour)
     tinted[..., 3] = values.numpy().clip(0, 1)

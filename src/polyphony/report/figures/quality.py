@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
 from polyphony import metrics
 from polyphony.metrics import Reliability
@@ -29,7 +29,10 @@ def ensemble_curves(run: Run) -> dict[str, list[float]]:
     calibrated = metrics.calibrated_dee_curve(
         test.logits, test.labels, valid.logits, valid.labels, subset_stream()
     )
-    return {"calibrated": calibrated, "standard": metrics.dee_curve(test.logits, test.labels, subset_stream())}
+    return {
+        "calibrated": calibrated,
+        "standard": metrics.dee_curve(test.logits, test.labels, subset_stream()),
+    }
 
 
 def subset_stream() -> torch.Generator:
@@ -37,11 +40,12 @@ def subset_stream() -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(b"subsets 0").digest()[:7]))
 
 
-def dee_curves(run: Run) -> Chart | Absent:
-    """NLL against the size of a deep ensemble, and where each student is on that curve."""
-    curves = ensemble_curves(run)
+def dee_curves(run: Run, curves: Mapping[str, Sequence[float]]) -> Chart | Absent:
+    """NLL against the size of a deep ensemble (`ensemble_curves`), and where each student is on it."""
     if not curves:
-        return Absent("How many teachers is a student worth?", "the teachers' predictions are not in the run folder.")
+        return Absent(
+            "How many teachers is a student worth?", "the teachers' predictions are not in the run folder."
+        )
     points = {
         kind: {
             model: [(s.dee, s.nll) for s in run.scored(model, calibration=kind) if s.dee is not None]
@@ -67,8 +71,8 @@ def dee_chart(
             rows += [(kind, model, place, dee, nll) for place, (dee, nll) in enumerate(seeds)]
     size = len(next(iter(curves.values()))) - 1
     reading = (
-        f"The line is the NLL of 1, 2, … {size} teachers averaged, a mean over many subsets; each mark is one seed"
-        " of a student at its own NLL, and below it on the axis is the number of teachers it is worth."
+        f"The line is the NLL of 1, 2, … {size} teachers averaged, a mean over many subsets; each mark is one"
+        " seed of a student at its own NLL, and below it on the axis is the number of teachers it is worth."
         f" Marks at “>{size}” are better than all {size} together."
     )
     return Chart(
@@ -135,9 +139,9 @@ def reliability_chart(found: Mapping[str, Mapping[str, Reliability]], look: Mapp
     ]
     header = ("model", "calibration", "confidence_above", "confidence_to", "count", "confidence", "accuracy")
     reading = (
-        "On the diagonal, predictions made with 80 % confidence are right 80 % of the time; below it a model is"
-        " too sure, above it too timid. Filled marks are calibrated, rings are as predicted, seeds pooled; larger"
-        " marks hold more examples."
+        "On the diagonal, predictions made with 80% confidence are right 80% of the time; below it a model"
+        " is too sure, above it too timid. Filled marks are calibrated, rings are as predicted, seeds pooled;"
+        " larger marks hold more examples."
     )
     numbers = Numbers(header, tuple(rows))
     return Chart("reliability", "Can confidences be trusted?", reading, panels, numbers, width=SMALL)
@@ -156,4 +160,6 @@ def _reliability(axes: Axes, *, diagrams: Mapping[str, Reliability], look: Look)
             linewidths=1.1, alpha=0.9, zorder=3,
         )  # fmt: skip
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([0, 0.5, 1]))
+        axis.set_major_formatter(FormatStrFormatter("%g"))

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
 from polyphony.report.run import Row, Run
-from polyphony.report.style import MUTED, Look, looks
+from polyphony.report.style import MUTED, TEXT, Look, looks
 from polyphony.report.tables import Numbers
 
 BINS = 30
@@ -57,7 +57,11 @@ def entropy_chart(name: str, found: Mapping[str, Entropies], top: float, look: M
     shares = {model: (_shares(e.known, edges), _shares(e.unknown, edges)) for model, e in found.items()}
     height = max(float(side.max()) for sides in shares.values() for side in sides)
     panels = tuple(
-        Panel(model, partial(_histograms, entropies=e, sides=shares[model], edges=edges, top=height, look=look[model]), 1.2)
+        Panel(
+            model,
+            partial(_histograms, entropies=e, sides=shares[model], edges=edges, top=height, look=look[model]),
+            1.2,
+        )
         for model, e in found.items()
     )
     rows = [
@@ -66,9 +70,9 @@ def entropy_chart(name: str, found: Mapping[str, Entropies], top: float, look: M
         for low, high, known, unknown in zip(edges[:-1], edges[1:], known_side, unknown_side, strict=True)
     ]
     reading = (
-        f"Entropy of the ensemble's prediction (of the mean, not the mean of entropies): grey on test images, in"
-        f" colour on {name}, whose classes were never seen. Good is grey to the left and colour to the right;"
-        " AUROC is the chance that an unknown is less certain than a known image."
+        f"Entropy of the ensemble's prediction (of the mean, not the mean of entropies): grey on test images,"
+        f" in colour on {name}, whose classes were never seen. Good is grey to the left and colour to the"
+        " right; AUROC is the chance that an unknown is less certain than a known image."
     )
     header = ("model", "entropy_above", "entropy_to", "share_known", "share_unknown")
     title = f"Does it know what it does not know? {name}"
@@ -93,14 +97,17 @@ def _histograms(
     axes.stairs(sides[1], edges, fill=True, color=look.colour, alpha=0.55, linewidth=0)
     axes.stairs(sides[1], edges, color=look.colour, linewidth=1.2)
     auroc = metrics.detect(entropies.known, entropies.unknown).auroc
-    lines = {
-        f"AUROC {auroc:.3f}": {"weight": "bold", "size": 11},
-        f"mean known {float(entropies.known.mean()):.3f}": {"color": MUTED.light},
-        f"mean unknown {float(entropies.unknown.mean()):.3f}": {"color": look.colour},
-    }
-    for place, (text, style) in enumerate(lines.items()):
-        axes.text(0.98, 0.98 - 0.12 * place, text, transform=axes.transAxes, ha="right", va="top", **style)
-    axes.set(xlim=(0, edges[-1]), ylim=(0, 1.05 * top), xlabel="entropy (nats)", ylabel="share of examples")
+    lines = [
+        (f"AUROC {auroc:.3f}", TEXT.light, "bold"),
+        (f"mean known {float(entropies.known.mean()):.3f}", MUTED.light, "normal"),
+        (f"mean unknown {float(entropies.unknown.mean()):.3f}", look.colour, "normal"),
+    ]
+    for place, (text, colour, weight) in enumerate(lines):
+        at = 0.98 - 0.12 * place
+        axes.text(0.98, at, text, transform=axes.transAxes, ha="right", va="top", color=colour, weight=weight)
+    axes.set(xlim=(0, edges[-1]), ylim=(0, 1.55 * top), xlabel="entropy (nats)", ylabel="share of examples")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(visible=False, axis="x")
 
 
@@ -111,7 +118,9 @@ def corruption_boxes(run: Run) -> list[Chart | Absent]:
         why = "no corrupted images were predicted; 'polyphony evaluate RUN --corrupted NAME' does it."
         return [Absent(_CORRUPTED, why)]
     names = dict.fromkeys(row["data"] for row in rows)
-    return [corruption_chart(name, [row for row in rows if row["data"] == name], looks(run)) for name in names]
+    return [
+        corruption_chart(name, [row for row in rows if row["data"] == name], looks(run)) for name in names
+    ]
 
 
 def corruption_chart(name: str, rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
@@ -119,7 +128,9 @@ def corruption_chart(name: str, rows: Sequence[Row], look: Mapping[str, Look]) -
     scores = {column: by_corruption(rows, column) for column in ("nll", "ece")}
     models = [model for model in look if model in scores["nll"]]
     panels = tuple(
-        Panel(column.upper(), partial(_boxes, scores=each, models=models, look=look, label=column.upper()), 1.25)
+        Panel(
+            column.upper(), partial(_boxes, scores=each, models=models, look=look, label=column.upper()), 1.25
+        )
         for column, each in scores.items()
     )
     numbers = [
@@ -150,24 +161,20 @@ def by_corruption(rows: Sequence[Row], column: str) -> Scores:
     }
 
 
-def _boxes(axes: Axes, *, scores: Scores, models: Sequence[str], look: Mapping[str, Look], label: str) -> None:
+def _boxes(
+    axes: Axes, *, scores: Scores, models: Sequence[str], look: Mapping[str, Look], label: str
+) -> None:
     severities = sorted({severity for _, severity in scores[models[0]]})
     step = 0.82 / len(models)
     for place, model in enumerate(models):
         at = [number + (place - (len(models) - 1) / 2) * step for number in range(len(severities))]
         each = [[v for (_, s), v in scores[model].items() if s == severity] for severity in severities]
         line = {"color": look[model].colour, "linewidth": 1.1}
-        drawn = axes.boxplot(
+        axes.boxplot(
             each, positions=at, widths=step * 0.8, whis=(0, 100), patch_artist=True, manage_ticks=False,
             medianprops={"color": look[model].colour, "linewidth": 2.0}, whiskerprops=line, showcaps=False,
             boxprops={"facecolor": look[model].colour, "edgecolor": look[model].colour, "alpha": 0.35},
         )  # fmt: skip
-        del drawn
     axes.set_xticks(range(len(severities)), [str(severity) for severity in severities])
     axes.set(xlabel="severity", ylabel=label, ylim=(0, None))
     axes.grid(visible=False, axis="x")
-
-
-def as_tensor(values: Sequence[float]) -> Tensor:
-    """Numbers as float64."""
-    return torch.tensor(list(values), dtype=torch.float64)

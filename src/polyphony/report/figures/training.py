@@ -45,8 +45,8 @@ def learning_chart(
         for point in line
     ]
     reading = (
-        "Lines are means over seeds and bands reach from the least to the largest; the model kept is the best on"
-        " validation near the end. A curve that rises at the end means longer training would hurt."
+        "Lines are means over seeds and bands reach from the least to the largest; the model kept is the best"
+        " on validation near the end. A curve that rises at the end means longer training would hurt."
     )
     numbers = Numbers(("score", "model", "epoch", "mean", "least", "largest"), tuple(rows))
     return Chart(
@@ -72,14 +72,9 @@ def _lines(axes: Axes, *, lines: Mapping[str, Series], look: Mapping[str, Look],
         axes.fill_between(epochs, least, largest, color=look[model].colour, alpha=0.13, linewidth=0)
         axes.plot(epochs, mean, color=look[model].colour, linewidth=1.5)
     ends = [line[-1][1] for line in lines.values() if line]
-    if column == "valid_nll":
-        axes.set_ylim(0.9 * min(ends), _above(lines.values(), max(ends)))
+    if column == "valid_nll":  # the first epochs are far above everything that matters
+        axes.set_ylim(0.9 * min(ends), 3 * max(ends))
     else:
         axes.set_ylim(top=min(1.0, 1.02 * max(ends)))
     axes.set(xlabel="epoch", ylabel=_COLUMNS[column])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-
-def _above(lines: object, end: float) -> float:
-    # The first epochs are far above everything that matters: show three times the final level.
-    return 3 * end
