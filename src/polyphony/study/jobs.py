@@ -106,7 +106,7 @@ class TrainStudent:
         study, method = self.study, self.study.recipe.distillation(self.method)
         if method is None:
             return CrossEntropy()
-        teachers, step_size = study.load_teachers(study.recipe.members), method.step_size
+        teachers, step_size = study.load_teachers(study.recipe.members).folded(), method.step_size
         if step_size == "match":
             share, rng = study.recipe.student.match_share, generator("match", 0, study.device)
             step_size = match_step_size(
