@@ -349,6 +349,14 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path, below):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(StoreError) as caught, locked(tmp_path / "taken" / below):
+        pass
+    one_sentence(caught, tmp_path / "taken", "--out")
+
+
 def test_a_lock_is_released_when_the_work_fails(tmp_path):
     with pytest.raises(KeyError), locked(tmp_path):
         raise KeyError

@@ -141,7 +141,10 @@ def load_predictions(path: Path, key: str) -> Predictions | None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Nobody else works in this folder meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be made ({error.strerror}): give --out another folder") from error
     try:
         with FileLock(folder / ".lock", timeout=0):
             yield
