@@ -21,10 +21,10 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def environment() -> dict[str, str]:
-    """A process's environment in which nothing depends on the terminal or on the number of cores."""
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A process's environment in which nothing depends on the terminal, the cores or the user's caches."""
     fixed = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-    return {**os.environ, **fixed}
+    return {**os.environ, **fixed, "XDG_CACHE_HOME": str(tmp_path / ".cache")}
 
 
 @pytest.fixture

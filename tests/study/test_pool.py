@@ -1,0 +1,116 @@
+"""The pool's two ends, joined by plain queues: the study's own test runs real processes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from polyphony.store import StoreError
+from polyphony.study import JobError, run_jobs
+from polyphony.study.pool import listen, work
+
+
+@dataclass
+class Job:
+    """A job that reports, and may fail."""
+
+    name: str
+    error: Exception | None = None
+    epochs: int = 2
+
+    def run(self, watch) -> None:
+        watch.step(1, 3, {"loss": 0.5})
+        if self.error:
+            raise self.error
+        watch.epoch({"epoch": 0})
+
+
+@dataclass
+class Board:
+    """All it hears, in order."""
+
+    heard: list[tuple[object, ...]] = field(default_factory=list)
+
+    def started(self, name: str, epochs: int) -> None:
+        self.heard.append(("started", name, epochs))
+
+    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None:
+        self.heard.append(("step", name, done, steps, row))
+
+    def epoch(self, name: str, row: dict[str, float]) -> None:
+        self.heard.append(("epoch", name, row))
+
+    def finished(self, name: str) -> None:
+        self.heard.append(("finished", name))
+
+
+def story(name: str) -> list[tuple[object, ...]]:
+    """What a job that goes well reports."""
+    return [
+        ("started", name, 2),
+        ("step", name, 1, 3, {"loss": 0.5}),
+        ("epoch", name, {"epoch": 0}),
+        ("finished", name),
+    ]
+
+
+@pytest.fixture
+def worked():
+    """What a worker process would send to its parent."""
+
+    def through(*jobs: Job) -> queue.Queue:
+        todo, events = queue.Queue(), queue.Queue()
+        for job in [*jobs, None]:
+            todo.put(job)
+        work(todo, events, 1, os.getppid())
+        return events
+
+    before = signal.getsignal(signal.SIGINT)
+    yield through
+    signal.signal(signal.SIGINT, before)
+
+
+ALIVE = [SimpleNamespace(exitcode=None)]
+
+
+def test_reports_of_a_worker_reach_the_board(worked):
+    board = Board()
+    listen(worked(Job("a"), Job("b")), ALIVE, 2, board)
+    assert board.heard == story("a") + story("b")
+
+
+def test_the_same_reports_come_from_jobs_that_run_here():
+    board = Board()
+    run_jobs([Job("a"), Job("b")], board, 1, 1)
+    assert board.heard == story("a") + story("b")
+
+
+def test_a_workers_failure_is_raised_here(worked):
+    board = Board()
+    with pytest.raises(StoreError, match="disk full"):
+        listen(worked(Job("a"), Job("b", StoreError("disk full")), Job("c")), ALIVE, 3, board)
+    assert board.heard == story("a") + story("b")[:2]
+
+
+def test_a_worker_that_dies_without_a_word_is_noticed():
+    died = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
+    with pytest.raises(JobError, match="exit code -9"):
+        listen(queue.Queue(), died, 1, Board())
+
+
+def test_one_worker_runs_jobs_in_order_until_one_fails():
+    board = Board()
+    with pytest.raises(KeyError, match="b"):
+        run_jobs([Job("a"), Job("b", KeyError("b")), Job("c")], board, 1, 1)
+    assert [event[1] for event in board.heard if event[0] == "started"] == ["a", "b"]
+
+
+def test_no_jobs_are_no_work():
+    board = Board()
+    run_jobs([], board, 4, 1)
+    assert board.heard == []

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from scipy.special import logsumexp
+
+from polyphony.data import pixels
+from polyphony.distill import CrossEntropy
+from polyphony.ensembles import Single
+from polyphony.recipe import RecipeError
+from polyphony.store import StoreError
+from polyphony.study import Part, Study, costs, open_study, verdict
+from polyphony.study.plan import generator, statistics
+from polyphony.train import fit
+
+COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params"
+METHODS = ("scratch", "kd", "kd-gaussian", "kd-ods", "kd-confods")
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "scores.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights(folder: Path) -> dict[str, str]:
+    """The hash of every model's weights."""
+    return {
+        str(path.parent.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("weights.safetensors"))
+    }
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    """When every result was written."""
+    files = (path for part in ("teachers", "students", "predictions") for path in (folder / part).rglob("*"))
+    return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    """The finished study's folder, to be spoilt."""
+    return shutil.copytree(finished[0].folder, tmp_path / "run")
+
+
+# What comes out
+
+
+def test_the_run_folder_is_laid_out_as_promised(finished):
+    folder = finished[0].folder
+    made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {".lock"}
+    stages = [f"teachers/{j}" for j in range(3)]
+    stages += [f"students/{m}/{s}" for m, s in itertools.product(METHODS, (0, 1))]
+    files = ("weights.safetensors", "log.jsonl", "done.json")
+    expected = {f"{stage}/{file}" for stage in stages for file in files}
+    splits = ["train", "valid", "test", *(f"train+{m}" for m in METHODS if m not in ("scratch", "kd"))]
+    expected |= {f"predictions/teachers/{split}.safetensors" for split in splits}
+    expected |= {
+        f"predictions/{m}/{s}/{split}.safetensors"
+        for m, s, split in itertools.product(METHODS, (0, 1), ("valid", "test"))
+    }
+    assert made == expected | {"recipe.json", "scores.csv"}
+
+
+def test_the_scores_have_exactly_the_columns_promised_and_a_row_for_everything(finished):
+    folder = finished[0].folder
+    assert (folder / "scores.csv").read_text().splitlines()[0] == COLUMNS
+    found = [(r["model"], r["seed"], r["split"], r["calibration"]) for r in rows_of(folder)]
+    splits = ["train", "train+kd-gaussian", "train+kd-ods", "train+kd-confods", "valid", "test"]
+    kinds = ("standard", "calibrated")
+    expected = [("teachers", "", split, kind) for split in splits for kind in kinds]
+    expected += itertools.product(METHODS, ("0", "1"), ("valid", "test"), kinds)
+    assert sorted(found) == sorted(expected)
+
+
+def read_logits(folder: Path, row: dict[str, str], split: str) -> tuple[np.ndarray, np.ndarray]:
+    path = folder / "predictions" / row["model"] / row["seed"] / f"{split}.safetensors"
+    saved = safetensors.torch.load(path.read_bytes())
+    logits = saved["logits"].double().numpy()
+    return logits[:2], saved["labels"].numpy()  # the first two teachers are the members
+
+
+def test_the_standard_scores_follow_from_the_saved_logits(finished):
+    folder = finished[0].folder
+    for row in (row for row in rows_of(folder) if row["calibration"] == "standard"):
+        logits, labels = read_logits(folder, row, row["split"])
+        log_p = logits - logsumexp(logits, -1, keepdims=True)
+        mean = logsumexp(log_p, axis=0) - math.log(2)
+        everyone = np.arange(len(labels))
+        assert float(row["acc"]) == pytest.approx((mean.argmax(-1) == labels).mean())
+        assert float(row["nll"]) == pytest.approx(-mean[everyone, labels].mean(), rel=1e-5)
+        wanted = np.eye(10)[labels]
+        assert float(row["bs"]) == pytest.approx(((np.exp(mean) - wanted) ** 2).sum(-1).mean(), rel=1e-5)
+
+
+def test_calibration_keeps_the_accuracy_and_never_hurts_on_validation(finished):
+    rows = {(r["model"], r["seed"], r["split"], r["calibration"]): r for r in rows_of(finished[0].folder)}
+    for (model, seed, split, kind), row in rows.items():
+        if kind == "calibrated":
+            plain = rows[model, seed, split, "standard"]
+            assert row["acc"] == plain["acc"]
+            assert row["kld"] == plain["kld"]
+            assert split != "valid" or float(row["nll"]) <= float(plain["nll"]) + 1e-6
+
+
+def test_dee_is_there_on_held_out_images_alone(finished):
+    for row in rows_of(finished[0].folder):
+        assert (row["dee"] == "") == row["split"].startswith("train")
+        if row["model"] == "teachers" and row["dee"] and row["calibration"] == "standard":
+            assert float(row["dee"]) > 0
+
+
+def test_parameters_are_those_of_the_models_that_predict(finished):
+    study = finished[0]
+    one = safetensors.torch.load_file(study.folder / "teachers" / "0" / "weights.safetensors")
+    buffers = ("running_mean", "running_var", "num_batches_tracked", "normalize.mean", "normalize.std")
+    single = sum(value.numel() for name, value in one.items() if not name.endswith(buffers))
+    student = safetensors.torch.load_file(study.folder / "students" / "kd" / "0" / "weights.safetensors")
+    compact = sum(value.numel() for name, value in student.items() if not name.endswith(buffers))
+    for row in rows_of(study.folder):
+        assert int(row["params"]) == (2 * single if row["model"] == "teachers" else compact)
+
+
+def test_the_verdict_names_teachers_and_students(finished):
+    study, outcome, _ = finished
+    sentence = verdict(study, outcome.scores)
+    assert "\n" not in sentence
+    assert all(name in sentence for name in ("kd-ods", "kd-confods", "kd "))
+
+
+def test_provenance_tells_recipe_data_versions_and_machine(finished):
+    study = finished[0]
+    record = json.loads((study.folder / "recipe.json").read_text())
+    assert record["recipe"]["data"]["per_class"] == 5
+    assert record["data"]["train"] == study.splits.train.fingerprint
+    assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert record["machine"]["device"] == "cpu"
+
+
+def test_logs_have_a_row_an_epoch(finished):
+    for stage, epochs in (("teachers/2", 3), ("students/kd-ods/1", 2)):
+        lines = (finished[0].folder / stage / "log.jsonl").read_text().splitlines()
+        assert [json.loads(line)["epoch"] for line in lines] == list(range(epochs))
+
+
+# Where the numbers come from
+
+
+def test_a_teacher_is_what_fit_makes_of_the_same_generators(finished):
+    study = finished[0]
+    network = study.network(study.recipe.teachers.network, generator("teacher weights", 1))
+    model = Single(network)
+    plan = study.plan(study.recipe.teachers)
+    splits = study.splits
+    fit(model, CrossEntropy(), splits.train, splits.valid, plan, generator("teacher", 1))
+    saved = study.teacher_stage(1).weights()
+    assert all(torch.equal(value, saved[name]) for name, value in network.state_dict().items())
+
+
+def test_all_methods_of_a_seed_start_from_the_same_weights_and_seeds_differ(finished):
+    study = finished[0]
+    one, same, other = (
+        study.fresh_student(generator("student weights", seed)).state_dict() for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["network.stem.r"], other["network.stem.r"])
+
+
+def test_models_of_a_study_are_all_different(finished):
+    found = weights(finished[0].folder)
+    assert len(set(found.values())) == len(found) == 3 + 2 * 5
+
+
+def test_streams_of_randomness_are_told_apart_by_kind_and_seed():
+    draws = [
+        torch.rand(4, generator=generator(kind, seed)).tolist()
+        for kind in ("teacher", "student", "teacher weights")
+        for seed in (0, 1, 11)
+    ]
+    assert len({tuple(draw) for draw in draws}) == len(draws)
+    assert torch.rand(4, generator=generator("teacher", 0)).tolist() == draws[0]
+
+
+def test_normalisation_is_the_training_pixels(finished):
+    x = pixels(finished[0].splits.train.images).double()
+    mean, std = statistics(finished[0].splits.train)
+    assert mean == pytest.approx(x.mean((0, 2, 3)).tolist())
+    assert std == pytest.approx(x.std((0, 2, 3), correction=0).tolist())
+    saved = finished[0].teacher_stage(0).weights()
+    assert saved["normalize.mean"].flatten().tolist() == pytest.approx(mean)
+
+
+# A second call
+
+
+def test_a_second_call_does_nothing(finished, run, copied):
+    before = stamps(copied)
+    _, outcome, jobs = run(copied)
+    assert jobs == []
+    assert outcome.ran == 0
+    assert outcome.skipped == 3 + 10 + 6 + 20
+    assert stamps(copied) == before
+    assert outcome.scores == finished[1].scores
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("teachers.epochs=4", "schedule.epochs (3, now 4)"),
+        ("teachers.network.width=3", "network.width (2, now 3)"),
+        ("student.alpha=0.5", "method.alpha (0.9, now 0.5)"),
+        ("student.learning_rate=0.2", "schedule.learning_rate (0.1, now 0.2)"),
+        ("data.augment.flip=true", "augment.flip (False, now True)"),
+        ("data.seed=1", "train ("),
+    ],
+)
+def test_a_changed_recipe_is_refused_and_nothing_is_touched(run, copied, override, named):
+    before = stamps(copied) | {copied / "recipe.json": (copied / "recipe.json").read_bytes()}
+    with pytest.raises(StoreError) as caught:
+        run(copied, override)
+    text = str(caught.value)
+    assert named in text
+    assert "--out" in text
+    assert "--redo" in text
+    assert "\n" not in text
+    assert stamps(copied) | {copied / "recipe.json": (copied / "recipe.json").read_bytes()} == before
+
+
+def test_redo_does_again_what_depends_on_the_change_and_nothing_else(run, copied):
+    before = weights(copied)
+    _, _, jobs = run(copied, "methods.kd-ods.alpha=0.5", redo=True)
+    after = weights(copied)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"students/kd-ods/0", "students/kd-ods/1"}
+    assert {job for job in jobs if not job.startswith("predict")} == {"kd-ods, seed 0", "kd-ods, seed 1"}
+    again = run(copied, "methods.kd-ods.alpha=0.5")
+    assert again[2] == []
+
+
+def test_new_seeds_and_methods_are_added_to_what_is_there(run, copied):
+    before = weights(copied)
+    _, _, jobs = run(copied, "seeds=[0, 1, 2]", "methods.adversarial.perturb=adversarial")
+    trained = {job for job in jobs if not job.startswith("predict")}
+    assert trained == {f"{m}, seed 2" for m in METHODS} | {f"adversarial, seed {s}" for s in range(3)}
+    after = weights(copied)
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize("gone", ["done.json", ""], ids=["record", "folder"])
+def test_what_is_missing_is_made_again_to_the_bit(run, copied, gone):
+    before = weights(copied)
+    stage = copied / "students" / "kd-ods" / "1"
+    (stage / gone).unlink() if gone else shutil.rmtree(stage)
+    _, _, jobs = run(copied)
+    assert jobs == ["kd-ods, seed 1"]
+    assert weights(copied) == before
+
+
+def test_missing_predictions_are_made_again_from_the_same_weights(finished, run, copied):
+    (copied / "predictions" / "kd" / "0" / "test.safetensors").unlink()
+    _, outcome, jobs = run(copied)
+    assert jobs == ["predict kd, seed 0, on test"]
+    assert outcome.scores == finished[1].scores
+
+
+def test_weights_that_are_gone_are_named(run, copied):
+    (copied / "students" / "kd-ods" / "1" / "weights.safetensors").unlink()
+    shutil.rmtree(copied / "predictions")
+    with pytest.raises(StoreError, match="students/kd-ods/1/weights"):
+        run(copied)
+
+
+def test_two_processes_at_a_time_make_the_same_models(finished, run, tmp_path):
+    run(tmp_path / "run", workers=2, upto=Part.TEACH)
+    expected = weights(finished[0].folder)
+    assert weights(tmp_path / "run") == {f"teachers/{j}": expected[f"teachers/{j}"] for j in range(3)}
+
+
+def test_parts_stop_where_they_are_told_to(run, tmp_path):
+    folder = tmp_path / "run"
+    _, outcome, jobs = run(folder, upto=Part.TEACH)
+    assert jobs == ["teacher 0", "teacher 1", "teacher 2"]
+    assert outcome.scores == []
+    assert not (folder / "students").exists()
+    assert not (folder / "scores.csv").exists()
+
+
+def test_a_folder_alone_is_enough_to_open_its_study(finished, tmp_path):
+    study = open_study(finished[0].folder, None, "cpu")
+    assert study.recipe == finished[0].recipe
+    with pytest.raises(StoreError, match=r"no recipe\.json"):
+        open_study(tmp_path, None, "cpu")
+
+
+# Before anything starts
+
+
+@pytest.mark.parametrize("who", ["teachers", "student"])
+def test_a_batch_larger_than_the_data_is_refused_before_a_folder_is_made(run, tmp_path, who):
+    with pytest.raises(RecipeError, match="a batch of 51 is larger than the data's 50 training images"):
+        run(tmp_path / "run", f"{who}.batch=51")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_matched_step_size_is_recorded_and_the_same_for_every_seed(run, tmp_path):
+    study, _, _ = run(
+        tmp_path / "run",
+        "methods={kd-ods={perturb='ods', step_size='match'}}",
+        "student.match_share=0.5",
+        upto=Part.DISTILL,
+    )
+    sizes = [study.student_stage("kd-ods", seed).done()["step_size"] for seed in (0, 1)]
+    assert sizes[0] == sizes[1]
+    assert 1e-4 <= sizes[0] <= 0.5
+
+
+def test_costs_count_every_training_and_follow_the_recipe(finished, tmp_path):
+    study = finished[0]
+    found = {cost.name: cost for cost in costs(study)}
+    assert {name: cost.runs for name, cost in found.items()} == {"teacher": 3} | dict.fromkeys(METHODS, 2)
+    assert all(cost.flops > 0 and cost.seconds > 0 for cost in found.values())
+    assert found["scratch"].flops < found["kd"].flops < found["kd-gaussian"].flops < found["kd-ods"].flops
+    longer = study.recipe.model_copy(
+        update={"teachers": study.recipe.teachers.model_copy(update={"epochs": 30})}
+    )
+    teacher = next(iter(costs(Study(longer, tmp_path))))
+    assert teacher.flops == pytest.approx(10 * found["teacher"].flops)
