@@ -50,7 +50,8 @@ def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
         "calibrated": "at the temperature fitted on validation",
         "standard": "as predicted, without temperature scaling",
     }[calibration]
-    caption = f"{run.name}: test scores, {how}; mean ± s.d. over n = {count} seeds of the student."
+    noun = "seed" if count == "1" else "seeds"
+    caption = f"{run.name}: test scores, {how}; mean ± s.d. over n = {count} {noun} of the student."
     rows = [_score_row(run, model, calibration, paper) for model in run.models]
     return Table(f"scores-{calibration}", caption, ("Model", "Parameters", *COLUMNS.values()), tuple(rows))
 
@@ -132,7 +133,7 @@ def verdict(run: Run) -> Verdict:
     share = kept(run, champion)
     small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
     sentence = (
-        f"The best student by NLL, {champion}, keeps {share:.0%} of its teachers’ diversity"
+        f"The best student by NLL, {champion}, {_as_diverse_as(share)}"
         f" and {_as_good_as(run, champion)}, with {small:.0%} of their parameters."
     )
     qualified = [_spread(run, champion), *_most_diverse(run, champion), *_collapsed(run)]
@@ -151,10 +152,18 @@ def median_dee(run: Run, model: str) -> float | None:
     return statistics.median(known) if known else None
 
 
+def _as_diverse_as(share: float) -> str:
+    if share > 1.05:
+        return f"is {share:.1f} times as diverse as its teachers"
+    return f"keeps {share:.0%} of its teachers’ diversity"
+
+
 def _as_good_as(run: Run, model: str) -> str:
     dee = median_dee(run, model)
     if dee is None:
         return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
+    if dee < 1:
+        return f"predicts worse than a single one of them (DEE {dee:.2f})"
     count = metrics.format_dee(dee, curve_size(run)).replace(">", "more than ")
     return f"predicts as well as {count} teachers averaged"
 
@@ -179,9 +188,7 @@ def _most_diverse(run: Run, champion: str) -> list[str]:
     top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
     if top == champion:
         return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
-    return [
-        f"The most diverse distilled student is {top}, with {kept(run, top):.0%} of the teachers’ diversity."
-    ]
+    return [f"The most diverse distilled student is {top}: it {_as_diverse_as(kept(run, top))}."]
 
 
 def _collapsed(run: Run) -> list[str]:
@@ -223,8 +230,17 @@ def health_checks(run: Run) -> dict[str, Health]:
         tested = run.pooled(method, "test")
         if tested is None:
             continue
-        found[method] = HealthCheck()(tested.logits, tested.labels, teachers_kld, median_dee(run, method))
+        health = HealthCheck()(tested.logits, tested.labels, teachers_kld, median_dee(run, method))
+        found[method] = Health(health.verdict, (*health.findings, *_factors(run, method)))
     return found
+
+
+def _factors(run: Run, method: str) -> list[str]:
+    rows = [row for row in run.analysis("factors") or [] if row["method"] == method]
+    if not rows:
+        return []
+    distance = statistics.fmean(float(row["distance"]) for row in rows)
+    return [f"Their rank-one factors are apart by {distance:.2f} of their norm (fresh ones: about 0.85)."]
 
 
 def _and(names: Sequence[str]) -> str:

@@ -107,7 +107,8 @@ def _teachers_on(run: Run, splits: Sequence[str]) -> list[Group]:
     for split in splits:
         predictions = run.predictions(TEACHERS, None, split)
         if predictions is not None:
-            method = split.removeprefix("train+")
+            external = run.methods_with("ods")[:1] if split == EXTERNAL else []
+            method = external[0] if external else split.removeprefix("train+")
             colour = look[method].colour if method in look else TEXT.light
             found.append(Group(_words(split), colour, predictions.logits[: run.members]))
     return found

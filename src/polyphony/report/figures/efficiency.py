@@ -74,8 +74,8 @@ def cost_chart(found: Mapping[str, Costs], look: Mapping[str, Look], how: str = 
         rows += [(cost, each.model, each.cost, each.nll.mean, each.nll.sd) for each in costs.students]
     reading = (
         "Lower left is better: the line is 1, 2, … teachers averaged, the marks are students with their"
-        f" standard deviation over seeds. A student below the line is smaller than any deep ensemble as good.{how}"
-        " Rank-one members save memory, not arithmetic."
+        " standard deviation over seeds. A student below the line is cheaper than deep ensembles as"
+        f" good.{how} Rank-one members save memory, not arithmetic."
     )
     numbers = Numbers(("cost", "model", "value", "nll", "nll_sd"), tuple(rows))
     return Chart("pareto", "Quality for its cost", reading, panels, numbers, tuple(look.values()))

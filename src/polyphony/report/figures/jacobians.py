@@ -130,7 +130,6 @@ def _density(axes: Axes, *, each: Cosines, look: Mapping[str, Look]) -> None:
     edges = np.linspace(low, high, min(40, max(8, round(2 * fewest ** (1 / 3)))) + 1)
     for method, values in each.items():
         heights, _ = np.histogram(values.numpy(), edges, density=True)
-        axes.stairs(heights, edges, fill=True, color=look[method].colour, alpha=0.14, linewidth=0)
         axes.stairs(heights, edges, color=look[method].colour, linewidth=1.6)
     axes.set(xlabel="cosine of Jacobians", ylabel="density")
     axes.grid(visible=False, axis="x")
