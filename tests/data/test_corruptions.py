@@ -12,7 +12,7 @@ from scipy import ndimage
 from polyphony.data import DataError
 from polyphony.data.cifar_c import CORRUPTIONS as OFFICIAL
 from polyphony.data.corruptions import CORRUPTIONS, corrupt
-from polyphony.data.textures import Draws
+from polyphony.data.textures import Draws, frost_sheets
 
 # pixel distance does not rise for these with CIFAR-C's own constants; what does is tested below
 OTHERWISE = {"glass_blur", "frost", "elastic_transform"}
@@ -185,3 +185,21 @@ def test_pixelate_and_jpeg_are_pillows() -> None:
 def test_what_does_not_exist_is_refused(name: str, severity: int) -> None:
     with pytest.raises(DataError, match=f"no corruption '{name}' of severity {severity}"):
         corrupt(X[:1], name, severity)
+
+
+def test_frost_keeps_and_adds_what_cifar_c_does() -> None:
+    """The same frost falls on black and on grey: their difference is what is kept, black shows what is added."""
+    black = torch.zeros(200, 3, 32, 32, dtype=torch.uint8)
+    sheet = float(frost_sheets().mean())
+    for severity, (keep, amount) in enumerate(((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)), 1):
+        on_black, on_grey = (corrupt(image, "frost", severity).float() for image in (black, black + 40))
+        assert abs((on_grey - on_black).mean() / 40 - keep) < 0.01
+        assert abs(on_black.mean() / sheet - amount) < 0.03
+
+
+def test_snow_falls_from_both_sides() -> None:
+    """On an even image the flakes and their half turn make a picture that is its own half turn."""
+    even = torch.full((20, 3, 32, 32), 60, dtype=torch.uint8)
+    result = corrupt(even, "snow", 3)
+    assert torch.equal(result, result.flip(2, 3))
+    assert (result.flatten(1).float().std(1) > 5).all()
