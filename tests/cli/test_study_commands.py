@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from filelock import FileLock
+from rich.console import Console
+
+from polyphony.cli import main
+from polyphony.cli.terminal import score_table
+from polyphony.recipe import read_recipe
+from polyphony.study import Score, Study
+
+TINY = (
+    "members=2",
+    "seeds=[0, 1]",
+    "data.per_class=5",
+    "data.valid=60",
+    "data.test=70",
+    "teachers.network.width=2",
+    "teachers.extra=1",
+    "teachers.epochs=2",
+    "teachers.batch=25",
+    "student.epochs=2",
+    "student.batch=25",
+    "methods={scratch={}, kd={perturb='clean'}, kd-ods={perturb='ods'}}",
+)
+
+
+class Said(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: object
+    out: str
+    err: str
+
+
+Say = Callable[..., Said]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Say:
+    """Run `polyphony ARGUMENTS` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+
+    def run(*arguments: object) -> Said:
+        code: object = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+def tiny(verb: str, *more: object, recipe: str = "digits") -> list[object]:
+    settings = [part for override in TINY for part in ("--set", override)]
+    return [verb, recipe, "--workers", "1", "--device", "cpu", *settings, *more]
+
+
+# Help
+
+
+def test_help_answers_without_the_heavy_libraries(program, environment):
+    heavy = ("torch", "numpy", "scipy", "pydantic", "sklearn", "matplotlib", "ray")
+    script = (
+        "import sys\nfrom polyphony.cli import main\n"
+        "for arguments in (['--help'], ['study', '--help'], ['--version']):\n"
+        "    try:\n        main(arguments)\n    except SystemExit as stop:\n        assert not stop.code\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    for verb in ("study", "teach", "distill", "evaluate", "show", "data"):
+        assert f" {verb} " in done.stdout
+
+
+def test_importing_the_package_does_not_wait_for_torch(environment):
+    script = (
+        "import sys, polyphony; print('torch' in sys.modules); polyphony.ODS; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+# A study
+
+
+def test_a_study_from_the_command_line_then_again_then_changed(say, tmp_path):
+    first = say(*tiny("study"))
+    assert first.code == 0, first.err
+    folder = tmp_path / "runs" / "digits"
+    with (folder / "scores.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert ",".join(header) == "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params"
+    assert len(rows) == 2 * (4 + 3 * 2 * 2)
+    assert "±" in first.out
+    assert "keeps" in first.out
+    assert "scores.csv" in first.out
+
+    scores = (folder / "scores.csv").read_bytes()
+    second = say(*tiny("study"))
+    assert second.code == 0
+    assert "Nothing to do" in second.out
+    assert (folder / "scores.csv").read_bytes() == scores
+
+    again = say("evaluate", folder, "--device", "cpu", "--workers", "1")
+    assert again.code == 0
+    assert "Nothing to do" in again.out
+    assert (folder / "scores.csv").read_bytes() == scores
+
+    changed = say(*tiny("study", "--set", "student.epochs=3"))
+    refused(changed, "schedule.epochs (2, now 3)", "--out", "--redo")
+    assert (folder / "scores.csv").read_bytes() == scores
+
+    redone = say(*tiny("study", "--set", "student.epochs=3", "--redo"))
+    assert redone.code == 0
+    assert "Nothing to do" not in redone.out
+    log = (folder / "students" / "kd" / "0" / "log.jsonl").read_text().splitlines()
+    assert len(log) == 3
+    assert (folder / "scores.csv").read_bytes() != scores
+
+
+def test_the_parts_add_up_to_a_study(say, tmp_path):
+    out = tmp_path / "elsewhere"
+    assert say(*tiny("teach", "--out", out)).code == 0
+    assert sorted(path.name for path in (out / "teachers").iterdir()) == ["0", "1", "2"]
+    assert not (out / "students").exists()
+    distilled = say(*tiny("distill", "--out", out))
+    assert "6 parts were run, 3 were done before" in distilled.out
+    assert not (out / "scores.csv").exists()
+    assert say("evaluate", out, "--workers", "1").code == 0
+    assert (out / "scores.csv").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_show_prints_the_recipe_the_parameters_and_the_cost_and_writes_nothing(say, tmp_path):
+    settings = [part for override in TINY for part in ("--set", override)]
+    shown = say("show", "digits", "--device", "cpu", *settings)
+    assert shown.code == 0, shown.err
+    recipe = json.loads(shown.out[shown.out.index("{") : shown.out.rindex("}") + 1])
+    assert recipe["members"] == 2
+    assert recipe["student"]["step_size"] == pytest.approx(32 / 255)
+    # ResNet-8 of width 2: stem 18, blocks 36·2 + 72+144 + 288+576, norms 2·(2 + 2·2 + 2·4 + 2·8), head 90
+    assert f"{2 * (18 + 72 + 216 + 864 + 60 + 90):,}" in shown.out
+    for name in ("teacher", "scratch", "kd", "kd-ods"):
+        assert name in shown.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, tmp_path):
+    study = Study(read_recipe("digits"), tmp_path)
+    numbers = {
+        "acc": 0.9123,
+        "nll": 0.2345,
+        "bs": 0.1234,
+        "ece": 0.0123,
+        "dee": 2.5,
+        "kld": 0.1,
+        "params": 464_154,
+    }
+    rows = [Score("teachers", None, "test", "calibrated", **numbers)]
+    rows += [
+        Score(name, seed, "test", "calibrated", **{**numbers, "nll": 0.2 + 0.01 * seed})
+        for name in study.recipe.methods
+        for seed in study.recipe.seeds
+    ]
+    Console(width=80).print(score_table(study, rows))
+    printed = capsys.readouterr().out
+    for part in ("DeepEns-4", *study.recipe.methods, "mean-KLD", "91.23", "0.210 ± 0.010", "2.50"):
+        assert part in printed
+
+
+# Faults
+
+
+def refused(said: Said, *parts: object) -> None:
+    """Exit code 2, and one line on standard error that says what it should."""
+    assert said.code == 2, said
+    assert said.err.count("\n") == 1, said.err
+    assert said.err.startswith("polyphony: ")
+    assert "Traceback" not in said.err + said.out
+    for part in parts:
+        assert str(part) in said.err
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("student.alfa=1", "student has no key 'alfa'; did you mean 'alpha'?"),
+        ("members=four", "members must be a valid integer, not 'four'"),
+        ("student.alpha=2", "student.alpha must be less than or equal to 1, not 2"),
+        ("members=0", "members must be greater than 0, not 0"),
+        ("teachers.batch=5000", "a batch of 5000 is larger than the data's 50 training images"),
+        ("student.batch=51", "a batch of 51 is larger than the data's 50 training images"),
+        ("data.valid=5000", "5000 validation images were asked for"),
+        ("data.name=digist", "did you mean 'digits'?"),
+        ("data.name=cifar10", "cifar10 is not in"),
+        ("members", "--set takes key=value"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["study", "show"])
+def test_a_bad_recipe_is_one_sentence_and_leaves_no_folder(say, tmp_path, verb, override, sentence):
+    settings = [part for each in (*TINY, override) for part in ("--set", each)]
+    where = [] if verb == "show" else ["--out", "run"]
+    said = say(verb, "digits", "--device", "cpu", "--data", tmp_path / "nowhere", *where, *settings)
+    refused(said, sentence)
+    assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"members: 4\n", "odd.toml is not TOML"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"", "odd.toml: the recipe needs the key 'members'"),
+        (None, "there is no recipe 'odd.toml'"),
+    ],
+    ids=["yaml", "bytes", "empty", "missing"],
+)
+def test_a_recipe_file_that_is_none_is_one_sentence(say, tmp_path, content, sentence):
+    if content is not None:
+        (tmp_path / "odd.toml").write_bytes(content)
+    refused(say("study", "odd.toml"), sentence)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["study"], "RECIPE"),
+        (["studdy", "digits"], "study"),
+        (["study", "digits", "--sett", "members=2"], "--set"),
+        (["study", "digits", "--set"], "--set"),
+        (["study", "digits", "more"], "more"),
+        (["study", "digits", "--workers", "two"], "two"),
+        (["study", "digits", "--workers", "0"], "workers"),
+        (["study", "digits", "--workers", "-1"], "workers"),
+        (["study", "digits", "--device", "gpu"], "there is no device 'gpu'"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_that_cannot_be_followed_is_one_line(say, tmp_path, arguments, part):
+    started = mock.Mock(side_effect=AssertionError("it was started"))
+    with mock.patch.multiple("polyphony.study", run_study=started, costs=started):
+        refused(say(*arguments), part)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_cannot_go_where_a_file_is(say, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    refused(say(*tiny("study", "--out", tmp_path / "taken")), "taken")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_folder_in_use_is_refused(say, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with FileLock(folder / ".lock"):
+        refused(say(*tiny("study", "--out", folder)), "in use by another process")
+
+
+def test_a_damaged_run_is_one_sentence(say, tmp_path):
+    (tmp_path / "recipe.json").write_text('{"recipe"')
+    refused(say("evaluate", tmp_path), "recipe.json is not JSON")
+    (tmp_path / "recipe.json").write_text("{}")
+    refused(say("evaluate", tmp_path), "recipe.json: the recipe needs the key")
+
+
+def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, tmp_path):
+    said = say(*tiny("teach", "--set", "teachers.learning_rate=1e30"))
+    assert said.code == 1
+    assert said.err.count("\n") == 1
+    assert "step" in said.err
+    assert "checkpoint" in said.err
+
+
+def test_an_interrupt_says_how_to_go_on(say):
+    with mock.patch("polyphony.study.run_study", side_effect=KeyboardInterrupt):
+        said = say(*tiny("study"))
+    assert said.code == 130
+    assert "goes on" in said.err
+
+
+def test_a_fault_of_ours_keeps_its_traceback(say):
+    with (
+        mock.patch("polyphony.study.run_study", side_effect=RuntimeError("ours")),
+        pytest.raises(RuntimeError, match="ours"),
+    ):
+        say(*tiny("study"))
+
+
+def test_a_real_process_ends_with_the_sentence_and_the_code(polyphony, tmp_path):
+    done = polyphony("study", "digits", "--out", "run", "--set", "student.alfa=1")
+    refused(Said(done.returncode, done.stdout, done.stderr), "digits.toml: student has no key 'alfa'")
+    assert done.stdout == ""
+    assert not (tmp_path / "run").exists()
