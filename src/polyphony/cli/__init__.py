@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from polyphony.cli import data, study
+from polyphony.cli import analyse, data, report, study
 from polyphony.cli.terminal import complain
 
 app = App(
@@ -15,7 +15,15 @@ app = App(
     help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
     version_flags=["--version"],
 )
-for verb in (study.study, study.teach, study.distill, study.evaluate, study.show):
+for verb in (
+    study.study,
+    study.teach,
+    study.distill,
+    study.evaluate,
+    study.show,
+    analyse.analyse,
+    report.report,
+):
     app.command(verb)
 app.command(data.app)
 

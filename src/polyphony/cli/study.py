@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from polyphony.cli import terminal
 
@@ -17,10 +17,14 @@ DataRoot = Annotated[
     Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
 ]
 Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
-Workers = Annotated[int | None, Parameter(help="Processes at a time; as many as the cores have room for.")]
+AtLeastOne = validators.Number(gte=1)
+Workers = Annotated[
+    int | None,
+    Parameter(validator=AtLeastOne, help="Processes at a time; as many as the cores have room for."),
+]
 Overrides = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", help="Change a key of the recipe: student.alpha=0.5. Repeatable."),
+    Parameter(name="--set", negative="", help="Change a key of the recipe: student.alpha=0.5. Repeatable."),
 ]
 
 
@@ -44,7 +48,7 @@ class UsageError(ValueError):
 
 
 def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
-    """Do everything: train the teachers, distil the students, predict, score, print the table.
+    """Do everything: train the teachers, distil the students, predict, score, print the table, write the page.
 
     A second call does only what is missing; an interrupted one goes on where it was.
 
@@ -53,7 +57,10 @@ def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B00
     recipe
         A TOML file, or the name of a shipped recipe, for example digits.
     """
-    run(recipe, running, "EVALUATE")
+    from polyphony.report import write_report
+
+    done = run(recipe, running, "EVALUATE")
+    terminal.line(f"Page: {write_report([done.folder], None)}")
 
 
 def teach(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
@@ -79,7 +86,21 @@ def distill(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B
 
 
 def evaluate(
-    folder: Path, /, *, data: DataRoot = None, device: Device = "auto", workers: Workers = None
+    folder: Path,
+    /,
+    *,
+    ood: Annotated[
+        tuple[str, ...], Parameter(negative="", help="A data set of unknown classes, for example svhn.")
+    ] = (),
+    corrupted: Annotated[
+        tuple[str, ...], Parameter(negative="", help="Corrupted test images, for example cifar10-c.")
+    ] = (),
+    limit: Annotated[
+        int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
+    ] = None,
+    data: DataRoot = None,
+    device: Device = "auto",
+    workers: Workers = None,
 ) -> None:
     """Predict with what a run has trained, write scores.csv and print the table.
 
@@ -88,9 +109,15 @@ def evaluate(
     folder
         A run folder, for example runs/digits.
     """
-    from polyphony.study import open_study
+    from polyphony.study import evaluate_corrupted, evaluate_unknown, open_study
 
-    run_to(open_study(folder, data, chosen(device)), "EVALUATE", workers, redo=False)
+    study = open_study(folder, data, chosen(device))
+    run_to(study, "EVALUATE", workers, redo=False)
+    for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
+        for name in names:
+            with terminal.board() as board:
+                rows = measure(study, name, board, workers, limit)
+            terminal.line(f"{name}: {len(rows)} scores of {study.folder / 'analysis'}")
 
 
 def show(
@@ -131,9 +158,11 @@ def chosen(device: str) -> str:
         raise UsageError(str(error)) from error
 
 
-def run(recipe: str, running: Running, upto: str) -> None:
+def run(recipe: str, running: Running, upto: str) -> Study:
     """Run the study of a recipe so far."""
-    run_to(prepare(recipe, running), upto, running.workers, running.redo)
+    study = prepare(recipe, running)
+    run_to(study, upto, running.workers, running.redo)
+    return study
 
 
 def run_to(study: Study, upto: str, workers: int | None, redo: bool) -> None:

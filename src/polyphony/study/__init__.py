@@ -1,6 +1,7 @@
 """recipe → graph of runs → run it here → scores."""
 
 from polyphony.study.cost import Cost, costs
+from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, JobError, run_jobs
@@ -21,6 +22,8 @@ __all__ = [
     "TrainTeacher",
     "costs",
     "default_workers",
+    "evaluate_corrupted",
+    "evaluate_unknown",
     "mean",
     "open_study",
     "parameter_counts",

@@ -1,0 +1,61 @@
+"""The verb that looks into a run's models: analyse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from polyphony.cli import terminal
+from polyphony.cli.study import DataRoot, Device, Workers, chosen
+
+if TYPE_CHECKING:
+    from polyphony.study.analyses import Analysed
+
+What = Literal["jacobians", "snr", "transfer", "members", "latency", "factors"]
+Examples = Annotated[int, Parameter(validator=Number(gte=1))]
+
+
+def analyse(
+    folder: Path,
+    /,
+    *what: What,
+    examples: Examples = 500,
+    data: DataRoot = None,
+    device: Device = "auto",
+    workers: Workers = None,
+) -> None:
+    """Look into the models of a run: what the report shows beyond scores. A second call does what is missing.
+
+    Parameters
+    ----------
+    folder
+        A run folder, for example runs/digits.
+    what
+        jacobians: do members change with their input as their teachers do; snr: how clear are the gradients
+        that perturbations give; transfer: do directions of an extra teacher make the teachers disagree;
+        members: what each says of a few images; latency: milliseconds a batch; factors: how far apart are
+        the members' weights. All of them unless some are named.
+    examples
+        Images of each split whose Jacobians are compared.
+    """
+    from polyphony.study import open_study
+    from polyphony.study.analyses import ANALYSES
+    from polyphony.study.analyses import analyse as run
+
+    study = open_study(folder, data, chosen(device))
+    with terminal.board() as board:
+        done = run(study, what or ANALYSES, board, workers, examples)
+    show(folder, done)
+
+
+def show(folder: Path, done: Analysed) -> None:
+    """What was done, where it is, what was left out."""
+    if not done.ran and done.files:
+        terminal.line(f"Nothing to do: these analyses of {folder} are done and unchanged.")
+    for path in done.files:
+        terminal.line(str(path))
+    for name, reason in done.left_out.items():
+        terminal.line(f"{name} is left out: {reason}.")
