@@ -188,7 +188,7 @@ def test_what_does_not_exist_is_refused(name: str, severity: int) -> None:
 
 
 def test_frost_keeps_and_adds_what_cifar_c_does() -> None:
-    """The same frost falls on black and on grey: the difference is what is kept, black shows what is added."""
+    """The same frost falls on black and grey: the difference is what is kept, black shows what is added."""
     black = torch.zeros(200, 3, 32, 32, dtype=torch.uint8)
     sheet = float(frost_sheets().mean())
     for severity, (keep, amount) in enumerate(((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)), 1):
