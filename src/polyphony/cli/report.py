@@ -26,4 +26,4 @@ def report(
     from polyphony.report import write_report
 
     page = write_report(runs, out)
-    terminal.console.print(f"{page}: open it in a browser.", highlight=False, markup=False, soft_wrap=True)
+    terminal.line(f"Page: {page}")

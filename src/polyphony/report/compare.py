@@ -10,7 +10,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from polyphony.metrics import MeanSd
-from polyphony.report.chart import Chart, Panel
+from polyphony.report.chart import SMALL, Chart, Panel
 from polyphony.report.page import render
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import TEACHERS, Run
@@ -19,8 +19,8 @@ from polyphony.report.summary import COLUMNS, curve_size, kept, score_text
 from polyphony.report.tables import Cell, Numbers, Table
 
 _SHOWN = {
-    "nll": "calibrated NLL (lower is better)",
-    "dee": "DEE (higher is better)",
+    "nll": "calibrated NLL ↓",
+    "dee": "DEE ↑",
     "kld": "mean-KLD (diversity)",
 }
 
@@ -41,7 +41,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
     look = assign(list({name: (name, kind) for name, kind in methods}.values()))
     return render(
         "comparison.html",
-        title=" · ".join(names),
+        title=", ".join(names),
         table=comparison_table(runs, names),
         chart=comparison_chart(runs, names, look),
         warnings=warnings(runs),
@@ -50,12 +50,12 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its recipe's, with its folder where two have the same."""
+    """A name for each run: its recipe's, or its folder's where two have the same recipe."""
     names = [run.name for run in runs]
-    return [
-        f"{name} ({run.folder})" if names.count(name) > 1 else name
-        for name, run in zip(names, runs, strict=True)
-    ]
+    folders = [run.folder.resolve().name for run in runs]
+    if len(set(names)) == len(runs):
+        return names
+    return folders if len(set(folders)) == len(runs) else [str(run.folder) for run in runs]
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
@@ -110,7 +110,8 @@ def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[st
         "Marks are means over seeds, bars one standard deviation; a run's marks stand in one column."
         " A DEE past the curve of teachers has no mark."
     )
-    return Chart("comparison", "Side by side", reading, panels, numbers, tuple(look.values()))
+    shown = tuple(look.values())
+    return Chart("comparison", "Side by side", reading, panels, numbers, shown, width=SMALL)
 
 
 def _marks(axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look: Mapping[str, Look]) -> None:
@@ -125,7 +126,7 @@ def _marks(axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look:
             marker=look[each.model].marker, markersize=6.5, linestyle="", elinewidth=1.4,
         )  # fmt: skip
     axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set_xticks(range(len(names)), [_short(name) for name in names])
+    axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=20, ha="right")
     axes.grid(visible=False, axis="x")
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyphony.data.check import VERDICTS
 from polyphony.report.run import Run
 from polyphony.store import flat
 
 Facts = list[tuple[str, str]]
-
-_ORIGIN = {
-    "official": "official: the files' own checksums were verified",
-    "regenerated": "regenerated here, not the published files",
-    "subset": "a subset of the official data",
-    "unverified": "unverified: the files carry no known checksum",
-}
 
 
 def provenance(run: Run) -> dict[str, Facts]:
@@ -40,7 +34,8 @@ def duration(seconds: float) -> str:
 def _data(data: dict[str, Any]) -> Facts:
     origin = str(data.get("origin", "unknown"))
     prints = [(f"fingerprint, {split}", str(value)) for split, value in data.items() if split != "origin"]
-    return [("origin", _ORIGIN.get(origin, origin)), *prints] if data else []
+    words = f"{origin}: {VERDICTS[origin]}" if origin in VERDICTS else origin
+    return [("origin", words), *prints] if data else []
 
 
 def _times(run: Run) -> Facts:

@@ -1,0 +1,115 @@
+"""The paper's numbers are typed here a second time, a few of every table, as they are printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyphony.report.paper import EXPERIMENTS, Comparison, compare, rows, tuning
+
+R32 = {"kind": "resnet", "depth": 32, "width": 16}
+WRN = {"kind": "wide_resnet", "depth": 28, "widen": 10}
+
+PRINTED = [
+    # experiment, table, calibration, method, acc, nll, bs, ece, dee
+    ("cifar10-resnet32-be4", None, "calibrated", "confods",
+     "94.01 ± 0.19", "0.180 ± 0.001", "0.089 ± 0.001", "0.007 ± 0.001", "2.524 ± 0.080"),
+    ("cifar10-resnet32-be8", None, "calibrated", "ods",
+     "94.13 ± 0.08", "0.175 ± 0.003", "0.086 ± 0.001", "0.006 ± 0.002", "2.991 ± 0.322"),
+    ("cifar100-wrn28x10-be4", None, "calibrated", "teachers", "82.52", "0.661", "0.247", "0.022", ""),
+    ("cifar10-resnet32-be4", None, "standard", "scratch",
+     "93.37 ± 0.11", "0.282 ± 0.003", "0.107 ± 0.001", "0.039 ± 0.001", "0.994 ± 0.001"),
+    ("cifar100-wrn28x10-be4", None, "standard", "ods",
+     "81.88 ± 0.32", "0.680 ± 0.016", "0.257 ± 0.006", "0.023 ± 0.003", "3.987 ± 1.325"),
+    ("cifar100-wrn28x5-be4", None, "calibrated", "confods",
+     "80.62 ± 0.25", "0.733 ± 0.007", "0.275 ± 0.003", "0.027 ± 0.001", ""),
+    ("cifar100-wrn28x2-be4", None, "standard", "gaussian",
+     "74.50 ± 0.17", "1.247 ± 0.012", "0.389 ± 0.004", "0.137 ± 0.003", ""),
+    ("tinyimagenet-wrn28x5-be4", None, "standard", "ods", "65.98", "1.440", "0.460", "0.059", ""),
+    ("cifar10-resnet32-be4", "corrupted", "standard", "clean",
+     "72.68 ± 0.49", "1.485 ± 0.051", "0.455 ± 0.010", "0.196 ± 0.006", ""),
+    ("cifar100-wrn28x10-be4", "corrupted", "standard", "confods",
+     "54.19 ± 0.75", "2.083 ± 0.073", "0.610 ± 0.015", "0.101 ± 0.011", ""),
+    ("cifar100-wrn28x10-mimo3", None, "calibrated", "ods", "81.17", "0.692", "0.267", "0.020", ""),
+    ("cifar100-wrn28x10-mimo3", None, "standard", "ods", "81.17", "0.715", "0.270", "0.037", ""),
+    ("cifar10-resnet32-de32", None, "calibrated", "endd", "93.49", "0.218", "0.102", "0.014", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("printed", PRINTED, ids=lambda row: "-".join(filter(None, row[:4])))
+def test_rows_are_as_printed(printed: tuple[Any, ...]):
+    experiment, table, calibration, method, *expected = printed
+    row = Comparison(experiment, "").row(method, calibration, table)
+    assert row is not None
+    assert [row.text(column) for column in ("acc", "nll", "bs", "ece", "dee")] == expected
+
+
+def test_every_row_of_every_table_is_there_once():
+    counts: dict[str, int] = {}
+    for row in rows():
+        counts[row.table] = counts.get(row.table, 0) + 1
+    # six models × three blocks × two tables; 6 + 6 + 5 models × two; 6 × 2; 5 × two calibrations; 4 + 2
+    assert counts == {"main": 36, "cross": 34, "corrupted": 12, "mimo": 10, "endd": 6}
+    keys = [(row.table, row.experiment, row.calibration, row.method) for row in rows()]
+    assert len(set(keys)) == len(keys)
+
+
+def test_accuracy_does_not_depend_on_calibration():
+    by_model: dict[tuple[str, str], set[float]] = {}
+    for row in rows():
+        if row.table in ("main", "cross", "mimo"):
+            by_model.setdefault((row.experiment, row.method), set()).add(row.values["acc"].mean)
+    assert all(len(values) == 1 for values in by_model.values())
+
+
+def test_tuning_tables_are_as_printed():
+    cells = {(t.experiment, t.alpha, t.temperature): (t.acc.text(2), t.nll.text(3)) for t in tuning()}
+    assert len(cells) == 4 * 3 + 5
+    assert cells["cifar10-resnet32-be4", 0.9, 4] == ("94.60 ± 0.14", "0.174 ± 0.003")
+    assert cells["cifar10-resnet32-be4", 0.8, 2] == ("94.67 ± 0.18", "0.169 ± 0.005")
+    assert cells["cifar100-wrn28x10-be4", 0.9, 1] == ("80.29", "0.757")
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "mine",
+        "members": 4,
+        "data": {"name": "cifar10"},
+        "teachers": {"network": R32},
+        "student": {},
+    } | changes
+
+
+def test_a_recipe_with_the_papers_settings_is_compared_whatever_its_name():
+    found = compare(recipe())
+    assert found is not None
+    assert (found.experiment, found.differences) == ("cifar10-resnet32-be4", ())
+    assert compare(recipe(members=8)).experiment == "cifar10-resnet32-be8"  # type: ignore[union-attr]
+    small = {"network": WRN | {"widen": 2}}
+    cross = compare(recipe(data={"name": "cifar100"}, teachers={"network": WRN}, student=small))
+    assert cross is not None
+    assert cross.experiment == "cifar100-wrn28x2-be4"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"name": "cifar10", "limit": 5000}},
+        {"data": {"name": "cifar10", "resolution": 16}},
+        {"data": {"name": "digits"}},
+        {"members": 5},
+        {"teachers": {"network": R32 | {"depth": 8}}},
+        {"teachers": {"network": R32 | {"width": 8}}},
+        {"student": {"network": R32 | {"depth": 20}}},
+    ],
+)
+def test_other_settings_show_no_paper_unless_the_name_asks_for_it(changes: dict[str, Any]):
+    assert compare(recipe(**changes)) is None
+    named = compare(recipe(**changes, name="cifar10-resnet32-be4"))
+    assert named is not None
+    assert named.differences
+
+
+def test_every_experiment_has_rows():
+    assert set(EXPERIMENTS) <= {row.experiment for row in rows()}

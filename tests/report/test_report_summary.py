@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyphony import metrics
+from polyphony.metrics import MeanSd
+from polyphony.report import Run
+from polyphony.report.paper import Comparison
+from polyphony.report.summary import clear_winner, dee_text, health_checks, score_table, verdict
+
+
+def seeds(draws: dict[str, list[float]]) -> dict[str, MeanSd]:
+    return {name: metrics.mean_sd(values) for name, values in draws.items()}
+
+
+def test_the_best_is_bold_only_when_ahead_by_more_than_the_spread():
+    apart = seeds({"a": [1.0, 1.1], "b": [2.0, 2.1], "c": [3.0, 3.1]})
+    assert clear_winner(apart, larger=True) == "c"
+    assert clear_winner(apart, larger=False) == "a"
+    near = seeds({"a": [1.0, 2.0], "b": [1.5, 2.6]})
+    assert clear_winner(near, larger=True) is None
+
+
+def test_nothing_is_bold_without_a_spread_or_a_rival():
+    assert clear_winner(seeds({"a": [1.0], "b": [2.0]}), larger=True) is None
+    assert clear_winner(seeds({"a": [1.0, 1.1]}), larger=True) is None
+    assert clear_winner(seeds({"a": [math.inf, 1.0], "b": [2.0, 2.1]}), larger=True) is None
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=4), min_size=2, max_size=5))
+def test_a_winner_beats_every_other_by_the_spread_of_the_difference(draws: list[list[float]]):
+    values = seeds({str(place): each for place, each in enumerate(draws)})
+    winner = clear_winner(values, larger=True)
+    means = {name: np.mean(draws[int(name)]) for name in values}
+    if winner is None:
+        return
+    for other in values.keys() - {winner}:
+        spread = math.sqrt(np.var(draws[int(winner)], ddof=1) + np.var(draws[int(other)], ddof=1))
+        assert means[winner] - means[other] > spread - 1e-9
+
+
+def test_a_dee_past_the_curve_is_said_as_such():
+    assert dee_text([2.0, 3.0], 8) == "2.50 ± 0.71"
+    assert dee_text([2.5], 8) == "2.50"
+    assert dee_text([math.inf, 5.004, 6.0], 8) == "5.00 … >8"
+    assert dee_text([math.inf, math.inf], 8) == ">8"
+    assert dee_text([None], 8) == "–"
+
+
+def test_the_table_has_the_scores_of_the_file(small_run: Path):
+    run = Run.open(small_run)
+    table = score_table(run, "calibrated", None)
+    assert "n = 2 seeds" in table.caption
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    values = [s.nll for s in run.scores if (s.model, s.split, s.calibration) == ("kd", "test", "calibrated")]
+    assert rows["kd"][0] == "1,100"
+    assert rows["kd"][2] == f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+    assert rows["kd"][5] == "2.50 … >5"
+    assert rows["teachers (3 networks)"][0] == "3,000"
+
+
+def test_the_papers_numbers_stand_beside_those_of_the_same_method(small_run: Path):
+    table = score_table(Run.open(small_run), "calibrated", Comparison("cifar10-resnet32-be4", ""))
+    cells = {row[0].text: row[3] for row in table.rows}
+    assert cells["kd-ods"].paper == "0.181 ± 0.002"
+    assert cells["kd"].paper == "0.188 ± 0.003"
+    assert cells["scratch"].paper == "0.204 ± 0.002"
+    assert cells["teachers (3 networks)"].paper == "0.167"
+
+
+def test_a_method_with_settings_of_its_own_has_no_paper_number(small_run: Path):
+    path = small_run / "recipe.json"
+    path.write_text(
+        path.read_text().replace('{"perturb": "ods"}', '{"perturb": "ods", "step_size": "match"}')
+    )
+    table = score_table(Run.open(small_run), "calibrated", Comparison("cifar10-resnet32-be4", ""))
+    assert next(row for row in table.rows if row[0].text == "kd-ods")[3].paper == ""
+
+
+def test_the_verdict_names_the_student_of_least_nll_and_its_three_numbers(small_run: Path):
+    run = Run.open(small_run)
+    means = {m: np.mean([s.nll for s in run.scored(m)]) for m in run.methods}
+    champion = min(means, key=lambda name: means[name])
+    said = verdict(run)
+    assert said.sentence.startswith(f"The best student by NLL, {champion},")
+    kld = np.mean([s.kld for s in run.scored(champion)]) / run.scored("teachers")[0].kld
+    assert [each.number for each in said.headlines] == [f"{kld:.0%}", "3.00", "37%"]
+
+
+def test_the_verdict_says_when_a_student_is_worse_than_one_teacher(small_run: Path):
+    rows = (small_run / "scores.csv").read_text().replace(",3.0,", ",0.5,")
+    (small_run / "scores.csv").write_text(rows)
+    assert "predicts worse than a single one of them (DEE 0.50)" in verdict(Run.open(small_run)).sentence
+
+
+def test_the_health_check_finds_a_collapsed_student(small_run: Path, maker):
+    one = maker.logits(1, 0.0)
+    for seed in (0, 1):
+        maker.save(small_run, f"kd/{seed}", "test", np.repeat(one, 3, axis=0))
+    run = Run.open(small_run)
+    assert health_checks(run)["kd"].verdict == metrics.Verdict.COLLAPSED
+    assert any("kd have collapsed" in words for words in verdict(run).qualified)
+
+
+@pytest.mark.parametrize(("distances", "words"), [((0.8, 0.6), "apart by 0.70"), ((), None)])
+def test_the_health_check_tells_the_distance_of_factors_if_it_was_measured(
+    small_run: Path, distances: tuple[float, ...], words: str | None
+):
+    lines = [f"kd,{seed},{value}" for seed, value in enumerate(distances)]
+    (small_run / "analysis").mkdir()
+    (small_run / "analysis" / "factors.csv").write_text("\n".join(["method,seed,distance", *lines]))
+    findings = health_checks(Run.open(small_run))["kd"].findings
+    assert any("rank-one factors" in finding for finding in findings) == (words is not None)
+    assert words is None or any(words in finding for finding in findings)
