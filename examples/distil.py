@@ -5,11 +5,26 @@ Takes about a minute on two cores: python examples/distil.py
 
 import torch
 
-from polyphony import BatchEnsemble, DeepEnsemble, Distill, Options, Plan, fit, load, metrics, predict, resnet
-from polyphony import ODS, Augmentation, CrossEntropy, Single
+from polyphony import (
+    ODS,
+    Augmentation,
+    BatchEnsemble,
+    CrossEntropy,
+    DeepEnsemble,
+    Distill,
+    Options,
+    Plan,
+    Single,
+    fit,
+    load,
+    metrics,
+    predict,
+    resnet,
+)
 
 
 def rng(seed: int) -> torch.Generator:
+    """A source of randomness."""
     return torch.Generator().manual_seed(seed)
 
 

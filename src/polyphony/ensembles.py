@@ -18,7 +18,7 @@ class Ensemble(nn.Module):
     members: int
 
     def assign(self, size: int, rng: torch.Generator) -> Tensor:
-        """Which example of a batch each member sees in each of its rows: here every one, in order. [m size]"""
+        """Which example of a batch each member sees in each row: here every one, in order. [m size]"""
         return torch.arange(size).expand(self.members, size)
 
     if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class BatchEnsemble(Ensemble):
         """[m b c h w] → [m b k]"""
         check_members(x, self.members)
         rows = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        return cast(Tensor, self.network(rows)).unflatten(0, (self.members, -1))
+        return cast(Tensor, self.network(rows).unflatten(0, (self.members, -1)))
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""

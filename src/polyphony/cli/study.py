@@ -48,7 +48,7 @@ class UsageError(ValueError):
 
 
 def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
-    """Do everything: train the teachers, distil the students, predict, score, print the table, write the page.
+    """Do everything: train the teachers, distil the students, predict, score, print a table, write a page.
 
     A second call does only what is missing; an interrupted one goes on where it was.
 

@@ -30,7 +30,7 @@ class Normalize(nn.Module):
 
 
 def initialise(network: nn.Module, rng: torch.Generator | None) -> None:
-    """Draw the weights: Kaiming normal (fan-out) for convolutions, PyTorch's own for linear layers, biases zero."""
+    """Draw the weights: Kaiming normal (fan-out) for Conv2d, PyTorch's own for Linear, biases zero."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
@@ -40,10 +40,13 @@ def initialise(network: nn.Module, rng: torch.Generator | None) -> None:
 
 
 def stages(block: Callable[[int, int, int], nn.Module], widths: Sequence[int], blocks: int) -> nn.Sequential:
-    """One stage a width after the first, `blocks` blocks each; all but the first stage halve the resolution."""
-    return nn.Sequential(*(
-        nn.Sequential(
-            block(inputs, outputs, 1 if k == 0 else 2), *(block(outputs, outputs, 1) for _ in range(blocks - 1))
+    """One stage a width after the first, `blocks` blocks each; all but the first halve the resolution."""
+    return nn.Sequential(
+        *(
+            nn.Sequential(
+                block(inputs, outputs, 1 if k == 0 else 2),
+                *(block(outputs, outputs, 1) for _ in range(blocks - 1)),
+            )
+            for k, (inputs, outputs) in enumerate(pairwise(widths))
         )
-        for k, (inputs, outputs) in enumerate(pairwise(widths))
-    ))
+    )

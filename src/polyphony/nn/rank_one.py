@@ -75,7 +75,8 @@ class RankOneConv2d(RankOne):
         """A group of outputs sees only its own inputs' factors. [m o i/groups kh kw]"""
         outputs = self.s.unflatten(1, (self.shared.groups, -1, 1))
         inputs = self.r.unflatten(1, (self.shared.groups, 1, -1))
-        return self.shared.weight * (outputs * inputs).flatten(1, 2)[..., None, None]
+        scale: Tensor = (outputs * inputs).flatten(1, 2)[..., None, None]
+        return self.shared.weight * scale
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.member_weights().unbind()
@@ -120,7 +121,8 @@ def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:
     """The rows of each member. [(m b) …] → m × [b …]"""
     if len(x) % members:
         raise ValueError(f"{len(x)} rows do not divide among {members} members")
-    return x.unflatten(0, (members, -1)).unbind()
+    blocks: tuple[Tensor, ...] = x.unflatten(0, (members, -1)).unbind()
+    return blocks
 
 
 def add_members(
@@ -132,7 +134,7 @@ def add_members(
     member_norm: bool = False,
     inplace: bool = False,
 ) -> nn.Module:
-    """Give every Conv2d and Linear of a network rank-one factors, drawn from N(1, 0.5²). [(m b) …] → [(m b) …]
+    """Give every Conv2d and Linear of a network rank-one factors from N(1, 0.5²). [(m b) …] → [(m b) …]
 
     Trained weights stay as they are, a module used twice stays one module, and the layers named in `keep`,
     with all below them, are shared by the members unchanged. BatchNorm is shared, its statistics over all
@@ -228,7 +230,7 @@ def refuse_unsupported(name: str, module: nn.Module) -> None:
     plain = type(module) in (nn.Conv2d, nn.Linear)
     if isinstance(module, UNSUPPORTED) and not (plain and "weight" in module._parameters):
         raise ConversionError(
-            f"layer '{name}' ({type(module).__name__}) has no rank-one form: only plain Conv2d and Linear have;"
+            f"layer '{name}' ({type(module).__name__}) has no rank-one form, only plain Conv2d and Linear;"
             " name it in `keep` to share it between the members"
         )
     if plain and has_hooks(module):

@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, three stages of `depth // 6` blocks with 1, 2, 4 times `width` channels, mean pool, classifier."""
+    """Stem, three stages of `depth // 6` blocks of 1, 2, 4 × `width` channels, mean pool, classifier."""
 
     def __init__(self, depth: int, classes: int, channels: int = 3, width: int = 16) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ResNet(nn.Module):
 def resnet(
     depth: int, classes: int, channels: int = 3, width: int = 16, rng: torch.Generator | None = None
 ) -> ResNet:
-    """A ResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]. ResNet-32: 464,154 parameters."""
+    """A ResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]. Depth 32: 464,154 parameters."""
     network = ResNet(depth, classes, channels, width)
     initialise(network, rng)
     return network

@@ -1,4 +1,4 @@
-"""WideResNet (Zagoruyko & Komodakis 2016): pre-activation blocks, projections on the raw input, no dropout."""
+"""WideResNet (Zagoruyko & Komodakis 2016): pre-activation, projections on the raw input, no dropout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Stem, three stages of `(depth − 4) / 6` blocks of 16, 32, 64 × `widen` channels, BN, mean pool, classifier."""
+    """Stem, three stages of `(depth − 4) / 6` blocks of 16, 32, 64 × `widen` channels, pool, classifier."""
 
     def __init__(self, depth: int, widen: int, classes: int, channels: int = 3) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class WideResNet(nn.Module):
 def wide_resnet(
     depth: int, widen: int, classes: int, channels: int = 3, rng: torch.Generator | None = None
 ) -> WideResNet:
-    """A WideResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]. 28x10: 36.5 M parameters."""
+    """A WideResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]."""
     network = WideResNet(depth, widen, classes, channels)
     initialise(network, rng)
     return network

@@ -59,7 +59,7 @@ def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedu
 class CountFlops(TorchDispatchMode):
     """Adds up the floating-point operations of matrix products and convolutions, backward passes included.
 
-    PyTorch's own FlopCounterMode tracks modules by hooks that fail inside torch.autograd.grad, which ODS calls.
+    PyTorch's own FlopCounterMode tracks modules by hooks that fail inside torch.autograd.grad.
     """
 
     def __init__(self) -> None:
