@@ -54,7 +54,7 @@ class ResNet(nn.Module):
 def resnet(
     depth: int, classes: int, channels: int = 3, width: int = 16, rng: torch.Generator | None = None
 ) -> ResNet:
-    """A ResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]. Depth 32: 464,154 parameters."""
+    """A ResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]. Depth 32: 464,154 weights."""
     network = ResNet(depth, classes, channels, width)
     initialise(network, rng)
     return network
