@@ -4,13 +4,15 @@ from polyphony.analysis.factors import factor_distance
 from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
+from polyphony.analysis.progress import Progress
 from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
-from polyphony.analysis.tables import Part, load_parts, write_table
+from polyphony.analysis.tables import Part, load_parts, save_tensors, saved_key, write_table
 from polyphony.analysis.transfer import external_predictions
 
 __all__ = [
     "Moments",
     "Part",
+    "Progress",
     "Snr",
     "external_predictions",
     "factor_distance",
@@ -19,6 +21,8 @@ __all__ = [
     "latencies",
     "load_parts",
     "member_views",
+    "save_tensors",
+    "saved_key",
     "snr_of",
     "write_table",
 ]

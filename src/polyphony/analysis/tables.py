@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyphony.store import read_json, write_whole
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from polyphony.store import StoreError, first_line, read_json, write_whole
 
 Cell = str | int | float | None
 Row = Sequence[Cell]
@@ -52,3 +56,19 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None
     data = text.getvalue().encode()
     if not path.exists() or path.read_bytes() != data:
         write_whole(path, data)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], key: str) -> None:
+    """Tensors under their names in one file, whole, with the key of what they depend on."""
+    write_whole(path, safetensors.torch.save(dict(tensors), metadata={"key": key}))
+
+
+def saved_key(path: Path) -> str | None:
+    """The key that tensors were saved under, or nothing where there are none."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("key")
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error

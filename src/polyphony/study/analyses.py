@@ -1,0 +1,109 @@
+"""Analyse a run: which jobs an analysis needs, what stands in its way, and the table it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyphony.analysis import write_table
+from polyphony.store import StoreError, locked
+from polyphony.study.analysis_jobs import (
+    EXAMPLES,
+    NOISES,
+    SNR_STEPS,
+    MatchJacobians,
+    MeasureFactors,
+    MeasureLatency,
+    MeasureSnr,
+    ShowMembers,
+    TabledJob,
+    Transfer,
+)
+from polyphony.study.evaluation import run_missing, trained, weight_hashes
+from polyphony.study.plan import Study
+from polyphony.study.pool import Board
+
+
+@dataclass(frozen=True)
+class Table:
+    """An analysis whose jobs make the rows of analysis/NAME.csv. `alone`: nothing else may run meanwhile."""
+
+    columns: str
+    jobs: Callable[[Study, int], Sequence[TabledJob]]
+    alone: bool = False
+
+
+TABLES = {
+    "jacobians": Table(
+        "split,method,seed,member,example,cosine",
+        lambda study, examples: [MatchJacobians(study, m, s, examples) for m, s in study.students],
+    ),
+    "snr": Table(
+        "perturbation,step_size,snr,samples",
+        lambda study, _: [MeasureSnr(study, kind, scale) for kind in NOISES for scale in SNR_STEPS],
+    ),
+    "factors": Table("method,seed,distance", lambda study, _: [MeasureFactors(study)]),
+    "latency": Table(
+        "model,params,milliseconds,batch,threads", lambda study, _: [MeasureLatency(study)], alone=True
+    ),
+}
+SINGLE: dict[str, Callable[[Study], Transfer | ShowMembers]] = {"transfer": Transfer, "members": ShowMembers}
+ANALYSES = (*TABLES, *SINGLE)
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """What an analysis did: how many jobs ran, which files there are now, what was left out and why."""
+
+    ran: int
+    files: list[Path]
+    left_out: dict[str, str]
+
+
+def analyse(
+    study: Study,
+    what: Sequence[str],
+    board: Board,
+    workers: int | None = None,
+    examples: int = EXAMPLES,
+) -> Analysed:
+    """Do the analyses named, of `ANALYSES`; what is done and unchanged is not done again."""
+    left_out = {name: reason for name in what if (reason := obstacle(study, name))}
+    chosen = [name for name in ANALYSES if name in what and name not in left_out]
+    with locked(study.folder):
+        weight_hashes(study)  # says what is not trained, before anything starts
+        tabled = {name: TABLES[name].jobs(study, examples) for name in chosen if name in TABLES}
+        single = {name: SINGLE[name](study) for name in chosen if name in SINGLE}
+        together = [job for name, jobs in tabled.items() if not TABLES[name].alone for job in jobs]
+        ran = run_missing(study, [*together, *single.values()], board, workers)
+        for name, jobs in tabled.items():
+            if TABLES[name].alone:
+                ran += run_missing(study, jobs, board, 1)
+        files = [write_rows(study, name, jobs) for name, jobs in tabled.items()]
+    return Analysed(ran, [*files, *(job.path for job in single.values())], left_out)
+
+
+def obstacle(study: Study, name: str) -> str | None:
+    """Why an analysis cannot be made of a run, or nothing."""
+    members = study.recipe.members
+    if name == "transfer":
+        if study.recipe.teachers.extra == 0:
+            return "the recipe has no extra teacher (teachers.extra) to take directions from"
+        trained(study.teacher_stage(members))
+    if name == "factors" and members == 1:
+        return "the student has one member, which is at no distance from itself"
+    return None
+
+
+def write_rows(study: Study, name: str, jobs: Sequence[TabledJob]) -> Path:
+    """The table of all rows that jobs have saved."""
+    rows = []
+    for job in jobs:
+        part = job.part.load()
+        if part is None:
+            raise StoreError(f"{job.part.path} has gone: call 'polyphony analyse' again")
+        rows += part
+    path = study.folder / "analysis" / f"{name}.csv"
+    write_table(path, TABLES[name].columns.split(","), rows)
+    return path

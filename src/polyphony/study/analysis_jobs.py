@@ -1,0 +1,300 @@
+"""The jobs of an analysis: each gives a run's models to `analysis` and keeps what comes out in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from polyphony import analysis
+from polyphony.analysis import Part, Progress
+from polyphony.data import Split, pixels
+from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.perturb import ODS, Gaussian, Perturbation
+from polyphony.store import (
+    Spec,
+    load_predictions,
+    save_predictions,
+    spec_key,
+)
+from polyphony.study.evaluation import models_key, weight_hashes
+from polyphony.study.jobs import TRAIN_SHOWN, Job
+from polyphony.study.plan import Study, generator
+from polyphony.study.run import processor
+from polyphony.study.scores import TEACHERS, parameter_counts
+from polyphony.train import Watch
+
+EXAMPLES = 500  # images of a split whose Jacobians are compared
+SNR_BATCH, SNR_SAMPLES = 32, 50
+SNR_STEPS = (1 / 4, 1 / 2, 1, 2, 4)  # times the recipe's ODS step size
+NOISES: dict[str, Callable[[float], Perturbation]] = {"gaussian": Gaussian, "ods": ODS}
+IMAGES_SHOWN = 8
+LATENCY_BATCH = 64
+
+
+def ods_setting(study: Study) -> tuple[float, float]:
+    """Step size and temperature of the recipe's first method with ODS, or ConfODS, or of all students."""
+    recipe = study.recipe
+    for kind in ("ods", "confods"):
+        for name, method in recipe.methods.items():
+            settings = recipe.distillation(name)
+            if method.perturb == kind and settings:
+                done = study.student_stage(name, recipe.seeds[0]).done()
+                return float(done["step_size"]), settings.temperature
+    step_size = recipe.student.step_size
+    return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
+
+
+def plain_student(study: Study) -> tuple[str, int]:
+    """Whose gradients are looked at: the student of plain distillation, else the first distilled one."""
+    methods = study.recipe.methods
+    order = sorted(
+        methods, key=lambda name: (methods[name].perturb != "clean", methods[name].perturb is None)
+    )
+    return order[0], study.recipe.seeds[0]
+
+
+def part_of(study: Study, name: str, spec: Spec) -> Part:
+    """Where the rows of one job are kept."""
+    return Part(study.folder / "analysis" / "parts" / f"{name}.json", spec_key(spec))
+
+
+def told(watch: Watch) -> Progress:
+    """Progress within an epoch, passed on to a watch."""
+    return lambda done, total: watch.step(done, total, {})
+
+
+class TabledJob(Job, Protocol):
+    """A job whose result is a part of a table."""
+
+    @property
+    def part(self) -> Part:
+        """The rows, under the key of what they depend on."""
+
+    def is_done(self) -> bool:
+        return self.part.load() is not None
+
+
+@dataclass(frozen=True)
+class MatchJacobians(TabledJob):
+    """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
+
+    study: Study
+    method: str
+    seed: int
+    examples: int
+    epochs: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"Jacobians of {self.method}, seed {self.seed}"
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The first images of each."""
+        splits = self.study.splits
+        return {"train": splits.train[: self.examples], "valid": splits.valid[: self.examples]}
+
+    @property
+    def part(self) -> Part:
+        """Rows: split, method, seed, member, example, cosine."""
+        weights = weight_hashes(self.study)
+        spec = {
+            "weights": [weights[TEACHERS, None], weights[self.method, self.seed]],
+            "images": [split.fingerprint for split in self.splits.values()],
+        }
+        return part_of(self.study, f"jacobians-{self.method}-{self.seed}", spec)
+
+    def run(self, watch: Watch) -> None:
+        study, rows = self.study, []
+        teachers = study.load_teachers(study.recipe.members)
+        student = study.load_student(self.method, self.seed)
+        for name, split in self.splits.items():
+            cosines = analysis.jacobian_cosines(
+                teachers, student, split, device=study.device, progress=told(watch)
+            )
+            for j, member in enumerate(cosines.tolist()):
+                rows += [
+                    (name, self.method, self.seed, j, i, round(cosine, 6)) for i, cosine in enumerate(member)
+                ]
+            watch.epoch({})
+        self.part.save(rows)
+
+
+@dataclass(frozen=True)
+class MeasureSnr(TabledJob):
+    """The gradient's signal-to-noise ratio for one perturbation and step size."""
+
+    study: Study
+    perturbation: str
+    scale: float  # of the recipe's ODS step size
+    epochs: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"gradient SNR of {self.perturbation} at {self.scale:g} × the step size"
+
+    @property
+    def part(self) -> Part:
+        """One row: perturbation, step size, SNR, samples."""
+        weights = weight_hashes(self.study)
+        spec = {
+            "weights": [weights[TEACHERS, None], weights[plain_student(self.study)]],
+            "images": self.study.splits.train[:SNR_BATCH].fingerprint,
+            "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
+        }
+        return part_of(self.study, f"snr-{self.perturbation}-{self.scale:g}", spec)
+
+    def run(self, watch: Watch) -> None:
+        study, (base, temperature) = self.study, ods_setting(self.study)
+        batch, step_size = study.splits.train[:SNR_BATCH], self.scale * base
+        found = analysis.gradient_snr(
+            study.load_student(*plain_student(study)),
+            study.load_teachers(study.recipe.members),
+            pixels(batch.images.to(study.device)),
+            batch.labels.to(study.device),
+            NOISES[self.perturbation](step_size),
+            temperature,
+            generator("gradient samples", 0, study.device),  # the same draws at every step size
+            SNR_SAMPLES,
+            told(watch),
+        )
+        self.part.save([(self.perturbation, step_size, found.value, found.samples)])
+        watch.epoch({})
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The teachers on training images perturbed by ODS with the directions of an extra teacher."""
+
+    study: Study
+    name: str = "teachers through an external one"
+    epochs: int = 1
+
+    @property
+    def path(self) -> Path:
+        """Where the logits are."""
+        return self.study.folder / "predictions" / TEACHERS / "train+external.safetensors"
+
+    @property
+    def key(self) -> str:
+        """The hash of weights, images and step."""
+        study = self.study
+        source = study.teacher_stage(study.recipe.members).done()["weights"]
+        weights = [*weight_hashes(study)[TEACHERS, None], source]
+        images = study.splits.train[:TRAIN_SHOWN].fingerprint
+        return spec_key({"weights": weights, "split": images, "external": ods_setting(study)})
+
+    def is_done(self) -> bool:
+        return load_predictions(self.path, self.key) is not None
+
+    def run(self, watch: Watch) -> None:
+        study, members = self.study, self.study.recipe.members
+        networks = list(study.load_teachers(members + 1).networks)
+        teachers, source = DeepEnsemble(networks[:members]), DeepEnsemble(networks[members:])
+        rng = generator("perturbed training images", 0, study.device)
+        images = study.splits.train[:TRAIN_SHOWN]
+        predictions = analysis.external_predictions(
+            teachers, source, images, *ods_setting(study), rng, device=study.device
+        )
+        save_predictions(self.path, predictions, self.key)
+        watch.epoch({})
+
+
+@dataclass(frozen=True)
+class ShowMembers:
+    """A few training images, and what every teacher and member of the first seed says of them."""
+
+    study: Study
+    name: str = "predictions of members"
+    epochs: int = 1
+
+    @property
+    def path(self) -> Path:
+        """Where images and probabilities are."""
+        return self.study.folder / "analysis" / "members.safetensors"
+
+    @property
+    def images(self) -> Split:
+        """Training images drawn at random."""
+        train = self.study.splits.train
+        return train[torch.randperm(len(train), generator=generator("images shown", 0))[:IMAGES_SHOWN]]
+
+    @property
+    def key(self) -> str:
+        """The hash of weights, images and step."""
+        spec = {"models": models_key(self.study), "images": self.images.fingerprint}
+        return spec_key(spec | {"step": ods_setting(self.study)})
+
+    def is_done(self) -> bool:
+        return analysis.saved_key(self.path) == self.key
+
+    def run(self, watch: Watch) -> None:
+        study, (step_size, temperature) = self.study, ods_setting(self.study)
+        views = analysis.member_views(
+            study.load_teachers(study.recipe.members),
+            {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods},
+            self.images,
+            ODS(step_size),
+            temperature,
+            generator("images shown", 1, study.device),
+            study.device,
+        )
+        analysis.save_tensors(self.path, views, self.key)
+        watch.epoch({})
+
+
+@dataclass(frozen=True)
+class MeasureLatency(TabledJob):
+    """Milliseconds a batch of the teachers and of every method's student, on this machine."""
+
+    study: Study
+    name: str = "latency"
+    epochs: int = 1
+
+    @property
+    def part(self) -> Part:
+        """Rows: model, params, milliseconds, batch, threads. Made again on another machine."""
+        study = self.study
+        machine = [processor(), study.device, study.threads]
+        images = list(study.splits.train.images.shape[1:])
+        spec = {"machine": machine, "batch": [LATENCY_BATCH, *images], "params": parameter_counts(study)}
+        return part_of(study, "latency", spec)
+
+    def run(self, watch: Watch) -> None:
+        study, seed = self.study, self.study.recipe.seeds[0]
+        models: dict[str, Ensemble] = {TEACHERS: study.load_teachers(study.recipe.members)}
+        models |= {name: study.load_student(name, seed) for name in study.recipe.methods}
+        shape = (LATENCY_BATCH, *study.splits.train.images.shape[1:])
+        x = torch.rand(shape, generator=generator("latency", 0)).to(study.device)
+        found = analysis.latencies(
+            models, x.contiguous(memory_format=torch.channels_last), progress=told(watch)
+        )
+        params, threads = parameter_counts(study), torch.get_num_threads()
+        self.part.save((name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items())
+        watch.epoch({})
+
+
+@dataclass(frozen=True)
+class MeasureFactors(TabledJob):
+    """How far apart the rank-one factors of every student's members are."""
+
+    study: Study
+    name: str = "distances of factors"
+    epochs: int = 1
+
+    @property
+    def part(self) -> Part:
+        """Rows: method, seed, distance."""
+        return part_of(self.study, "factors", {"models": models_key(self.study)})
+
+    def run(self, watch: Watch) -> None:
+        rows = []
+        for method, seed in self.study.students:
+            rows.append((method, seed, analysis.factor_distance(self.study.load_student(method, seed))))
+            watch.step(len(rows), len(self.study.students), {})
+        self.part.save(rows)
+        watch.epoch({})

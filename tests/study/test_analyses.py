@@ -1,0 +1,163 @@
+"""All analyses of a tiny study of digits, from its folder to the files a report reads."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.autograd.functional import jacobian
+
+from polyphony.analysis import factor_distance
+from polyphony.cli.analyse import analyse as command
+from polyphony.data import pixels
+from polyphony.ensembles import DeepEnsemble
+from polyphony.perturb import ODS
+from polyphony.recipe import check
+from polyphony.store import StoreError
+from polyphony.study import Study, analysis_jobs, parameter_counts, run_study
+from polyphony.study.analyses import ANALYSES, analyse
+from polyphony.study.plan import generator
+
+SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
+RECIPE = {
+    "name": "tiny",
+    "members": 2,
+    "data": {"name": "digits", "per_class": 5, "valid": 50, "test": 40, "augment": {"pad": 0, "flip": False}},
+    "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 2}, "extra": 1, **SHORT},
+    "student": {"step_size": "20/255", "temperature": 3, **SHORT},
+    "methods": {"scratch": {}, "kd-ods": {"perturb": "ods"}, "kd": {"perturb": "clean"}},
+}
+
+
+@dataclass
+class Quiet:
+    """A board that remembers what began."""
+
+    begun: list[str] = field(default_factory=list)
+
+    def started(self, name, epochs):
+        self.begun.append(name)
+
+    def step(self, name, done, steps, row): ...
+
+    def epoch(self, name, row): ...
+
+    def finished(self, name): ...
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory):
+    study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"))
+    run_study(study, Quiet(), workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analysis_jobs, "SNR_SAMPLES", 4)
+        patch.setattr(analysis_jobs, "SNR_BATCH", 5)
+        done = analyse(study, ANALYSES, Quiet(), workers=1, examples=6)
+        assert done.left_out == {}
+        assert all(path.is_file() for path in done.files)
+        yield study
+
+
+def table(study, name):
+    with (study.folder / "analysis" / f"{name}.csv").open() as file:
+        rows = list(csv.reader(file))
+    return rows[0], [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def test_jacobians_are_those_of_the_saved_models(analysed):
+    columns, rows = table(analysed, "jacobians")
+    assert columns == ["split", "method", "seed", "member", "example", "cosine"]
+    assert len(rows) == 2 * 3 * 2 * 6
+    teachers = analysed.load_teachers(2)
+    for row in rows[3::17]:
+        i, j = int(row["example"]), int(row["member"])
+        x = pixels(getattr(analysed.splits, row["split"]).images[i : i + 1]).double()
+        student = analysed.load_student(row["method"], int(row["seed"])).eval()
+        networks = teachers.networks[j].double(), student.member(j).double()
+        t, s = (jacobian(lambda v, net=net: net(v).softmax(-1), x).flatten() for net in networks)
+        assert float(row["cosine"]) == pytest.approx(float(torch.cosine_similarity(t, s, 0)), abs=1e-3)
+
+
+def test_snr_covers_both_perturbations_around_the_recipes_step(analysed):
+    columns, rows = table(analysed, "snr")
+    assert columns == ["perturbation", "step_size", "snr", "samples"]
+    sizes = [20 / 255 * scale for scale in (1 / 4, 1 / 2, 1, 2, 4)]
+    assert [(row["perturbation"], float(row["step_size"])) for row in rows] == [
+        *(("gaussian", pytest.approx(size)) for size in sizes),
+        *(("ods", pytest.approx(size)) for size in sizes),
+    ]
+    assert {row["samples"] for row in rows} == {"4"}
+    assert analysis_jobs.plain_student(analysed) == ("kd", 0)  # the paper looks at plain distillation
+
+
+def test_transfer_takes_its_directions_from_the_extra_teacher(analysed):
+    saved = load_file(analysed.folder / "predictions" / "teachers" / "train+external.safetensors")
+    networks, train = list(analysed.load_teachers(3).networks), analysed.splits.train
+    teachers, extra = DeepEnsemble(networks[:2]), DeepEnsemble(networks[2:])
+    x, rng = pixels(train.images), generator("perturbed training images", 0)
+    with torch.no_grad():
+        x_tilde = ODS(20 / 255, source=extra)(x, train.labels, teachers, 3.0, rng)
+        torch.testing.assert_close(
+            saved["logits"], teachers(x_tilde.expand(2, *x.shape)), atol=1e-4, rtol=1e-4
+        )
+    assert torch.equal(saved["labels"], train.labels)
+
+
+def test_members_say_what_the_networks_say(analysed):
+    saved = load_file(analysed.folder / "analysis" / "members.safetensors")
+    students = {f"students.{method}" for method in RECIPE["methods"]}
+    assert set(saved) == {"images", "perturbed", "teachers"} | students
+    x = pixels(saved["images"])
+    with torch.no_grad():
+        for j in range(2):
+            for name in ("teachers", *students):
+                model = (
+                    analysed.load_teachers(2).networks[j]
+                    if name == "teachers"
+                    else analysed.load_student(name.removeprefix("students."), 0).eval().member(j)
+                )
+                torch.testing.assert_close(saved[name][0, j], model(x).softmax(-1), atol=1e-5, rtol=1e-4)
+    moved = (pixels(saved["perturbed"]) - x).square().mean((1, 2, 3)).sqrt()
+    assert (moved > 0).all()
+    assert (moved <= 21 / 255).all()  # shorter where pixels were clamped
+
+
+def test_latency_and_factors_name_every_model(analysed):
+    columns, rows = table(analysed, "latency")
+    assert columns == ["model", "params", "milliseconds", "batch", "threads"]
+    assert {row["model"]: int(row["params"]) for row in rows} == parameter_counts(analysed)
+    assert all(float(row["milliseconds"]) > 0 and row["batch"] == "64" for row in rows)
+    columns, rows = table(analysed, "factors")
+    assert columns == ["method", "seed", "distance"]
+    assert {row["method"]: float(row["distance"]) for row in rows} == {
+        method: factor_distance(analysed.load_student(method, 0)) for method in RECIPE["methods"]
+    }
+
+
+def test_a_second_call_does_nothing_and_a_changed_one_only_what_changed(analysed):
+    board, tables = Quiet(), sorted((analysed.folder / "analysis").glob("*.*"))
+    before = [path.stat().st_ino for path in tables]
+    assert analyse(analysed, ANALYSES, board, workers=1, examples=6).ran == 0
+    assert (board.begun, [path.stat().st_ino for path in tables]) == ([], before)
+    analyse(analysed, ["jacobians"], board, workers=1, examples=7)
+    assert board.begun == [f"Jacobians of {method}, seed 0" for method in RECIPE["methods"]]
+    analyse(analysed, ["jacobians"], board, workers=1, examples=6)
+
+
+def test_what_cannot_be_done_is_said(analysed, tmp_path):
+    fewer = RECIPE | {"teachers": RECIPE["teachers"] | {"extra": 0}}
+    done = analyse(replace(analysed, recipe=check(fewer, "tiny")), ["transfer"], Quiet())
+    assert list(done.left_out) == ["transfer"]
+    assert "no extra teacher" in done.left_out["transfer"]
+    with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
+        analyse(replace(analysed, folder=tmp_path), ["factors"], Quiet())
+
+
+def test_the_command_says_where_the_files_are(analysed, capsys):
+    command(analysed.folder, "factors", device="cpu", workers=1)
+    said = capsys.readouterr().out
+    assert "Nothing to do" in said
+    assert str(analysed.folder / "analysis" / "factors.csv") in said.replace("\n", "")
