@@ -172,6 +172,16 @@ def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
     assert done["weights"] == hashlib.sha256((stage.folder / "weights.safetensors").read_bytes()).hexdigest()
 
 
+def test_what_a_killed_process_left_half_written_goes_with_the_rest(stage):
+    stage.start()
+    (stage.folder / ".resume.pt.12345").write_bytes(b"half")
+    assert sorted(path.name for path in finished(stage).folder.iterdir()) == [
+        "done.json",
+        "log.jsonl",
+        "weights.safetensors",
+    ]
+
+
 def test_equal_weights_make_equal_files(tmp_path):
     files = [finished(Stage(tmp_path / name, SPEC)).folder / "weights.safetensors" for name in ("a", "b")]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -101,8 +101,9 @@ class Stage:
         write_whole(self.folder / "weights.safetensors", data)
         done = {"key": self.key, "weights": sha256(data), **facts, "spec": self.spec}
         write_json(self.folder / "done.json", done)
-        for name in ("resume.pt", "started.json"):
-            (self.folder / name).unlink(missing_ok=True)
+        half_written = self.folder.glob(".*")  # by a process that was killed
+        for path in (self.folder / "resume.pt", self.folder / "started.json", *half_written):
+            path.unlink(missing_ok=True)
 
     def done(self) -> dict[str, Any]:
         """What `finish` wrote."""
