@@ -182,16 +182,15 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
 def validate(model: Ensemble, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:
     """Accuracy and NLL of the members' mean prediction on the validation images."""
     predictions = predict(model, valid, batch=batch, device=device)
-    log_probs = metrics.ensemble_log_probs(predictions.logits)
-    row = {
-        "valid_acc": metrics.accuracy(log_probs, valid.labels),
-        "valid_nll": metrics.nll(log_probs, valid.labels),
-    }
     if not bool(predictions.logits.isfinite().all()):
         raise DivergedError(
             f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}"
         )
-    return row
+    log_probs = metrics.ensemble_log_probs(predictions.logits)
+    return {
+        "valid_acc": metrics.accuracy(log_probs, valid.labels),
+        "valid_nll": metrics.nll(log_probs, valid.labels),
+    }
 
 
 def refuse_divergence(history: list[dict[str, Tensor]], epoch: int, steps: int) -> None:

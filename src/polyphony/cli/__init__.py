@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from polyphony.cli import analyse, data, report, study
 from polyphony.cli.terminal import complain
@@ -14,6 +14,9 @@ app = App(
     name="polyphony",
     help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
     version_flags=["--version"],
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
 )
 for verb in (
     study.study,
@@ -39,19 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(str(error))
+        complain(" ".join(str(error).split()))
         sys.exit(code)
 
 
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
-    from polyphony.cli.study import UsageError
+    if isinstance(error, CycloptsError | study.UsageError):
+        return 2
     from polyphony.data import DataError
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
     from polyphony.study import JobError
     from polyphony.train import DivergedError
 
-    if isinstance(error, UsageError | DataError | RecipeError | StoreError):
+    if isinstance(error, DataError | RecipeError | StoreError):
         return 2
     return 1 if isinstance(error, DivergedError | JobError) else None

@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.syntax import Syntax
@@ -195,26 +197,35 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
 
 def score_table(study: Study, rows: list[Score]) -> Table:
     """The paper's Table 1: test images, calibrated scores, mean ± s.d. over seeds."""
-    from polyphony import metrics
-    from polyphony.study import mean, select
+    from polyphony.study import select
 
-    recipe = study.recipe
+    recipe, n = study.recipe, len(study.recipe.seeds)
     table = Table(
-        "Method", "# Params", "ACC ↑", "NLL ↓", "BS ↓", "ECE ↓", "DEE ↑", "mean-KLD",
-        title=f"{recipe.name}: test images, calibrated, mean ± s.d. over {len(recipe.seeds)} seeds",
-    )  # fmt: skip
-    labels = {"teachers": f"T: DeepEns-{recipe.members}"} | {name: f"S: {name}" for name in recipe.methods}
-    for model, label in labels.items():
-        chosen = select(rows, model, "test", "calibrated")
-        dee = mean(chosen, "dee")
-        table.add_row(
-            label,
-            f"{chosen[0].params / 1e6:.2f} M",
-            metrics.format_mean_sd(metrics.mean_sd([100 * row.acc for row in chosen]), 2),
-            *(metrics.format_mean_sd(mean(chosen, column)) for column in ("nll", "bs", "ece")),
-            metrics.format_dee(dee.mean, study.teachers)
-            if dee.mean == float("inf")
-            else metrics.format_mean_sd(dee, 2),
-            metrics.format_mean_sd(mean(chosen, "kld")),
-        )
+        title=f"{recipe.name}: test images, calibrated; students' mean ± s.d., n = {n}", box=box.SIMPLE_HEAD
+    )
+    for heading in ("Method", "Params", "ACC ↑", "NLL ↓", "BS ↓", "ECE ↓", "DEE ↑", "KLD"):
+        table.add_column(heading, no_wrap=heading in ("Method", "Params"))
+    names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
+    for model, name in names.items():
+        table.add_row(name, *cells(select(rows, model, "test", "calibrated"), study.teachers))
     return table
+
+
+def cells(rows: list[Score], teachers: int) -> list[str]:
+    """A model's scores as text."""
+    from polyphony import metrics
+    from polyphony.study import mean
+
+    dee = mean(rows, "dee")
+    return [
+        count(rows[0].params),
+        metrics.format_mean_sd(metrics.mean_sd([100 * row.acc for row in rows]), 2),
+        *(metrics.format_mean_sd(mean(rows, column)) for column in ("nll", "bs", "ece")),
+        metrics.format_mean_sd(dee, 2) if isfinite(dee.mean) else metrics.format_dee(dee.mean, teachers),
+        metrics.format_mean_sd(mean(rows, "kld")),
+    ]
+
+
+def count(parameters: int) -> str:
+    """ "1.86 M", "77.0 k" """
+    return f"{parameters / 1e6:.2f} M" if parameters >= 1e6 else f"{parameters / 1e3:.1f} k"

@@ -19,6 +19,7 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
     field_validator,
+    model_validator,
 )
 
 from polyphony.data import Augmentation, Options
@@ -166,6 +167,7 @@ class Method(Part):
     """One way to train the student; what it does not say is as in `student`. No perturb: from scratch."""
 
     perturb: Literal["clean", "gaussian", "ods", "confods", "adversarial"] | None = None
+    source: Literal["extra"] | None = None  # ODS directions from an extra teacher, not from those learnt from
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     temperature: PositiveFloat | None = None
     step_size: StepSize | None = None
@@ -175,6 +177,7 @@ class Distillation(Part):
     """A method with teachers, all its settings filled in."""
 
     perturb: str
+    source: str | None = None
     alpha: float
     temperature: float
     step_size: float | Literal["match"]
@@ -209,6 +212,17 @@ class Recipe(Part):
         shared = self.student.model_dump(include={"alpha", "temperature", "step_size"})
         own = self.methods[name].model_dump(exclude_none=True)
         return Distillation(**shared | own) if "perturb" in own else None
+
+    @model_validator(mode="after")
+    def _has_its_sources(self) -> Recipe:
+        for name, method in self.methods.items():
+            if method.source and method.perturb not in ("ods", "confods"):
+                raise ValueError(f"methods.{name}.source needs perturb = 'ods' or 'confods'")
+            if method.source and not self.teachers.extra:
+                raise ValueError(
+                    f"methods.{name}.source needs an extra teacher: set teachers.extra to 1 or more"
+                )
+        return self
 
     @property
     def student_network(self) -> ResNetPart | WideResNetPart:

@@ -95,9 +95,9 @@ def explain(fault: ErrorDetails) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if message.startswith("Input should be "):
         message = message.replace("Input should be ", "must be ", 1)
-    return (
-        f"{place} {message}, not {fault['input']!r}" if message.startswith("must ") else f"{place}: {message}"
-    )
+    if message.startswith("must "):
+        return f"{place} {message}, not {fault['input']!r}"
+    return f"{place}: {message}" if place else message
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 def _write_one(run: Run, out: Path | None) -> Path:
     report = report_of(run)
-    for name, data in report.files.items():
+    for name, data in report.files().items():
         write_whole(run.folder / "figures" / name, data)
     page = out or run.folder / "report.html"
     write_whole(page, report.html.encode())

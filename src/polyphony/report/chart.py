@@ -10,10 +10,11 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
+from markupsafe import escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -24,6 +25,9 @@ from polyphony.report.tables import Numbers
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels
 _POINTS = 72.0
+_TITLE, _LEGEND = 26.0, 30.0  # heights in points
+
+Box = tuple[float, float, float, float]  # left, bottom, width, height
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -60,6 +64,7 @@ _SETTINGS: dict[Any, Any] = {
     "xtick.minor.size": 0.0,
     "ytick.minor.size": 0.0,
     "text.color": TEXT.light,
+    "text.parse_math": False,  # a name may hold a dollar
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "svg.fonttype": "none",
@@ -70,12 +75,33 @@ _SETTINGS: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
+class Margins:
+    """Room around axes for their labels, in points. Fixed: letting matplotlib find it doubles the time."""
+
+    left: float = 50.0
+    right: float = 8.0
+    bottom: float = 40.0
+    top: float = 8.0
+
+    def box(self, corner: tuple[float, float], width: float, height: float, figure: Figure) -> Box:
+        """The axes of a panel whose lower left corner is there, as shares of the figure."""
+        across, up = (size * _POINTS for size in figure.get_size_inches())
+        return (
+            (corner[0] + self.left) / across,
+            (corner[1] + self.bottom) / up,
+            (width - self.left - self.right) / across,
+            (height - self.bottom - self.top) / up,
+        )
+
+
+@dataclass(frozen=True)
 class Panel:
     """One drawing: a title, how it is drawn into its axes, and its width over its height."""
 
     title: str
     draw: Callable[[Axes], None]
     aspect: float = 1.3
+    margins: Margins = Margins()
 
 
 @dataclass(frozen=True)
@@ -97,25 +123,31 @@ class Chart:
 
     def figure(self, columns: int = 4) -> Figure:
         """All panels side by side, with a legend, for a file."""
+        across = min(columns, len(self.panels))
+        down = math.ceil(len(self.panels) / across)
+        foot = _LEGEND if self.legend else 0.0
+        margins = replace(self.panels[0].margins, top=_TITLE)
+        height = self.width / min(panel.aspect for panel in self.panels) + _TITLE
         with matplotlib.rc_context(_SETTINGS):
-            across = min(columns, len(self.panels))
-            down = math.ceil(len(self.panels) / across)
-            height = down * self.width / min(panel.aspect for panel in self.panels) + 34 * bool(self.legend)
-            figure = Figure((across * self.width / _POINTS, height / _POINTS), layout="constrained")
+            figure = Figure((across * self.width / _POINTS, (down * height + foot) / _POINTS))
             for place, panel in enumerate(self.panels):
-                _draw(panel, figure.add_subplot(down, across, place + 1))
+                row, column = divmod(place, across)
+                corner = (column * self.width, foot + (down - 1 - row) * height)
+                axes = figure.add_axes(margins.box(corner, self.width, height, figure))
+                panel.draw(axes)
+                axes.set_title(panel.title)
             if self.legend:
                 handles = [_handle(look) for look in self.legend]
-                figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+                figure.legend(handles=handles, loc="lower center", ncols=len(handles))
             return figure
 
     def drawing(self, place: int) -> Figure:
         """One panel by itself, without its title, which the page says in its own letters."""
         panel = self.panels[place]
+        height = self.width / panel.aspect
         with matplotlib.rc_context(_SETTINGS):
-            figure = Figure((self.width / _POINTS, self.width / panel.aspect / _POINTS), layout="constrained")
-            axes = figure.add_subplot()
-            panel.draw(axes)
+            figure = Figure((self.width / _POINTS, height / _POINTS))
+            panel.draw(figure.add_axes(panel.margins.box((0.0, 0.0), self.width, height, figure)))
             return figure
 
     def inline(self, place: int) -> str:
@@ -126,8 +158,6 @@ class Chart:
     def files(self) -> dict[str, bytes]:
         """NAME.svg, NAME.pdf and NAME.csv."""
         figure = self.figure()
-        figure.draw_without_rendering()  # places everything, so that neither file has to do it again
-        figure.set_layout_engine("none")
         with matplotlib.rc_context(_SETTINGS):
             pdf = io.BytesIO()
             nothing = {"Creator": None, "Producer": None, "CreationDate": None}
@@ -159,20 +189,14 @@ def svg(figure: Figure, salt: str, background: str = "none") -> str:
 
 def for_page(drawn: str, label: str) -> str:
     """An SVG document as an element of an HTML page."""
-    from markupsafe import escape
-
     element = drawn[drawn.index("<svg") :]
     element = re.sub(r' id="(?![mpDC][0-9a-f]{6,})[^"]*"', "", element)
-    element = re.sub(
-        r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" {_TITLE}>', element
-    )
-    element = element.replace(_TITLE, f'aria-label="{escape(label)}"')
+    box = re.search(r'viewBox="([^"]*)"', element)
+    head = f'<svg viewBox="{box.group(1) if box else ""}" role="img" aria-label="{escape(label)}">'
+    element = head + element[element.index(">") + 1 :]
     for ink in INKS:
         element = element.replace(ink.light, f"var({ink.variable})")
     return element.strip()
-
-
-_TITLE = "TITLE"
 
 
 def thin(values: Sequence[float], most: int) -> list[int]:
@@ -181,11 +205,6 @@ def thin(values: Sequence[float], most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
-
-
-def _draw(panel: Panel, axes: Axes) -> None:
-    panel.draw(axes)
-    axes.set_title(panel.title)
 
 
 def _handle(look: Look) -> Line2D:

@@ -48,10 +48,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished page, and the files that go with it."""
+    """A finished page, and the figures and tables on it."""
 
     html: str
-    files: dict[str, bytes]
+    parts: tuple[Chart | Table, ...]
+
+    def files(self) -> dict[str, bytes]:
+        """Every figure and table as files, by name."""
+        return {name: data for part in self.parts for name, data in part.files().items()}
 
 
 def report_of(run: Run) -> Report:
@@ -71,10 +75,7 @@ def report_of(run: Run) -> Report:
         looks=looks(run),
         provenance=provenance(run),
     )
-    written: dict[str, bytes] = {}
-    for part in [*scores, *(part for section in sections for part in section.shown)]:
-        written |= part.files()
-    return Report(html, written)
+    return Report(html, (*scores, *(part for section in sections for part in section.shown)))
 
 
 def sections_of(run: Run, paper: Comparison | None) -> list[Section]:

@@ -8,7 +8,7 @@ from polyphony import metrics
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Row, Run
 from polyphony.report.summary import paper_method
-from polyphony.report.tables import Cell, Table
+from polyphony.report.tables import Cell, Table, slug
 
 _UNKNOWN = {
     ("entropy", "auroc"): "AUROC, entropy ↑",
@@ -37,7 +37,7 @@ def _unknown(run: Run, name: str, rows: Sequence[Row]) -> Table:
         f"Telling {name} (unknown: the positive class) from test images by an uncertainty: the entropy of the"
         " mean, the members' mutual information, or low confidence; mean ± s.d. over seeds."
     )
-    return Table(f"unknown-{name}", caption, ("Model", *_UNKNOWN.values()), tuple(body))
+    return Table(f"unknown-{slug(name)}", caption, ("Model", *_UNKNOWN.values()), tuple(body))
 
 
 def corrupted_tables(run: Run, paper: Comparison | None) -> list[Table]:
@@ -56,7 +56,7 @@ def _corrupted(run: Run, name: str, rows: Sequence[Row], paper: Comparison | Non
             cells = (_over_all(each, column, printed) for column in _CORRUPTED)
             body.append((Cell(model), *cells))
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
-    return Table(f"corrupted-{name}", caption, ("Model", *_CORRUPTED.values()), tuple(body))
+    return Table(f"corrupted-{slug(name)}", caption, ("Model", *_CORRUPTED.values()), tuple(body))
 
 
 def _over_all(seeds: Sequence[Sequence[Row]], column: str, printed: PaperRow | None) -> Cell:

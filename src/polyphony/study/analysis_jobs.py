@@ -12,7 +12,7 @@ import torch
 from polyphony import analysis
 from polyphony.analysis import Part, Progress
 from polyphony.data import Split, pixels
-from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.ensembles import Ensemble
 from polyphony.perturb import ODS, Gaussian, Perturbation
 from polyphony.store import (
     Spec,
@@ -193,8 +193,7 @@ class Transfer:
 
     def run(self, watch: Watch) -> None:
         study, members = self.study, self.study.recipe.members
-        networks = list(study.load_teachers(members + 1).networks)
-        teachers, source = DeepEnsemble(networks[:members]), DeepEnsemble(networks[members:])
+        teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
         rng = generator("perturbed training images", 0, study.device)
         images = study.splits.train[:TRAIN_SHOWN]
         predictions = analysis.external_predictions(

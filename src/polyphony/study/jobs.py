@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 from polyphony.data import Split
 from polyphony.distill import CrossEntropy, Distill, match_step_size
 from polyphony.ensembles import Ensemble, Single
+from polyphony.perturb import ODS
 from polyphony.predict import predict, unchanged
 from polyphony.store import Stage, load_predictions, save_predictions, spec_key
 from polyphony.study.plan import Study, generator
@@ -112,7 +113,10 @@ class TrainStudent:
             step_size = match_step_size(
                 method.perturbation, teachers, study.splits, method.temperature, rng, share, study.device
             )
-        return Distill(teachers, method.alpha, method.temperature, method.perturbation(step_size))
+        perturb = method.perturbation(step_size)
+        if method.source and isinstance(perturb, ODS):
+            perturb = replace(perturb, source=study.load_teachers(1, first=study.recipe.members))
+        return Distill(teachers, method.alpha, method.temperature, perturb)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class Study:
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
             spec["teachers"] = [stage.done()["weights"] for stage in stages]
+        if method and method.source:
+            spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
         if method and method.step_size == "match":
             spec["match_share"] = student.match_share
         return Stage(self.folder / "students" / name / str(seed), spec)
@@ -109,10 +111,10 @@ class Study:
             network, self.recipe.members, rng=rng, member_norm=self.recipe.student.member_norm
         )
 
-    def load_teachers(self, count: int) -> DeepEnsemble:
-        """The first `count` trained teachers."""
+    def load_teachers(self, count: int, first: int = 0) -> DeepEnsemble:
+        """`count` trained teachers; those from `members` on are extra ones, which no student learns from."""
         networks = []
-        for j in range(count):
+        for j in range(first, first + count):
             network = self.network(self.recipe.teachers.network)
             network.load_state_dict(self.teacher_stage(j).weights())
             networks.append(network)

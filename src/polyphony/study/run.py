@@ -53,9 +53,11 @@ def run_study(
     with locked(study.folder):
         for jobs in (phase() for phase in phases[:upto]):
             todo = pending(jobs, redo)
-            write_provenance(study)
+            if todo:  # nothing is written before it is known that what is there fits
+                write_provenance(study)
             run_jobs(todo, board, workers, study.threads)
             ran, total = ran + len(todo), total + len(jobs)
+        write_provenance(study)
         rows = score(study) if upto == Part.EVALUATE else []
         if rows:
             write_scores(study.folder / "scores.csv", rows)

@@ -97,18 +97,25 @@ def _scatter(
             student.cost, student.nll.mean, yerr=spread, color=look[student.model].colour,
             marker=look[student.model].marker, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9,
         )  # fmt: skip
-    axes.set_xscale("log")
     each = [student.cost for student in costs.students] + [price for price, _ in costs.ensembles]
-    axes.set_xlim(min(each) / 1.5, max(each) * 1.5)
+    if max(each) > 3 * min(each):
+        _logarithmic(axes, min(each), max(each))
+        label = f"{label} (log scale)"
+    else:
+        axes.set_xlim(0, 1.15 * max(each))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    few = max(each) / min(each) < 12
-    axes.xaxis.set_minor_formatter(
-        FuncFormatter(lambda value, _: short(value) if _leading(value) in (2, 5) else "")
-        if few
-        else NullFormatter()
-    )
-    axes.tick_params(axis="x", which="minor", labelsize=10)
-    axes.set(xlabel=f"{label} (log scale)", ylabel="calibrated NLL on test")
+    axes.set(xlabel=label, ylabel="calibrated NLL on test")
+
+
+def _logarithmic(axes: Axes, low: float, high: float) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.5, high * 1.5)
+    if high / low < 12:  # one power of ten would be the only number on the axis
+        between = FuncFormatter(lambda value, _: short(value) if _leading(value) in (2, 5) else "")
+        axes.xaxis.set_minor_formatter(between)
+        axes.tick_params(axis="x", which="minor", labelsize=10)
+    else:
+        axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def short(value: float) -> str:

@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from torch import Tensor
 
-from polyphony.report.chart import SMALL, Absent, Chart, Panel
+from polyphony.report.chart import SMALL, Absent, Chart, Margins, Panel
 from polyphony.report.run import TEACHERS, Run
 from polyphony.report.style import MUTED, Look, looks
 from polyphony.report.tables import Numbers, Value
 
 MOST = 3  # examples on the page
+_MARGINS = Margins(2.0, 4.0, 4.0, 4.0)
 _TITLE = "What the members say"
 _PREFIX = "students."
 
@@ -55,12 +56,10 @@ def examples(tensors: Mapping[str, Tensor]) -> list[Example]:
 def member_chart(found: list[Example], look: Mapping[str, Look]) -> Chart:
     """Images on top; under them a matrix for each model, a row a member, a column a class."""
     order = [model for model in look if model in found[0].probabilities]
+    draw = partial(_example, order=order, look=look)
+    aspect = 1 / _height(len(order))
     panels = tuple(
-        Panel(
-            f"example {place + 1}",
-            partial(_example, example=each, order=order, look=look),
-            1 / _height(len(order)),
-        )
+        Panel(f"example {place + 1}", partial(draw, example=each), aspect, _MARGINS)
         for place, each in enumerate(found[:MOST])
     )
     rows: list[tuple[Value, ...]] = [

@@ -16,7 +16,7 @@ from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
 from polyphony.report.run import Row, Run
 from polyphony.report.style import MUTED, TEXT, Look, looks
-from polyphony.report.tables import Numbers
+from polyphony.report.tables import Numbers, slug
 
 BINS = 30
 _CORRUPTED = "What corruption does"
@@ -76,7 +76,7 @@ def entropy_chart(name: str, found: Mapping[str, Entropies], top: float, look: M
     )
     header = ("model", "entropy_above", "entropy_to", "share_known", "share_unknown")
     title = f"Does it know what it does not know? {name}"
-    return Chart(f"entropy-{name}", title, reading, panels, Numbers(header, tuple(rows)), width=SMALL)
+    return Chart(f"entropy-{slug(name)}", title, reading, panels, Numbers(header, tuple(rows)), width=SMALL)
 
 
 def _shares(entropies: Tensor, edges: np.ndarray) -> np.ndarray:
@@ -146,7 +146,12 @@ def corruption_chart(name: str, rows: Sequence[Row], look: Mapping[str, Look]) -
     header = ("model", "corruption", "severity", "nll", "ece")
     shown = tuple(look[model] for model in models)
     return Chart(
-        f"corrupted-{name}", f"{_CORRUPTED}: {name}", reading, panels, Numbers(header, tuple(numbers)), shown
+        f"corrupted-{slug(name)}",
+        f"{_CORRUPTED}: {name}",
+        reading,
+        panels,
+        Numbers(header, tuple(numbers)),
+        shown,
     )
 
 
