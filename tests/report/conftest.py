@@ -302,6 +302,17 @@ def maker() -> RunMaker:
     return RunMaker(np.random.default_rng(0))
 
 
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with every analysis, and its report; to look at, not to change."""
+    from polyphony.report import write_report
+
+    maker = RunMaker(np.random.default_rng(0))
+    folder = maker.analyse(maker.write(tmp_path_factory.mktemp("reported") / "full", "full"))
+    write_report([folder])
+    return folder
+
+
 @pytest.fixture
 def small_run(maker: RunMaker, tmp_path: Path) -> Path:
     """A run without analyses."""

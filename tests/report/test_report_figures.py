@@ -1,0 +1,244 @@
+"""The figures' numbers, against computations of their own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from sklearn.metrics import roc_auc_score
+
+from polyphony.report import Run, figures
+from polyphony.report.chart import Absent, Chart, thin
+from polyphony.report.figures.jacobians import roc
+from polyphony.report.figures.members import visible_difference
+from polyphony.report.figures.quality import subset_stream
+from polyphony.report.figures.shift import by_corruption
+from polyphony.report.figures.training import over_seeds
+from polyphony.report.run import TEACHERS
+from polyphony.study.plan import generator
+
+
+def numbers(chart: object) -> list[dict[str, str]]:
+    assert isinstance(chart, Chart), chart
+    return list(csv.DictReader(io.StringIO(chart.numbers.csv())))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def naive_diversity(logits: np.ndarray, bins: int = 15) -> list[tuple[int, float]]:
+    """Count and mean KL of each bin, example by example and pair by pair."""
+    probs = softmax(logits)
+    members = len(probs)
+    found: list[list[float]] = [[] for _ in range(bins)]
+    for example in range(probs.shape[1]):
+        p = probs[:, example]
+        pairs = [(i, j) for i in range(members) for j in range(members) if i != j]
+        kld = np.mean([(p[j] * np.log(p[j] / p[i])).sum() for i, j in pairs])
+        found[min(bins - 1, math.ceil(p.max(-1).min() * bins) - 1)].append(float(kld))
+    return [(len(each), float(np.mean(each)) if each else math.nan) for each in found]
+
+
+def test_diversity_of_teachers_is_the_naive_one(small_run: Path):
+    rows = numbers(figures.teacher_diversity(Run.open(small_run)))
+    saved = load_file(small_run / "predictions" / TEACHERS / "train+kd-ods.safetensors")["logits"]
+    mine = [row for row in rows if row["examples"] == "training, as in kd-ods"]
+    for row, (count, kld) in zip(mine, naive_diversity(saved), strict=True):
+        assert int(row["count"]) == count
+        assert row["kld"] == "" if count == 0 else float(row["kld"]) == pytest.approx(kld, rel=1e-9)
+
+
+def test_diversity_on_test_is_of_the_ensemble_without_extra_teachers(small_run: Path):
+    rows = numbers(figures.teacher_diversity(Run.open(small_run)))
+    saved = load_file(small_run / "predictions" / TEACHERS / "test.safetensors")["logits"][:3]
+    bins = naive_diversity(saved)
+    mean = sum(count * kld for count, kld in bins if count) / sum(count for count, _ in bins)
+    mine = [row for row in rows if row["examples"] == "test images"]
+    assert float(mine[0]["mean_kld"]) == pytest.approx(mean, rel=1e-9)
+
+
+def test_diversity_of_students_is_over_all_seeds(small_run: Path):
+    rows = numbers(figures.student_diversity(Run.open(small_run)))
+    folder = small_run / "predictions" / "kd-ods"
+    saved = [load_file(folder / seed / "test.safetensors")["logits"] for seed in ("0", "1")]
+    for row, (count, kld) in zip(
+        [r for r in rows if r["examples"] == "kd-ods"],
+        naive_diversity(np.concatenate(saved, axis=1)),
+        strict=True,
+    ):
+        assert int(row["count"]) == count
+        assert count == 0 or float(row["kld"]) == pytest.approx(kld, rel=1e-9)
+
+
+def test_the_curve_is_drawn_from_the_stream_a_study_scores_with():
+    ours, theirs = subset_stream(), generator("subsets", 0)
+    assert torch.equal(torch.randperm(1000, generator=ours), torch.randperm(1000, generator=theirs))
+
+
+def test_the_dee_curve_begins_at_ln_k_and_ends_at_all_teachers(small_run: Path):
+    run = Run.open(small_run)
+    rows = numbers(figures.dee_curves(run, figures.ensemble_curves(run)))
+    curve = [float(r["nll"]) for r in rows if (r["calibration"], r["model"]) == ("standard", TEACHERS)]
+    saved = load_file(small_run / "predictions" / TEACHERS / "test.safetensors")
+    probs, labels = softmax(saved["logits"]), saved["labels"]
+    each = -np.log(probs[:, np.arange(len(labels)), labels])
+    assert curve[0] == pytest.approx(math.log(4))
+    assert curve[1] == pytest.approx(each.mean(), rel=1e-9)
+    assert curve[5] == pytest.approx(-np.log(np.exp(-each).mean(0)).mean(), rel=1e-9)
+    marks = {(r["model"], r["dee"]) for r in rows if r["model"] != TEACHERS}
+    assert {("kd", "inf"), ("kd", "2.5"), ("scratch", "0.9")} <= marks
+
+
+def test_reliability_bins_give_back_the_ece(small_run: Path):
+    run = Run.open(small_run)
+    rows = numbers(figures.reliability_diagrams(run))
+    saved = run.pooled("kd", "test")
+    assert saved is not None
+    probs = softmax(saved.logits.numpy()).mean(0)
+    confidence, right = probs.max(-1), probs.argmax(-1) == saved.labels.numpy()
+    mine = [r for r in rows if (r["model"], r["calibration"]) == ("kd", "standard")]
+    for row in mine:
+        inside = (confidence > float(row["confidence_above"])) & (confidence <= float(row["confidence_to"]))
+        assert int(row["count"]) == inside.sum()
+        if inside.any():
+            assert float(row["confidence"]) == pytest.approx(confidence[inside].mean(), rel=1e-9)
+            assert float(row["accuracy"]) == pytest.approx(right[inside].mean(), rel=1e-9)
+
+
+def test_costs_are_parameters_times_teachers_and_measured_milliseconds(full_run: Path):
+    run = Run.open(full_run)
+    (chart,) = figures.quality_for_cost(run, figures.ensemble_curves(run))
+    rows = numbers(chart)
+    teachers = [float(r["value"]) for r in rows if (r["cost"], r["model"]) == ("parameters", TEACHERS)]
+    assert teachers == [1000.0, 2000.0, 3000.0, 4000.0, 5000.0]
+    latency = {r["model"]: float(r["value"]) for r in rows if r["cost"] == "milliseconds"}
+    assert latency == {"teachers": 4.0, "scratch": 5.0, "kd": 6.0, "kd-gaussian": 7.0, "kd-ods": 8.0}
+
+
+def test_entropy_shares_are_a_histogram_over_all_seeds(full_run: Path):
+    run = Run.open(full_run)
+    (chart,) = figures.entropy_histograms(run)
+    rows = [r for r in numbers(chart) if r["model"] == "kd"]
+    folder = full_run / "predictions" / "kd"
+    logits = [load_file(folder / seed / "ood-svhn.safetensors")["logits"] for seed in ("0", "1")]
+    probs = softmax(np.concatenate(logits, axis=1)).mean(0)
+    entropies = -(probs * np.log(probs)).sum(-1)
+    for row in rows:
+        low, high = float(row["entropy_above"]), float(row["entropy_to"])
+        assert float(row["share_unknown"]) == pytest.approx(((entropies >= low) & (entropies < high)).mean())
+    assert sum(float(row["share_known"]) for row in rows) == pytest.approx(1.0)
+
+
+def test_corruptions_are_averaged_over_seeds_one_by_one():
+    rows = [
+        {"model": "kd", "corruption": kind, "severity": "2", "nll": str(nll), "seed": str(seed)}
+        for seed, kind, nll in ((0, "fog", 1.0), (1, "fog", 2.0), (0, "blur", 5.0))
+    ]
+    assert by_corruption(rows, "nll") == {"kd": {("fog", 2): 1.5, ("blur", 2): 5.0}}
+
+
+cosines = st.lists(st.sampled_from([-0.5, 0.0, 0.1, 0.2, 0.7]) | st.floats(-1, 1), min_size=1, max_size=30)
+
+
+@given(cosines, cosines)
+def test_the_area_under_the_roc_is_scikit_learns(scratch: list[float], distilled: list[float]):
+    x, y = roc(torch.tensor(scratch, dtype=torch.float64), torch.tensor(distilled, dtype=torch.float64))
+    area = float(torch.trapezoid(y, x))
+    truth = [0] * len(scratch) + [1] * len(distilled)
+    assert area == pytest.approx(roc_auc_score(truth, scratch + distilled), abs=1e-12)
+    assert (float(x[0]), float(y[0]), float(x[-1]), float(y[-1])) == (0, 0, 1, 1)
+
+
+def test_the_jacobians_table_has_means_and_areas(full_run: Path):
+    _, table = figures.jacobian_matching(Run.open(full_run))
+    text = (full_run / "analysis" / "jacobians.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    by_method = {
+        method: [float(r["cosine"]) for r in rows if (r["method"], r["split"]) == (method, "valid")]
+        for method in ("scratch", "kd-ods")
+    }
+    cells = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}  # type: ignore[union-attr]
+    truth = [0] * len(by_method["scratch"]) + [1] * len(by_method["kd-ods"])
+    area = roc_auc_score(truth, by_method["scratch"] + by_method["kd-ods"])
+    assert cells["kd-ods"][2:] == [f"{np.mean(by_method['kd-ods']):.3f}", f"{area:.3f}"]
+    assert cells["scratch"][3] == "–"
+
+
+def test_learning_curves_average_over_the_trainings_that_got_so_far():
+    logs = [
+        [{"epoch": 0, "valid_nll": 2.0}, {"epoch": 1, "valid_nll": 1.0}],
+        [{"epoch": 0, "valid_nll": 4.0}],
+        [{"epoch": 0, "valid_nll": math.nan}],
+    ]
+    assert over_seeds(logs, "valid_nll") == [(1, 3.0, 2.0, 4.0), (2, 1.0, 1.0, 1.0)]
+
+
+def test_the_difference_is_scaled_around_grey():
+    image = torch.tensor([[[10, 20], [30, 40]]], dtype=torch.uint8)
+    perturbed = torch.tensor([[[10, 24], [28, 40]]], dtype=torch.uint8)
+    picture = visible_difference(image, perturbed)
+    np.testing.assert_allclose(picture[..., 0], [[0.5, 1.0], [0.25, 0.5]])
+    assert picture.shape == (2, 2, 3)
+
+
+def test_member_predictions_are_those_saved(full_run: Path):
+    rows = numbers(figures.member_predictions(Run.open(full_run)))
+    saved = load_file(full_run / "analysis" / "members.safetensors")["students.kd"]
+    chosen = next(
+        r
+        for r in rows
+        if (r["example"], r["model"], r["when"], r["member"], r["class"]) == ("4", "kd", "after", "2", "3")
+    )
+    assert float(chosen["probability"]) == float(saved[1, 1, 3, 3])
+
+
+@given(st.integers(1, 500), st.integers(2, 60))
+def test_thinning_keeps_both_ends_and_the_order(count: int, most: int):
+    kept = thin([0.0] * count, most)
+    assert kept[0] == 0
+    assert kept[-1] == count - 1
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(most, 1)
+
+
+MISSING: dict[str, Callable[[Run], object]] = {
+    "no training images were perturbed by an extra teacher": figures.external_diversity,
+    "members were not asked": figures.member_predictions,
+    "gradients were not measured": figures.gradient_snr,
+    "Jacobians were not compared": lambda run: figures.jacobian_matching(run)[0],
+    "no unknown classes were predicted": lambda run: figures.entropy_histograms(run)[0],
+    "no corrupted images were predicted": lambda run: figures.corruption_boxes(run)[0],
+    "latencies were not measured": lambda run: figures.quality_for_cost(run, {})[1],
+}
+
+
+@pytest.mark.parametrize("words", MISSING)
+def test_what_was_not_measured_is_said_not_drawn(words: str, small_run: Path):
+    found = MISSING[words](Run.open(small_run))
+    assert isinstance(found, Absent)
+    assert words in found.why
+
+
+def test_a_run_without_predictions_says_so(small_run: Path):
+    for path in (small_run / "predictions").rglob("*.safetensors"):
+        path.unlink()
+    run = Run.open(small_run)
+    for found in (
+        figures.teacher_diversity(run),
+        figures.student_diversity(run),
+        figures.dee_curves(run, figures.ensemble_curves(run)),
+        figures.reliability_diagrams(run),
+    ):
+        assert isinstance(found, Absent)
+        assert "not in the run folder" in found.why
