@@ -203,7 +203,7 @@ def score_table(study: Study, rows: list[Score]) -> Table:
     table = Table(
         title=f"{recipe.name}: test images, calibrated; students' mean ± s.d., n = {n}", box=box.SIMPLE_HEAD
     )
-    for heading in ("Method", "Params", "ACC ↑", "NLL ↓", "BS ↓", "ECE ↓", "DEE ↑", "KLD"):
+    for heading in ("Method", "Params", "ACC ↑", "NLL ↓", "BS ↓", "ECE ↓", "DEE ↑", "mean-KLD"):
         table.add_column(heading, no_wrap=heading in ("Method", "Params"))
     names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
     for model, name in names.items():
@@ -217,13 +217,14 @@ def cells(rows: list[Score], teachers: int) -> list[str]:
     from polyphony.study import mean
 
     dee = mean(rows, "dee")
-    return [
+    shown = [
         count(rows[0].params),
         metrics.format_mean_sd(metrics.mean_sd([100 * row.acc for row in rows]), 2),
         *(metrics.format_mean_sd(mean(rows, column)) for column in ("nll", "bs", "ece")),
         metrics.format_mean_sd(dee, 2) if isfinite(dee.mean) else metrics.format_dee(dee.mean, teachers),
         metrics.format_mean_sd(mean(rows, "kld")),
     ]
+    return [cell.replace("± ", "±") for cell in shown]  # a narrow terminal breaks the line before ±
 
 
 def count(parameters: int) -> str:
