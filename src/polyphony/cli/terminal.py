@@ -204,7 +204,7 @@ def score_table(study: Study, rows: list[Score]) -> Table:
         title=f"{recipe.name}: test images, calibrated; students' mean ± s.d., n = {n}", box=box.SIMPLE_HEAD
     )
     for heading in ("Method", "Params", "ACC ↑", "NLL ↓", "BS ↓", "ECE ↓", "DEE ↑", "mean-KLD"):
-        table.add_column(heading, no_wrap=heading in ("Method", "Params"))
+        table.add_column(heading, min_width=len(heading), no_wrap=heading in ("Method", "Params"))
     names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
     for model, name in names.items():
         table.add_row(name, *cells(select(rows, model, "test", "calibrated"), study.teachers))
