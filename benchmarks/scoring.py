@@ -8,7 +8,6 @@ Run from the project's root: `python benchmarks/scoring.py`. Prints times and ra
 from __future__ import annotations
 
 import csv
-import platform
 import resource
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
+from polyphony.machine import processor
 
 RESULTS = Path(__file__).parent / "results" / "scoring.csv"
 EXAMPLES, MEMBERS, CLASSES, TEACHERS = 10_000, 4, 10, 8
@@ -98,14 +98,6 @@ def streaming() -> list[Row]:
     return rows
 
 
-def machine() -> str:
-    """The processor's name where the system tells it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def row(kind: str, name: str, members: int, examples: int, elapsed: float) -> Row:
     """One line of the results."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -118,7 +110,7 @@ def row(kind: str, name: str, members: int, examples: int, elapsed: float) -> Ro
         "seconds": round(elapsed, 5),
         "peak_mb": peak,
         "threads": torch.get_num_threads(),
-        "machine": machine(),
+        "machine": processor(),
         "torch": torch.__version__,
     }
 

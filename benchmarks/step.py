@@ -3,7 +3,8 @@
 Run from the project's root: `make bench`, or `python benchmarks/step.py [--rounds N]`. Every round times each
 side once, one after the other, so that whatever else the machine does falls on both; a ratio is the median
 over the rounds, with the smallest and largest beside it. A step is the loss and its backward pass, without
-the optimiser, which is the same on both sides. Prints a table and writes `benchmarks/results/step.csv`.
+the optimiser, which is the same on both sides. Prints a table and writes `benchmarks/results/step.csv`;
+`load` there is how many processes wanted the machine's cores: a run without neighbours has about `threads`.
 
 Memory: each side runs in a process of its own, which builds everything and takes one step on four images;
 the peak resident memory (`getrusage`) of two steps at full size, minus the peak until then, is what counts.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -32,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import textbook
 from polyphony import ODS, BatchEnsemble, DeepEnsemble, Distill, Single
+from polyphony.machine import processor
 from polyphony.nn import resnet
 
 RESULTS = Path(__file__).parent / "results" / "step.csv"
@@ -179,19 +180,12 @@ def row(name: str, unit: str, values: list[float]) -> Row:
         "least": round(min(values), 3),
         "most": round(max(values), 3),
         "rounds": len(values),
-        "machine": machine(),
+        "machine": processor(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
         "torch": torch.__version__,
     }
-
-
-def machine() -> str:
-    """The processor's name where the system tells it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def measure(rounds: int, console: Console) -> list[Row]:
@@ -205,6 +199,7 @@ def measure(rounds: int, console: Console) -> list[Row]:
         "step, textbook": textbook_step(BATCH),
         "matmul": matmul(),
     }
+    flops = operations(works["student, ours"])
     times = alternate(works, rounds, console)
     student = times["student, ours"]
     rows = [row(name, "s", times[name]) for name in works]
@@ -213,8 +208,7 @@ def measure(rounds: int, console: Console) -> list[Row]:
         ratio("student: ours / plain", student, times["plain network, same rows"]),
         ratio("step: textbook / ours", times["step, textbook"], times["step, ours"]),
         rate("matmul", 2 * MATMUL**3, times["matmul"]),
-        rate("student, ours", operations(works["student, ours"]), student),
-        rate("step, ours", operations(works["step, ours"]), times["step, ours"]),
+        rate("student, ours", flops, student),
     ]
     for kind in SIDES:
         rows += [
@@ -229,6 +223,7 @@ def show(rows: list[Row], console: Console) -> None:
     """The table."""
     first = rows[0]
     where = f"{first['machine']}, {first['cores']} cores, {first['threads']} threads, torch {first['torch']}"
+    where += f"; the machine's load at the end was {first['load']}"
     table = Table("measured", "median", "least", "most", "unit", title="The training step", caption=where)
     for r in rows:
         values = (f"{float(r[column]):.3g}" for column in ("median", "least", "most"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from polyphony.machine import whole
 from polyphony.predict import Predictions
 
 Spec = dict[str, Any]
@@ -177,16 +177,8 @@ def flat(spec: Spec, prefix: str = "") -> dict[str, Any]:
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
     """A file that is there complete or not at all: written beside, flushed, renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole(path) as beside:
+        beside.write_bytes(data)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from polyphony.data import Split
-from polyphony.data.cache import cached, whole
+from polyphony.data.cache import cached
 from polyphony.data.dataset import Contents
+from polyphony.machine import whole
 
 
 class Reader:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from polyphony.data.dataset import Contents
 from polyphony.data.files import cache_root
 from polyphony.data.splits import Split
+from polyphony.machine import whole
 
 FORMAT = 1  # raise it when a reader's result changes
 
@@ -79,17 +80,3 @@ def restore(file: Path) -> Contents:
 
         parts = {part: Split(tensor(f"{part}.images"), tensor(f"{part}.labels")) for part in facts["parts"]}
     return Contents(tuple(facts["classes"]), parts, facts["origin"])
-
-
-@contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        yield beside
-        with beside.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
 
+from polyphony.machine import processor
 from polyphony.recipe import check
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
@@ -96,16 +97,6 @@ def write_provenance(study: Study) -> None:
         },
     }
     write_json(study.folder / "recipe.json", record)
-
-
-def processor() -> str:
-    """The processor's name, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
