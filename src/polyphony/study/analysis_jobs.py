@@ -13,6 +13,7 @@ from polyphony import analysis
 from polyphony.analysis import Part, Progress
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
+from polyphony.machine import processor
 from polyphony.perturb import ODS, Gaussian, Perturbation
 from polyphony.store import (
     Spec,
@@ -23,7 +24,6 @@ from polyphony.store import (
 from polyphony.study.evaluation import models_key, weight_hashes
 from polyphony.study.jobs import TRAIN_SHOWN, Job
 from polyphony.study.plan import Study, generator
-from polyphony.study.run import processor
 from polyphony.study.scores import TEACHERS, parameter_counts
 from polyphony.train import Watch
 
