@@ -14,7 +14,7 @@ from polyphony.distill import STEP_SIZES, CrossEntropy, Distill, match_step_size
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single
 from polyphony.nn import resnet
 from polyphony.perturb import ODS, Clean, Gaussian
-from polyphony.predict import predict
+from polyphony.predictions import predict
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
 

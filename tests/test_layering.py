@@ -14,7 +14,7 @@ LAYERS = (
     ("study", "report"),
     ("recipe", "export", "analysis"),
     ("train", "distill", "store"),
-    ("perturb", "predict"),
+    ("perturb", "predictions"),
     ("ensembles",),
     ("losses", "metrics", "data", "nn"),
     ("machine",),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from polyphony.predict import Predictions
+from polyphony.predictions import Predictions
 from polyphony.store import (
     Stage,
     StoreError,

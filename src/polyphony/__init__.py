@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Ensemble, Single
     from polyphony.nn import add_members, resnet, wide_resnet
     from polyphony.perturb import ODS, Adversarial, Clean, Gaussian, Perturbation
-    from polyphony.predict import Predictions, predict
+    from polyphony.predictions import Predictions, predict
     from polyphony.recipe import Recipe, read_recipe
     from polyphony.train import Plan, fit
 
@@ -50,7 +50,7 @@ __all__ = [
     "wide_resnet",
 ]
 
-_MODULES = ("ensembles", "distill", "perturb", "train", "predict", "data", "nn", "recipe")
+_MODULES = ("ensembles", "distill", "perturb", "train", "predictions", "data", "nn", "recipe")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from polyphony import losses, metrics
 from polyphony.data import Splits
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.perturb import ODS, Perturbation
-from polyphony.predict import predict
+from polyphony.predictions import predict
 
 STEP_SIZES = (1e-4, 0.5)  # within which a step size is matched
 MATCH_IMAGES = 1000

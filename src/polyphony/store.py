@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from polyphony.machine import whole
-from polyphony.predict import Predictions
+from polyphony.predictions import Predictions
 
 Spec = dict[str, Any]
 

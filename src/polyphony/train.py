@@ -15,7 +15,7 @@ from polyphony import metrics
 from polyphony.data import Augmentation, Split, batches
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
-from polyphony.predict import predict
+from polyphony.predictions import predict
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
 Row = dict[str, float]  # one epoch of the log

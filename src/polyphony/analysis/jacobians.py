@@ -10,7 +10,7 @@ from torch import Tensor
 from polyphony.analysis.progress import Progress, unheard
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
-from polyphony.predict import evaluating
+from polyphony.predictions import evaluating
 
 
 def jacobian_cosines(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyphony.analysis.progress import Progress, unheard
 from polyphony.ensembles import Ensemble
-from polyphony.predict import evaluating
+from polyphony.predictions import evaluating
 
 
 def latencies(

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyphony.data import Split, pixels
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.perturb import Perturbation
-from polyphony.predict import evaluating
+from polyphony.predictions import evaluating
 
 
 def member_views(

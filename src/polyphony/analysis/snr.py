@@ -12,7 +12,7 @@ from polyphony import losses
 from polyphony.analysis.progress import Progress, unheard
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.perturb import Perturbation
-from polyphony.predict import evaluating
+from polyphony.predictions import evaluating
 
 
 class Moments:

@@ -8,7 +8,7 @@ from torch import Tensor
 from polyphony.data import Split
 from polyphony.ensembles import DeepEnsemble
 from polyphony.perturb import ODS
-from polyphony.predict import Predictions, predict
+from polyphony.predictions import Predictions, predict
 
 
 def external_predictions(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.predict import Predictions
+from polyphony.predictions import Predictions
 from polyphony.store import StoreError, first_line, read_bytes, read_json
 
 TEACHERS = "teachers"

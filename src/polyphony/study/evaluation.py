@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyphony import metrics
 from polyphony.analysis import Part, load_parts, write_table
-from polyphony.predict import Predictions, predict
+from polyphony.predictions import Predictions, predict
 from polyphony.store import Stage, StoreError, load_predictions, locked, save_predictions, spec_key
 from polyphony.study.jobs import Job, Predict
 from polyphony.study.plan import Study

@@ -15,7 +15,7 @@ from polyphony.data import Split
 from polyphony.distill import CrossEntropy, Distill, match_step_size
 from polyphony.ensembles import Ensemble, Single
 from polyphony.perturb import ODS
-from polyphony.predict import predict, unchanged
+from polyphony.predictions import predict, unchanged
 from polyphony.store import Stage, load_predictions, save_predictions, spec_key
 from polyphony.study.plan import Study, generator
 from polyphony.train import Loss, Plan, Watch, fit

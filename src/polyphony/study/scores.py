@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.predict import Predictions
+from polyphony.predictions import Predictions
 from polyphony.store import StoreError, load_predictions, write_whole
 from polyphony.study.jobs import Predict
 from polyphony.study.plan import Study, generator

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from polyphony.data import Split
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble
 from polyphony.nn import resnet
-from polyphony.predict import predict
+from polyphony.predictions import predict
 
 
 def seeded(seed: int = 0) -> torch.Generator:

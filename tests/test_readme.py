@@ -1,0 +1,30 @@
+"""What the README shows works as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_python_example_gives_logits_of_every_member():
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(example, names)
+    data, logits = names["data"], names["logits"]
+    assert logits.shape == (4, len(data.test), len(data.classes))
+    assert logits.isfinite().all()
+    assert not (logits[0] == logits[1]).any(), "members that are one and the same"
+
+
+def test_the_mistake_is_answered_as_shown(polyphony):
+    (said,) = re.findall(r"^polyphony: (.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert said in polyphony("study", "digits", "--set", "student.alfa=1").stderr
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"\]\(([^):]+)\)", README.read_text(encoding="utf-8"))))
+)
+def test_what_the_readme_points_to_is_there(path):
+    assert (README.parent / path).exists()
