@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test lint check bench clean
 
 demo: .venv/ready  ## the whole method on 200 real digits, in about four minutes
 	$(BIN)/polyphony study digits
@@ -11,11 +11,12 @@ demo: .venv/ready  ## the whole method on 200 real digits, in about four minutes
 test: .venv/ready  ## every test
 	$(BIN)/pytest -n 2
 
-check: .venv/ready  ## format, lint, types, tests
+lint: .venv/ready  ## format, lint, types
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+
+check: lint test  ## all that continuous integration asks
 
 bench: .venv/ready  ## speed, side by side with a textbook implementation; a few minutes
 	$(BIN)/python benchmarks/step.py

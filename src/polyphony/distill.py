@@ -70,10 +70,10 @@ def match_step_size(
     """The step size at which the teachers disagree on perturbed training images as on held-out ones.
 
     Precisely: at which their mean-KLD on perturbed training images is `share` times that on validation
-    images, found by bisection of log η on the first images of each, with the same draws at every step. Where
-    no step within `STEP_SIZES` gets there, the nearer end of that range.
+    images, found by bisection of log η on at most 1,000 images of each, with the same draws at every step.
+    Where no step within `STEP_SIZES` gets there, the nearer end of that range.
     """
-    goal = share * metrics.mean_kld(predict(teachers, splits.valid[:MATCH_IMAGES], device=device).logits)
+    goal = share * metrics.mean_kld(predict(teachers, splits.valid.some(MATCH_IMAGES), device=device).logits)
     draws = rng.get_state()
 
     def disagreement(step_size: float) -> float:
@@ -81,7 +81,7 @@ def match_step_size(
         perturb = make(step_size)
         seen = predict(
             teachers,
-            splits.train[:MATCH_IMAGES],
+            splits.train.some(MATCH_IMAGES),
             device=device,
             before=lambda x, y: perturb(x, y, teachers, temperature, rng),
         )

@@ -66,11 +66,13 @@ class Stage:
         if not self.is_done():
             write_json(self.folder / "started.json", {"key": self.key, "spec": self.spec})
 
-    def discard_if_changed(self) -> None:
-        """Throw away what was made with another spec."""
+    def discard_if_changed(self) -> bool:
+        """Throw away what was made with another spec; whether there was any."""
         found = self.found()
-        if found is not None and found["key"] != self.key:
-            shutil.rmtree(self.folder)
+        if found is None or found["key"] == self.key:
+            return False
+        shutil.rmtree(self.folder)
+        return True
 
     def load(self) -> dict[str, Any] | None:
         """The training state saved last, or nothing."""
@@ -78,7 +80,7 @@ class Stage:
         if not path.exists():
             return None
         try:
-            state = torch.load(path, weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise StoreError(
                 f"{path} cannot be read ({first_line(error)}): delete it to start over"

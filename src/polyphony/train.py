@@ -27,6 +27,10 @@ class DivergedError(RuntimeError):
     """The loss stopped being a number."""
 
 
+class ResumeError(RuntimeError):
+    """A training cannot go on here as it would have gone on where it was begun."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long, how large, how fast: the paper's appendix, "Training"."""
@@ -144,6 +148,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "rng": self.rng.get_state(),
+            "device": self.rng.device.type,
             "best": self.best,
             "log": self.log,
         }
@@ -152,6 +157,9 @@ class Training:
         """Take up a state where it was saved."""
         if state is None:
             return
+        if state["device"] != self.rng.device.type:
+            begun = state["device"]
+            raise ResumeError(f"this training was begun on {begun}: give --device {begun}, or start it over")
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.rng.set_state(state["rng"])

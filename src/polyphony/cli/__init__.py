@@ -54,8 +54,8 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
     from polyphony.study import JobError
-    from polyphony.train import DivergedError
+    from polyphony.train import DivergedError, ResumeError
 
-    if isinstance(error, DataError | RecipeError | StoreError):
+    if isinstance(error, DataError | RecipeError | ResumeError | StoreError | OSError):
         return 2
     return 1 if isinstance(error, DivergedError | JobError) else None

@@ -109,9 +109,10 @@ def evaluate(
     folder
         A run folder, for example runs/digits.
     """
-    from polyphony.study import evaluate_corrupted, evaluate_unknown, open_study
+    from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
 
     study = open_study(folder, data, chosen(device))
+    check_trained(study)
     run_to(study, "EVALUATE", workers, redo=False)
     for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
         for name in names:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -54,15 +53,19 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.tasks: dict[str, TaskID] = {}
+        self.done: dict[str, int] = {}  # epochs, or whatever a job without epochs counts
 
     def started(self, name: str, epochs: int) -> None:
         self.tasks[name] = self.progress.add_task(name, total=epochs, numbers="")
+        self.done[name] = 0
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        self.progress.update(self.tasks[name], completed=row["epoch"] + done / steps, numbers=numbers(row))
+        completed = row.get("epoch", self.done[name]) + done / steps
+        self.progress.update(self.tasks[name], completed=completed, numbers=numbers(row))
 
     def epoch(self, name: str, row: Row) -> None:
-        self.progress.update(self.tasks[name], completed=row.get("epoch", 0) + 1, numbers=numbers(row))
+        self.done[name] = int(row.get("epoch", self.done[name])) + 1
+        self.progress.update(self.tasks[name], completed=self.done[name], numbers=numbers(row))
 
     def finished(self, name: str) -> None:
         self.progress.remove_task(self.tasks.pop(name))
@@ -216,12 +219,11 @@ def cells(rows: list[Score], teachers: int) -> list[str]:
     from polyphony import metrics
     from polyphony.study import mean
 
-    dee = mean(rows, "dee")
     shown = [
         count(rows[0].params),
         metrics.format_mean_sd(metrics.mean_sd([100 * row.acc for row in rows]), 2),
         *(metrics.format_mean_sd(mean(rows, column)) for column in ("nll", "bs", "ece")),
-        metrics.format_mean_sd(dee, 2) if isfinite(dee.mean) else metrics.format_dee(dee.mean, teachers),
+        metrics.format_dees([row.dee or 0.0 for row in rows], teachers),
         metrics.format_mean_sd(mean(rows, "kld")),
     ]
     return [cell.replace("± ", "±") for cell in shown]  # a narrow terminal breaks the line before ±

@@ -31,6 +31,12 @@ class Split:
             return Split(self.images.index_select(0, which), self.labels.index_select(0, which))
         return Split(self.images[which], self.labels[which])
 
+    def some(self, count: int) -> Split:
+        """At most `count` images, evenly spaced: of data in the order of its classes, some of each."""
+        if count >= len(self):
+            return self
+        return self[torch.arange(count) * len(self) // count]
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of shapes, pixels and labels: equal exactly where the data is equal."""

@@ -20,7 +20,14 @@ from polyphony.metrics.calibration import (
 from polyphony.metrics.corruption import CorruptionSummary, summarise_corruptions
 from polyphony.metrics.detection import Detection, detect, detect_unknown, detect_unknown_logits
 from polyphony.metrics.diversity import DiversityBins, disagreement, diversity_bins, diversity_of, mean_kld
-from polyphony.metrics.equivalent import calibrated_dee_curve, dee, dee_curve, dee_floored_at_one, format_dee
+from polyphony.metrics.equivalent import (
+    calibrated_dee_curve,
+    dee,
+    dee_curve,
+    dee_floored_at_one,
+    format_dee,
+    format_dees,
+)
 from polyphony.metrics.health import Health, HealthCheck, Verdict
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
 from polyphony.metrics.quality import accuracy, brier, nll, top_k_accuracy
@@ -85,6 +92,7 @@ __all__ = [
     "fit_temperature",
     "fit_temperature_blocks",
     "format_dee",
+    "format_dees",
     "format_mean_sd",
     "in_blocks",
     "mean_kld",

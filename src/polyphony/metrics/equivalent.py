@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyphony.metrics.probabilities import mean_log_probs, member_log_probs
 from polyphony.metrics.quality import label_nll, nll
+from polyphony.metrics.statistics import format_mean_sd, mean_sd
 from polyphony.metrics.temperature import fit_temperature, temper
 
 
@@ -37,6 +38,14 @@ def dee_floored_at_one(nll: float, curve: Sequence[float]) -> float:
 def format_dee(value: float, size: int) -> str:
     """A DEE for people: two decimals, or ">size" past the end of a curve of `size` teachers."""
     return f">{size}" if value == math.inf else f"{value:.2f}"
+
+
+def format_dees(values: Sequence[float], size: int) -> str:
+    """DEEs over seeds for people: mean ± s.d., or where some are past the curve the least and the largest."""
+    if all(map(math.isfinite, values)):
+        return format_mean_sd(mean_sd(values), 2)
+    least, largest = format_dee(min(values), size), format_dee(max(values), size)
+    return least if least == largest else f"{least} … {largest}"
 
 
 def dee_curve(logits: Tensor, labels: Tensor, rng: torch.Generator, subsets: int = 32) -> list[float]:

@@ -214,8 +214,10 @@ class Recipe(Part):
         return Distillation(**shared | own) if "perturb" in own else None
 
     @model_validator(mode="after")
-    def _has_its_sources(self) -> Recipe:
+    def _has_possible_methods(self) -> Recipe:
         for name, method in self.methods.items():
+            if name in ("teachers", "external"):
+                raise ValueError(f"methods.{name}: that name is taken; choose another")
             if method.source and method.perturb not in ("ods", "confods"):
                 raise ValueError(f"methods.{name}.source needs perturb = 'ods' or 'confods'")
             if method.source and not self.teachers.extra:

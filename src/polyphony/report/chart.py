@@ -76,7 +76,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Margins:
-    """Room around axes for their labels, in points. Fixed: letting matplotlib find it doubles the time."""
+    """Room around axes for their labels, in points; fixed, since having matplotlib find it takes time."""
 
     left: float = 50.0
     right: float = 8.0

@@ -1,7 +1,7 @@
 """recipe → graph of runs → run it here → scores."""
 
 from polyphony.study.cost import Cost, costs
-from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
+from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, JobError, run_jobs
@@ -20,6 +20,7 @@ __all__ = [
     "Study",
     "TrainStudent",
     "TrainTeacher",
+    "check_trained",
     "costs",
     "default_workers",
     "evaluate_corrupted",

@@ -21,7 +21,7 @@ from polyphony.store import (
     save_predictions,
     spec_key,
 )
-from polyphony.study.evaluation import models_key, weight_hashes
+from polyphony.study.evaluation import FORMAT, models_key, weight_hashes
 from polyphony.study.jobs import TRAIN_SHOWN, Job
 from polyphony.study.plan import Study, generator
 from polyphony.study.scores import TEACHERS, parameter_counts
@@ -59,7 +59,7 @@ def plain_student(study: Study) -> tuple[str, int]:
 
 def part_of(study: Study, name: str, spec: Spec) -> Part:
     """Where the rows of one job are kept."""
-    return Part(study.folder / "analysis" / "parts" / f"{name}.json", spec_key(spec))
+    return Part(study.folder / "analysis" / "parts" / f"{name}.json", spec_key({"format": FORMAT, **spec}))
 
 
 def told(watch: Watch) -> Progress:
@@ -96,7 +96,7 @@ class MatchJacobians(TabledJob):
     def splits(self) -> dict[str, Split]:
         """The first images of each."""
         splits = self.study.splits
-        return {"train": splits.train[: self.examples], "valid": splits.valid[: self.examples]}
+        return {"train": splits.train.some(self.examples), "valid": splits.valid.some(self.examples)}
 
     @property
     def part(self) -> Part:
@@ -143,14 +143,14 @@ class MeasureSnr(TabledJob):
         weights = weight_hashes(self.study)
         spec = {
             "weights": [weights[TEACHERS, None], weights[plain_student(self.study)]],
-            "images": self.study.splits.train[:SNR_BATCH].fingerprint,
+            "images": self.study.splits.train.some(SNR_BATCH).fingerprint,
             "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
         }
         return part_of(self.study, f"snr-{self.perturbation}-{self.scale:g}", spec)
 
     def run(self, watch: Watch) -> None:
         study, (base, temperature) = self.study, ods_setting(self.study)
-        batch, step_size = study.splits.train[:SNR_BATCH], self.scale * base
+        batch, step_size = study.splits.train.some(SNR_BATCH), self.scale * base
         found = analysis.gradient_snr(
             study.load_student(*plain_student(study)),
             study.load_teachers(study.recipe.members),
@@ -185,7 +185,7 @@ class Transfer:
         study = self.study
         source = study.teacher_stage(study.recipe.members).done()["weights"]
         weights = [*weight_hashes(study)[TEACHERS, None], source]
-        images = study.splits.train[:TRAIN_SHOWN].fingerprint
+        images = study.splits.train.some(TRAIN_SHOWN).fingerprint
         return spec_key({"weights": weights, "split": images, "external": ods_setting(study)})
 
     def is_done(self) -> bool:
@@ -195,7 +195,7 @@ class Transfer:
         study, members = self.study, self.study.recipe.members
         teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
         rng = generator("perturbed training images", 0, study.device)
-        images = study.splits.train[:TRAIN_SHOWN]
+        images = study.splits.train.some(TRAIN_SHOWN)
         predictions = analysis.external_predictions(
             teachers, source, images, *ods_setting(study), rng, device=study.device
         )

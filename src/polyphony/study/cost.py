@@ -36,7 +36,8 @@ def costs(study: Study) -> Iterator[Cost]:
     torch.set_num_threads(study.threads)
     teacher = study.network(recipe.teachers.network)
     yield cost(study, "teacher", study.teachers, Single(teacher), CrossEntropy(), recipe.teachers)
-    teachers = DeepEnsemble([study.network(recipe.teachers.network) for _ in range(recipe.members)])
+    networks = [study.network(recipe.teachers.network) for _ in range(recipe.members)]
+    teachers = DeepEnsemble(networks).folded().to(study.device)
     for name in recipe.methods:
         method = recipe.distillation(name)
         loss: Loss = CrossEntropy()
@@ -48,6 +49,7 @@ def costs(study: Study) -> Iterator[Cost]:
 def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:
     """A training's cost, extrapolated from one step on a batch that takes about a second."""
     steps = len(study.splits.train) // study.plan(schedule).batch * schedule.epochs
+    model.to(study.device)
     with CountFlops() as count:
         probe(study, model, loss, 2)
     batch = int(min(schedule.batch, max(2, 2 * PROBE_FLOPS // count.flops)))
@@ -77,9 +79,11 @@ class CountFlops(TorchDispatchMode):
 
 def probe(study: Study, model: Ensemble, loss: Loss, batch: int) -> float:
     """Seconds for one step on grey noise."""
-    rng = torch.Generator().manual_seed(0)
-    x = torch.rand(batch, *study.splits.train.images.shape[1:], generator=rng)
-    y = torch.zeros(batch, dtype=torch.int64)
+    rng = torch.Generator(study.device).manual_seed(0)
+    x = torch.rand(batch, *study.splits.train.images.shape[1:], generator=rng, device=study.device)
+    y = torch.zeros(batch, dtype=torch.int64, device=study.device)
     start = time.perf_counter()
-    loss(model.train(), x.contiguous(memory_format=torch.channels_last), y, rng)["loss"].backward()
+    parts = loss(model.train(), x.contiguous(memory_format=torch.channels_last), y, rng)
+    parts["loss"].backward()
+    parts["loss"].item()  # waits for the device
     return time.perf_counter() - start

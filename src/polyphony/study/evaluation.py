@@ -81,7 +81,11 @@ class PredictShifted:
         folder = self.study.folder / "predictions" / who
         weights = weight_hashes(self.study)[self.model, self.seed]
         return [
-            (split, folder / f"{split}.safetensors", spec_key({"weights": weights, "split": fingerprint}))
+            (
+                split,
+                folder / f"{split}.safetensors",
+                spec_key({"format": FORMAT, "weights": weights, "split": fingerprint}),
+            )
             for split, fingerprint in zip(self.shift.splits, self.fingerprints, strict=True)
         ]
 
@@ -184,6 +188,13 @@ def weight_hashes(study: Study) -> dict[tuple[str, int | None], list[str]]:
         (TEACHERS, None): [trained(stage) for stage in teachers]
     }
     return found | {(m, s): [trained(study.student_stage(m, s))] for m, s in study.students}
+
+
+def check_trained(study: Study) -> None:
+    """Raise unless every teacher and every student is trained to the end."""
+    for j in range(study.teachers):
+        trained(study.teacher_stage(j))
+    weight_hashes(study)
 
 
 def trained(stage: Stage) -> str:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from polyphony.data import Split
 from polyphony.distill import CrossEntropy, Distill, match_step_size
-from polyphony.ensembles import Ensemble, Single
-from polyphony.perturb import ODS
+from polyphony.ensembles import DeepEnsemble, Ensemble, Single
+from polyphony.perturb import ODS, Perturbation
 from polyphony.predictions import predict, unchanged
-from polyphony.store import Stage, load_predictions, save_predictions, spec_key
-from polyphony.study.plan import Study, generator
+from polyphony.recipe import Distillation
+from polyphony.store import Spec, Stage, load_predictions, save_predictions, spec_key
+from polyphony.study.plan import FORMAT, Study, generator
 from polyphony.train import Loss, Plan, Watch, fit
 
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
@@ -107,16 +108,16 @@ class TrainStudent:
         study, method = self.study, self.study.recipe.distillation(self.method)
         if method is None:
             return CrossEntropy()
-        teachers, step_size = study.load_teachers(study.recipe.members).folded(), method.step_size
+        members = study.recipe.members
+        teachers, step_size = study.load_teachers(members).folded(), method.step_size
+        source = study.load_teachers(1, first=members).folded() if method.source else None
+        make = partial(perturbation_from, method, source)
         if step_size == "match":
             share, rng = study.recipe.student.match_share, generator("match", 0, study.device)
             step_size = match_step_size(
-                method.perturbation, teachers, study.splits, method.temperature, rng, share, study.device
+                make, teachers, study.splits, method.temperature, rng, share, study.device
             )
-        perturb = method.perturbation(step_size)
-        if method.source and isinstance(perturb, ODS):
-            perturb = replace(perturb, source=study.load_teachers(1, first=study.recipe.members))
-        return Distill(teachers, method.alpha, method.temperature, perturb)
+        return Distill(teachers, method.alpha, method.temperature, make(step_size))
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class Predict:
         stages = (
             [self.student.stage] if self.student else [self.study.teacher_stage(j) for j in range(self.count)]
         )
-        spec = {"weights": [stage.done()["weights"] for stage in stages], "split": self.images.fingerprint}
+        weights = [stage.done()["weights"] for stage in stages]
+        spec: Spec = {"format": FORMAT, "weights": weights, "split": self.images.fingerprint}
         if self.perturbing:
             spec["perturb"] = self.perturbing.stage.key
         return spec_key(spec)
@@ -172,7 +174,7 @@ class Predict:
         """The images themselves."""
         splits = self.study.splits
         held_out = {"valid": splits.valid, "test": splits.test}
-        return held_out.get(self.split) or splits.train[:TRAIN_SHOWN]
+        return held_out[self.split] if self.split in held_out else splits.train.some(TRAIN_SHOWN)
 
     def is_done(self) -> bool:
         """Whether the logits are there, made from the same weights and images."""
@@ -192,6 +194,12 @@ class Predict:
         predictions = predict(model, self.images, device=study.device, before=before)
         save_predictions(self.path, predictions, self.key)
         watch.epoch({})
+
+
+def perturbation_from(method: Distillation, source: DeepEnsemble | None, step_size: float) -> Perturbation:
+    """A method's perturbation, taking its directions from other networks where the method says so."""
+    perturb = method.perturbation(step_size)
+    return replace(perturb, source=source) if isinstance(perturb, ODS) else perturb
 
 
 def perturbed(loss: Distill, rng: torch.Generator, x: Tensor, y: Tensor) -> Tensor:

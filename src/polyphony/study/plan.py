@@ -133,12 +133,11 @@ def load_splits(data: Data, root: Path | None) -> Splits:
     return load(data.name, data.options(), root)
 
 
+@lru_cache(maxsize=1)
 def statistics(train: Split) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of the training pixels, one number a channel, in [0, 1]."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack(
-        [torch.bincount(c.flatten(), minlength=256) for c in train.images.transpose(0, 1).int()]
-    )
+    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in train.images.unbind(1)])
     weights = counts.double() / counts.sum(1, keepdim=True)
     mean = weights @ values
     variance = weights @ values**2 - mean**2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
@@ -118,8 +120,18 @@ def work(todo: Any, events: Any, threads: int, parent: int) -> None:
         try:
             run_job(job, Relay(events, parent))
         except Exception as error:
-            events.put(("failed", error))
+            events.put(("failed", sendable(error)))
             return
+
+
+def sendable(error: Exception) -> Exception:
+    """The error with this process's traceback, or its text where it cannot be sent to another process."""
+    error.add_note(traceback.format_exc())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return JobError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def listen(events: Any, processes: Sequence[SpawnProcess], jobs: int, board: Board) -> None:
@@ -128,9 +140,9 @@ def listen(events: Any, processes: Sequence[SpawnProcess], jobs: int, board: Boa
         try:
             event, *details = events.get(timeout=PATIENCE)
         except queue.Empty:
-            dead = [p.exitcode for p in processes if p.exitcode]
-            if dead:
-                raise JobError(f"a worker process died (exit code {dead[0]}): out of memory?") from None
+            codes = [process.exitcode for process in processes]
+            if any(codes) or (None not in codes and events.empty()):
+                raise JobError(f"a worker process ended early (exit codes {codes}): out of memory?") from None
             continue
         if event == "failed":
             raise details[0]

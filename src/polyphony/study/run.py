@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -53,11 +54,13 @@ def run_study(
     ran = total = 0
     with locked(study.folder):
         for jobs in (phase() for phase in phases[:upto]):
-            todo = pending(jobs, redo)
+            todo = pending(study, jobs, redo)
             if todo:  # nothing is written before it is known that what is there fits
                 write_provenance(study)
             run_jobs(todo, board, workers, study.threads)
             ran, total = ran + len(todo), total + len(jobs)
+        if upto < Part.DISTILL:  # the record must fit students that are there already
+            pending(study, phases[1](), redo)
         write_provenance(study)
         rows = score(study) if upto == Part.EVALUATE else []
         if rows:
@@ -65,12 +68,21 @@ def run_study(
     return Outcome(ran, total - ran, rows)
 
 
-def pending(jobs: Sequence[Job], redo: bool) -> list[Job]:
+def pending(study: Study, jobs: Sequence[Job], redo: bool) -> list[Job]:
     """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
-    for job in jobs:
-        if redo and isinstance(job, TrainTeacher | TrainStudent):
-            job.stage.discard_if_changed()
+    stages = [job.stage for job in jobs if isinstance(job, TrainTeacher | TrainStudent)]
+    discarded = [stage.discard_if_changed() for stage in stages] if redo else []
+    if any(discarded):
+        forget(study.folder)
     return [job for job in jobs if not job.is_done()]
+
+
+def forget(folder: Path) -> None:
+    """Throw away what was measured on models or images that are no longer those of the run."""
+    for name in ("analysis", "predictions", "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("scores.csv", "report.html"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def default_workers(study: Study) -> int:
@@ -96,7 +108,10 @@ def write_provenance(study: Study) -> None:
             "system": platform.platform(),
         },
     }
-    write_json(study.folder / "recipe.json", record)
+    path = study.folder / "recipe.json"
+    if path.exists() and read_json(path).get("data") != record["data"]:
+        forget(study.folder)
+    write_json(path, record)
 
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:

@@ -144,10 +144,12 @@ def verdict(study: Study, rows: list[Score]) -> str:
         key=lambda name: wanted.index(study.recipe.methods[name].perturb or ""),
     )
     teachers = mean(select(rows, TEACHERS, "test", "calibrated"), "kld").mean
+    if teachers == 0:
+        return "The teachers do not disagree on test images: there is no diversity to keep."
     parts = []
     for name in order:
         student = select(rows, name, "test", "calibrated")
-        dee = metrics.format_dee(mean(student, "dee").mean, study.teachers)
+        dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teachers)
         parts.append(f"{name} keeps {mean(student, 'kld').mean / teachers:.0%} of it and has a DEE of {dee}")
     diversity = f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD)"
     return f"{diversity}: {'; '.join(parts)}." if parts else f"{diversity}; no student was distilled."

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from polyphony.report.style import INKS, RULE, Ink, assign
+
+PAPER = re.findall(
+    r"--paper: (#[0-9a-f]{6})", (files("polyphony.report") / "templates/base.html").read_text()
+)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("ink", [ink for ink in INKS if ink != RULE], ids=lambda ink: ink.variable)
+def test_every_colour_stands_out_on_light_and_on_dark(ink: Ink):
+    light, dark = PAPER
+    assert contrast(ink.light, light) >= 3
+    assert contrast(ink.dark, dark) >= 3
+
+
+def test_methods_of_one_perturbation_look_different():
+    found = assign([("a", "ods"), ("b", "ods"), ("c", None), ("d", "unheard-of"), ("e", "clean")])
+    assert len({look.ink for look in found.values()}) == 6
+    assert len({look.marker for look in found.values()}) == 6
+
+
+def test_no_colour_is_another_ones_stand_in():
+    assert len({ink.light for ink in INKS}) == len({ink.variable for ink in INKS}) == len(INKS)
