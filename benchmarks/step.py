@@ -226,7 +226,7 @@ def show(rows: list[Row], console: Console) -> None:
     where += f"; the machine's load at the end was {first['load']}"
     table = Table("measured", "median", "least", "most", "unit", title="The training step", caption=where)
     for r in rows:
-        values = (f"{float(r[column]):.3g}" for column in ("median", "least", "most"))
+        values = (f"{float(r[column]):,.4g}" for column in ("median", "least", "most"))
         table.add_row(str(r["name"]), *values, str(r["unit"]))
     console.print(table)
 
