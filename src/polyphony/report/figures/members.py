@@ -17,7 +17,7 @@ from polyphony.report.style import MUTED, Look, looks
 from polyphony.report.tables import Numbers, Value
 
 MOST = 3  # examples on the page
-_MARGINS = Margins(2.0, 4.0, 4.0, 4.0)
+_MARGINS = Margins(2.0, 12.0, 4.0, 4.0)
 _TITLE = "What the members say"
 _PREFIX = "students."
 
