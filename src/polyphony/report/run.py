@@ -154,11 +154,13 @@ class Run:
 
     def ensemble(self, model: str, split: str) -> list[Predictions]:
         """A model's predictions, one for each seed that has them; of the teachers only the ensemble's."""
-        found = [self.predictions(model, seed, split) for seed in self.seeds(model)]
-        kept = [each for each in found if each is not None]
-        if model == TEACHERS:
-            return [Predictions(each.logits[: self.members], each.labels) for each in kept]
-        return kept
+        found = [self.of_members(model, seed, split) for seed in self.seeds(model)]
+        return [each for each in found if each is not None]
+
+    def of_members(self, model: str, seed: int | None, split: str) -> Predictions | None:
+        """One seed's predictions, if they are there; of the teachers only the ensemble's."""
+        each = self.predictions(model, seed, split)
+        return each and Predictions(each.logits[: self.members], each.labels)
 
     def pooled(self, model: str, split: str) -> Predictions | None:
         """The same with the examples of all seeds in one row: [m s·n k]."""
@@ -167,7 +169,10 @@ class Run:
     def log_probs(self, model: str, split: str, calibration: str) -> list[tuple[Tensor, Tensor]]:
         """(log-probabilities [n k], labels [n]) of each seed, at its validation temperature if calibrated."""
         pairs = []
-        for seed, tested in zip(self.seeds(model), self.ensemble(model, split), strict=False):
+        for seed in self.seeds(model):
+            tested = self.of_members(model, seed, split)
+            if tested is None:
+                continue
             log_probs = metrics.ensemble_log_probs(tested.logits)
             if calibration == "calibrated":
                 temperature = self.temperature(model, seed)
@@ -179,11 +184,10 @@ class Run:
 
     def temperature(self, model: str, seed: int | None) -> float | None:
         """The temperature that suits a model's validation predictions, if they are there."""
-        valid = self.predictions(model, seed, "valid")
+        valid = self.of_members(model, seed, "valid")
         if valid is None:
             return None
-        logits = valid.logits[: self.members] if model == TEACHERS else valid.logits
-        return metrics.fit_temperature(metrics.ensemble_log_probs(logits), valid.labels)
+        return metrics.fit_temperature(metrics.ensemble_log_probs(valid.logits), valid.labels)
 
     def splits(self, prefix: str) -> list[str]:
         """Splits the teachers have predictions on whose name starts so: "ood-", "train+", …"""

@@ -88,12 +88,7 @@ def score_text(run: Run, model: str, column: str, calibration: str) -> str:
 def dee_text(values: Sequence[float | None], size: int) -> str:
     """A DEE over seeds: mean ± s.d., or from the least to the largest where a seed is past the curve."""
     known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    if all(map(math.isfinite, known)):
-        return metrics.format_mean_sd(metrics.mean_sd(known), 2)
-    ends = [metrics.format_dee(value, size) for value in (min(known), max(known))]
-    return ends[0] if ends[0] == ends[1] else " … ".join(ends)
+    return metrics.format_dees(known, size) if known else "–"
 
 
 def curve_size(run: Run) -> int:
