@@ -47,3 +47,13 @@ def test_rows_keep_their_labels() -> None:
 def test_what_is_no_split_is_refused(images: torch.Tensor, labels: torch.Tensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Split(images, labels)
+
+
+def test_some_images_of_data_in_class_order_are_of_every_class():
+    labels = torch.arange(10).repeat_interleave(7)
+    split = Split(torch.arange(70, dtype=torch.uint8).view(70, 1, 1, 1), labels)
+    chosen = split.some(20)
+    assert chosen.labels.bincount().tolist() == [2] * 10
+    assert torch.equal(split.images[chosen.images.flatten().long()], chosen.images)
+    assert split.some(70) is split
+    assert split.some(1000) is split

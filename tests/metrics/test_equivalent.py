@@ -17,6 +17,7 @@ from polyphony.metrics import (
     ensemble_log_probs,
     fit_temperature,
     format_dee,
+    format_dees,
     nll,
     temper,
 )
@@ -144,3 +145,16 @@ def test_equal_generators_draw_equal_subsets(draw_case):
 
 def test_few_subsets_are_all_taken():
     assert teacher_subsets(4, 2, 6, rng()) == [list(pair) for pair in itertools.combinations(range(4), 2)]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.0, 2.0, 3.0], "2.00 ± 1.00"),
+        ([2.5], "2.50"),
+        ([math.inf, math.inf], ">8"),
+        ([5.25, math.inf, 7.0], "5.25 … >8"),
+    ],
+)
+def test_dees_over_seeds_do_not_claim_more_than_their_least(values, text):
+    assert format_dees(values, 8) == text

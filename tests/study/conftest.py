@@ -21,9 +21,11 @@ TINY = (
     "teachers.extra=1",
     "teachers.epochs=3",
     "teachers.batch=25",
+    "teachers.learning_rate=0.1",
     "teachers.warm_up=1",
     "student.epochs=2",
     "student.batch=25",
+    "student.learning_rate=0.1",
     "student.warm_up=1",
 )
 

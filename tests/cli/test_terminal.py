@@ -1,0 +1,50 @@
+"""What people see while jobs run."""
+
+import pytest
+from rich.progress import Progress
+
+from polyphony.cli.terminal import Bars, count, duration
+
+
+def completed(bars: Bars) -> float:
+    (task,) = bars.progress.tasks
+    return task.completed
+
+
+def bars_with_fields() -> Bars:
+    return Bars(Progress(disable=True))
+
+
+def test_a_bar_counts_what_a_job_without_epochs_reports():
+    bars = bars_with_fields()
+    bars.started("jacobians", 2)
+    bars.step("jacobians", 1, 4, {})
+    assert completed(bars) == 0.25
+    bars.epoch("jacobians", {})
+    bars.step("jacobians", 2, 4, {})
+    assert completed(bars) == 1.5
+    bars.epoch("jacobians", {})
+    assert completed(bars) == 2
+    bars.finished("jacobians")
+    assert bars.progress.tasks == []
+
+
+def test_a_bar_of_a_resumed_training_begins_where_it_was():
+    bars = bars_with_fields()
+    bars.started("teacher 0", 10)
+    bars.step("teacher 0", 1, 2, {"epoch": 6, "loss": 1.0})
+    assert completed(bars) == 6.5
+    bars.epoch("teacher 0", {"epoch": 6, "loss": 1.0})
+    assert completed(bars) == 7
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (240, "4 min"), (7200, "2.0 h"), (864000, "10 d")]
+)
+def test_durations_are_in_the_unit_a_person_would_take(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("parameters", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M")])
+def test_parameter_counts_are_short(parameters, text):
+    assert count(parameters) == text
