@@ -211,6 +211,8 @@ class Recipe(Part):
         """A method's settings, from `student` where it leaves them open; nothing for one from scratch."""
         shared = self.student.model_dump(include={"alpha", "temperature", "step_size"})
         own = self.methods[name].model_dump(exclude_none=True)
+        if own.get("perturb") == "clean":
+            own["step_size"] = 0.0  # it takes no step, so a change of step size does not concern it
         return Distillation(**shared | own) if "perturb" in own else None
 
     @model_validator(mode="after")
