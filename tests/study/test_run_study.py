@@ -237,13 +237,29 @@ def test_a_changed_recipe_is_refused_and_nothing_is_touched(run, copied, overrid
 
 def test_redo_does_again_what_depends_on_the_change_and_nothing_else(run, copied):
     before = weights(copied)
+    stale = copied / "analysis" / "ood.csv"  # was measured on students that are about to go
+    stale.parent.mkdir()
+    stale.write_text("model,auroc\n")
     _, _, jobs = run(copied, "methods.kd-ods.alpha=0.5", redo=True)
+    assert not stale.exists()
     after = weights(copied)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"students/kd-ods/0", "students/kd-ods/1"}
     assert {job for job in jobs if not job.startswith("predict")} == {"kd-ods, seed 0", "kd-ods, seed 1"}
     again = run(copied, "methods.kd-ods.alpha=0.5")
     assert again[2] == []
+
+
+def test_a_step_size_does_not_concern_distillation_on_clean_images(run, copied):
+    _, _, jobs = run(copied, "student.step_size=0.2", redo=True)
+    assert not [job for job in jobs if job.startswith(("kd, ", "scratch", "teacher "))]
+
+
+def test_teaching_with_other_students_in_mind_does_not_rewrite_the_record(run, copied):
+    record = (copied / "recipe.json").read_bytes()
+    with pytest.raises(StoreError, match="alpha"):
+        run(copied, "student.alpha=0.5", upto=Part.TEACH)
+    assert (copied / "recipe.json").read_bytes() == record
 
 
 def test_new_seeds_and_methods_are_added_to_what_is_there(run, copied):
