@@ -1,6 +1,6 @@
 """Train four teachers on 200 digits, distil them into one network, and ask both about test images.
 
-Takes about a minute on two cores: python examples/distil.py
+Takes about half a minute on one core: python examples/distil.py
 """
 
 import torch
