@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.data import Split, Splits
-from polyphony.distill import STEP_SIZES, CrossEntropy, Distill, match_step_size
+from polyphony.distill import CrossEntropy, Distill, match_step_size
+from polyphony.distill.match import STEP_SIZES
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single
 from polyphony.nn import resnet
 from polyphony.perturb import ODS, Clean, Gaussian

@@ -1,0 +1,9 @@
+"""What a student is trained on: Algorithm 1, its relatives, and the same network without teachers."""
+
+from __future__ import annotations
+
+from polyphony.distill.labels import CrossEntropy, accuracy
+from polyphony.distill.match import match_step_size
+from polyphony.distill.one_to_one import Distill
+
+__all__ = ["CrossEntropy", "Distill", "accuracy", "match_step_size"]

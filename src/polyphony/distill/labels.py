@@ -1,0 +1,27 @@
+"""Training on the labels alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyphony import losses
+from polyphony.ensembles import Ensemble
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Every member on the labels alone: how teachers, and students from scratch, are trained."""
+
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+        seen = student.assign(len(x), rng).to(x.device)
+        logits = student(x[seen])
+        ce = losses.cross_entropy(logits, y[seen])
+        return {"loss": ce, "acc": accuracy(logits, y[seen])}
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Share of rows whose largest logit is the label's, over members and examples. [m b k], [m b] → []"""
+    return (logits.detach().argmax(-1) == labels).float().mean()

@@ -1,0 +1,55 @@
+"""Networks of their own: the teachers, and one network alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.nn.folding import fold_norms
+
+
+class DeepEnsemble(Ensemble):
+    """M networks of their own, frozen: always in eval mode, their parameters without gradients.
+
+    This is what teachers are, so only gradients with respect to inputs ever flow through it.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not networks:
+            raise ValueError("a deep ensemble has at least one network")
+        self.members = len(networks)
+        self.networks = nn.ModuleList(map(channels_last, networks)).requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> DeepEnsemble:
+        """Stay in eval mode, whatever a surrounding module asks for."""
+        return super().train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m b c h w] → [m b k]"""
+        check_members(x, self.members)
+        return torch.stack([network(rows) for network, rows in zip(self.networks, x, strict=True)])
+
+    def folded(self) -> DeepEnsemble:
+        """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""
+        return DeepEnsemble([fold_norms(network) for network in self.networks])
+
+
+class Single(Ensemble):
+    """One plain network as an ensemble of one member: how each teacher is trained."""
+
+    members = 1
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = channels_last(network)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1 b c h w] → [1 b k]"""
+        check_members(x, 1)
+        return cast(Tensor, self.network(x[0]))[None]
