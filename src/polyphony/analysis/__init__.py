@@ -1,6 +1,5 @@
 """What needs models, not only their logits: Jacobians, gradients, transfer, members, latency, factors."""
 
-from polyphony.analysis.factors import factor_distance
 from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
@@ -8,6 +7,7 @@ from polyphony.analysis.progress import Progress
 from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
 from polyphony.analysis.tables import Part, load_parts, save_tensors, saved_key, write_table
 from polyphony.analysis.transfer import external_predictions
+from polyphony.nn import factor_distance
 
 __all__ = [
     "Moments",

@@ -1,5 +1,6 @@
 """Networks and the rank-one layer that gives any of them members."""
 
+from polyphony.nn.distance import factor_distance
 from polyphony.nn.parts import Normalize
 from polyphony.nn.rank_one import (
     ConversionError,
@@ -22,6 +23,7 @@ __all__ = [
     "ResNet",
     "WideResNet",
     "add_members",
+    "factor_distance",
     "factors",
     "merge_member",
     "resnet",

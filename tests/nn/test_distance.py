@@ -5,9 +5,13 @@ from itertools import combinations
 import pytest
 import torch
 
-from polyphony.analysis import factor_distance
 from polyphony.ensembles import BatchEnsemble
-from polyphony.nn import RankOneConv2d, RankOneLinear, resnet
+from polyphony.nn import RankOneConv2d, RankOneLinear, factor_distance, resnet
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
 
 
 def layers(network):

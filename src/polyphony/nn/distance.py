@@ -1,4 +1,4 @@
-"""Have a BatchEnsemble's members collapsed? How far apart their rank-one factors are."""
+"""Have members by rank-one factors collapsed? How far apart their factors are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean
 
 from torch import Tensor, nn
 
-from polyphony.nn import factors
+from polyphony.nn.rank_one import factors
 
 
 def factor_distance(network: nn.Module) -> float:
@@ -25,7 +25,7 @@ def factor_distance(network: nn.Module) -> float:
 
 def layer_distance(r: Tensor, s: Tensor) -> float:
     """‖s_i r_iᵀ − s_j r_jᵀ‖ / √((‖s_i r_iᵀ‖² + ‖s_j r_jᵀ‖²) / 2), mean over pairs. [m i], [m o] → scalar"""
-    r, s = r.detach().double(), s.detach().double()
+    r, s = r.detach().cpu().double(), s.detach().cpu().double()
     inner = (r @ r.T) * (s @ s.T)  # ⟨s_i r_iᵀ, s_j r_jᵀ⟩ of all pairs, without the matrices
     squares = inner.diagonal()
     pairs = list(combinations(range(len(r)), 2))
