@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
+from polyphony.ensembles import evaluating as evaluating
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,15 +46,3 @@ def predict(
             x = before(pixels(images.to(device)), labels.to(device))
             blocks.append(ensemble(x.expand(ensemble.members, *x.shape)).float().cpu())
     return Predictions(torch.cat(blocks, dim=1), split.labels.cpu())
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """A module in eval mode for a while, then as it was."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():  # one by one: some part may be frozen
-            part.training = mode

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyphony import losses
-from polyphony.ensembles import Ensemble
+from polyphony.ensembles import Ensemble, as_seen
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,9 @@ class CrossEntropy:
     """Every member on the labels alone: how teachers, and students from scratch, are trained."""
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        seen = student.assign(len(x), rng).to(x.device)
-        logits = student(x[seen])
-        ce = losses.cross_entropy(logits, y[seen])
-        return {"loss": ce, "acc": accuracy(logits, y[seen])}
+        seen = student.assign(len(x), rng)
+        logits, labels = student(as_seen(x, seen)), as_seen(y, seen)
+        return {"loss": losses.cross_entropy(logits, labels), "acc": accuracy(logits, labels)}
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:

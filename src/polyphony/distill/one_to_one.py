@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyphony import losses
 from polyphony.distill.labels import accuracy
-from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen
 from polyphony.perturb import ODS, Perturbation
 
 
@@ -23,13 +23,19 @@ class Distill:
     perturb: Perturbation = field(default_factory=ODS)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        seen = student.assign(len(x), rng).to(x.device)  # [m b]: which example each member sees
+        seen = student.assign(len(x), rng)  # [m rows]: which example each member sees
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
-        with torch.no_grad():
-            targets = self.teachers(x_tilde[seen])
-        clean = student(x[seen])
-        perturbed = clean if x_tilde is x else student(x_tilde[seen])
-        ce = losses.cross_entropy(clean, y[seen])
+        targets = taught(self.teachers, x_tilde, seen)
+        clean, labels = student(as_seen(x, seen)), as_seen(y, seen)
+        perturbed = clean if x_tilde is x else student(as_seen(x_tilde, seen))
+        ce = losses.cross_entropy(clean, labels)
         kd = losses.distillation(perturbed, targets, self.temperature)
         loss = (1 - self.alpha) * ce + self.alpha * kd
-        return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, y[seen])}
+        return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels)}
+
+
+@torch.no_grad()
+def taught(teachers: DeepEnsemble, x: Tensor, seen: Tensor) -> Tensor:
+    """Teacher j's logits on what member j sees; each teacher is asked once for each example. [m rows k]"""
+    targets = teachers(x.expand(len(seen), *x.shape))
+    return targets.gather(1, seen.to(x.device)[..., None].expand(-1, -1, targets.shape[-1]))

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from polyphony.ensembles.base import Ensemble
+from polyphony.ensembles.base import Ensemble, as_seen, evaluating
 from polyphony.ensembles.batch_ensemble import BatchEnsemble
 from polyphony.ensembles.deep import DeepEnsemble, Single
+from polyphony.ensembles.dirichlet import Dirichlet
+from polyphony.ensembles.hydra import Hydra
+from polyphony.ensembles.mimo import MIMO
 
-__all__ = ["BatchEnsemble", "DeepEnsemble", "Ensemble", "Single"]
+__all__ = [
+    "MIMO",
+    "BatchEnsemble",
+    "DeepEnsemble",
+    "Dirichlet",
+    "Ensemble",
+    "Hydra",
+    "Single",
+    "as_seen",
+    "evaluating",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,14 +14,35 @@ class Ensemble(nn.Module):
     """M predictors in one module: each member's logits on its own rows. [m b c h w] → [m b k]"""
 
     members: int
+    dirichlet: bool = False  # whether its logits are the log concentrations of a Dirichlet
 
     def assign(self, size: int, rng: torch.Generator) -> Tensor:
-        """Which example of a batch each member sees in each row: here every one, in order. [m size]"""
+        """Which example of a batch each member sees in each row: here every one, in order. [m size]
+
+        Members that see the same rows are said to do so by an expanded tensor, of stride 0 over members.
+        """
         return torch.arange(size).expand(self.members, size)
 
     if TYPE_CHECKING:
 
         def __call__(self, x: Tensor) -> Tensor: ...
+
+
+def as_seen(batch: Tensor, seen: Tensor) -> Tensor:
+    """Each member's rows of a batch, batch[seen]. [b …], [m rows] → [m rows …]
+
+    Where all members see the same rows the result is expanded too: a view of one member's rows, so that an
+    ensemble may notice (`share_rows`) and do once what is the same for all.
+    """
+    if share_rows(seen):
+        rows = batch[seen[0].to(batch.device)]
+        return rows.expand(len(seen), *rows.shape)
+    return batch[seen.to(batch.device)]
+
+
+def share_rows(x: Tensor) -> bool:
+    """Whether the members' rows are one and the same in memory, as in x.expand(members, …). [m …]"""
+    return len(x) == 1 or x.stride(0) == 0
 
 
 def channels_last(network: nn.Module) -> nn.Module:
@@ -31,3 +54,15 @@ def check_members(x: Tensor, members: int) -> None:
     """Raise unless the leading dimension is the members'."""
     if len(x) != members:
         raise ValueError(f"inputs [m b …] for {members} members have a leading dimension of {len(x)}")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A module in eval mode for a while, then as it was."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():  # one by one: some part may be frozen
+            part.training = mode

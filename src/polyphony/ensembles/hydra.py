@@ -1,0 +1,109 @@
+"""Members that are heads on one trunk: the cheapest student for a network that is trained already."""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.ensembles.base import Ensemble, channels_last, check_members, share_rows
+from polyphony.nn.rank_one import every_module, replace
+
+
+class Hydra(Ensemble):
+    """One trunk and M linear heads, each with fresh weights of its own (Tran et al. 2020).
+
+    The heads take the place of the network's classifier: its last layer, or the one that `head` names, which
+    must be a plain Linear whose output is the network's. Where all members see the same rows, as at test and
+    in distillation, the trunk runs once.
+    """
+
+    def __init__(
+        self, network: nn.Module, members: int, *, head: str | None = None, rng: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        if members < 1:
+            raise ValueError(f"a network has at least one member, not {members}")
+        self.members = members
+        self.head, classifier = find_head(network, head)
+        self.heads = Heads(classifier, members, rng)
+        self.trunk = channels_last(with_head(network, self.head, nn.Identity()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m b c h w] → [m b k]"""
+        check_members(x, self.members)
+        rows = x[0] if share_rows(x) else x.flatten(0, 1)
+        features = cast(Tensor, self.trunk(rows.contiguous(memory_format=torch.channels_last)))
+        if features.dim() != 2 or features.shape[-1] != self.heads.inputs:
+            raise ValueError(f"the network does more after its classifier '{self.head}': name another `head`")
+        if share_rows(x):
+            return cast(Tensor, self.heads(features.expand(self.members, *features.shape)))
+        return cast(Tensor, self.heads(features.unflatten(0, (self.members, -1))))
+
+    def member(self, j: int) -> nn.Module:
+        """The plain network that member j is, as a copy: [b c h w] → [b k]."""
+        if not 0 <= j < self.members:
+            raise IndexError(f"member {j} of {self.members}")
+        return with_head(self.trunk, self.head, self.heads.plain(j))
+
+
+class Heads(nn.Module):
+    """M linear layers of one shape as one: weights [m o i], biases [m o]. [m b i] → [m b o]"""
+
+    def __init__(self, classifier: nn.Linear, members: int, rng: torch.Generator | None) -> None:
+        super().__init__()
+        weight = torch.stack([fresh_weight(classifier.weight, rng) for _ in range(members)])
+        self.weight = nn.Parameter(weight)
+        self.bias = (
+            None if classifier.bias is None else nn.Parameter(weight.new_zeros(members, len(classifier.bias)))
+        )
+
+    @property
+    def inputs(self) -> int:
+        """How many features a head takes."""
+        return self.weight.shape[-1]
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.bias is None:
+            return features @ self.weight.mT
+        return torch.baddbmm(self.bias[:, None], features, self.weight.mT)
+
+    def plain(self, j: int) -> nn.Linear:
+        """Head j as an ordinary layer, a copy."""
+        outputs, inputs = self.weight[j].shape
+        plain: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=self.bias is not None)
+        plain.weight = nn.Parameter(self.weight[j].detach().clone())
+        if self.bias is not None:
+            plain.bias = nn.Parameter(self.bias[j].detach().clone())
+        return plain
+
+
+def fresh_weight(like: Tensor, rng: torch.Generator | None) -> Tensor:
+    """A weight of the same shape as PyTorch's own Linear draws it, where the old one lives."""
+    device = like.device if rng is None else rng.device
+    weight = torch.empty(like.shape, device=device)
+    return nn.init.kaiming_uniform_(weight, a=5**0.5, generator=rng).to(like)
+
+
+def find_head(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:
+    """The name of a network's classifier and the layer itself: the last in the network unless named."""
+    modules = dict(network.named_modules())
+    name = list(modules)[-1] if head is None else head
+    if name not in modules:
+        raise ValueError(f"the network has no layer '{name}' to put heads in place of")
+    layer = modules[name]
+    if type(layer) is not nn.Linear:
+        kind = type(layer).__name__
+        raise ValueError(
+            f"layer '{name}' ({kind}) is no plain Linear: name the network's classifier as `head`"
+        )
+    return name, layer
+
+
+def with_head(network: nn.Module, name: str, head: nn.Module) -> nn.Module:
+    """A copy of a network with another layer in the place of one that is named."""
+    network = copy.deepcopy(network)
+    old = network.get_submodule(name)
+    return replace(network, every_module(network), lambda module: head if module is old else None)

@@ -1,0 +1,54 @@
+"""Members that share every weight but the first and the last: several images in, as many answers out."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.ensembles.base import Ensemble, channels_last, check_members
+
+
+class MIMO(Ensemble):
+    """One network that takes M images at once and answers for each (Havasi et al. 2021).
+
+    The network maps [b (m c) h w] → [b (m k)]: member j's image is in channels j·c … (j + 1)·c − 1 and its
+    logits are outputs j·k … (j + 1)·k − 1. In training every member sees the batch in an order of its own,
+    each example `batch_repetition` times; in a share `input_repetition` of the rows all see the same example.
+    """
+
+    def __init__(
+        self, network: nn.Module, members: int, *, batch_repetition: int = 1, input_repetition: float = 0.0
+    ) -> None:
+        super().__init__()
+        if batch_repetition < 1:
+            raise ValueError(f"batch_repetition must be 1 or more, not {batch_repetition}")
+        if not 0 <= input_repetition <= 1:
+            raise ValueError(f"input_repetition must be a share from 0 to 1, not {input_repetition}")
+        self.members = members
+        self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
+        self.network = channels_last(network)
+
+    def assign(self, size: int, rng: torch.Generator) -> Tensor:
+        """Every member its own shuffle of the batch, repeated; the last rows are all members'. [m rows]"""
+        rows = self.batch_repetition * size
+        own = rows - round(self.input_repetition * rows)
+        order = shuffled(torch.arange(size, device=rng.device).repeat(self.batch_repetition), rng)
+        orders = [torch.cat([shuffled(order[:own], rng), order[own:]]) for _ in range(self.members)]
+        return torch.stack(orders)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m b c h w] → [m b k]"""
+        check_members(x, self.members)
+        stacked = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+        logits = cast(Tensor, self.network(stacked))
+        if logits.shape[-1] % self.members:
+            raise ValueError(f"{logits.shape[-1]} outputs do not divide among {self.members} members")
+        by_member: Tensor = logits.unflatten(-1, (self.members, -1))
+        return by_member.transpose(0, 1)
+
+
+def shuffled(values: Tensor, rng: torch.Generator) -> Tensor:
+    """The values in a random order."""
+    return values[torch.randperm(len(values), generator=rng, device=rng.device)]
