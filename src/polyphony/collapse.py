@@ -55,6 +55,6 @@ def words(row: Row) -> str:
     apart = "" if distance is None else f" and their factors are apart by {distance:.0%} of their norm"
     return (
         f"after epoch {row['epoch'] + 1:.0f} the members have collapsed into one predictor (they name"
-        f" different classes on {row['valid_disagreement']:.2%} of the validation images{apart}): distil on perturbed"
-        " inputs (ODS), take a larger step, or train one network, which costs less"
+        f" different classes on {row['valid_disagreement']:.2%} of the validation images{apart}): distil on"
+        " perturbed inputs (ODS), take a larger step, or train one network, which costs less"
     )
