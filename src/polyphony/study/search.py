@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -88,8 +88,11 @@ class Search:
 
     def finished(self) -> list[Point]:
         """The points that have an NLL, each once, in the order in which they were asked for."""
-        complete = [trial for trial in self._trials() if trial.value is not None]
-        return list(dict.fromkeys(self.point(trial.params) for trial in complete))
+        return self._points([trial for trial in self._trials() if trial.value is not None])
+
+    def diverged(self) -> list[Point]:
+        """The points whose answer was that there is none."""
+        return self._points([t for t in self._trials() if t.state.is_finished() and t.value is None])
 
     def answered(self) -> int:
         """How many trials have an answer, those that diverged included."""
@@ -127,6 +130,9 @@ class Search:
             {name: FloatDistribution(*ends, log=name != "alpha") for name, ends in self.ranges.items()}
         )
         return Trial(trial.number, self.point(trial.params))
+
+    def _points(self, trials: Iterable[optuna.trial.FrozenTrial]) -> list[Point]:
+        return list(dict.fromkeys(self.point(trial.params) for trial in trials))
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         """All trials but those that a killed process had not got the parameters of."""
