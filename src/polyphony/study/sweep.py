@@ -68,6 +68,14 @@ class Sweep:
         """The study whose methods are these points."""
         return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
 
+    def check(self, trials: int | None) -> None:
+        """Raise, before anything is written, where the sweep cannot be run."""
+        study = self.study([self.swept.own])
+        for schedule in (study.recipe.teachers, study.recipe.student):
+            study.plan(schedule)
+        if trials is not None:
+            self.search.check()
+
     def facts(self, trials: int | None) -> dict[str, Any]:
         """sweep.json: what was swept, and how."""
         recipe, method = self.swept.recipe, self.swept.method
@@ -88,13 +96,10 @@ def run_sweep(
 
     What is done is not done again, and nothing but training and validation images is predicted on.
     """
-    study = sweep.study([sweep.swept.own])
-    for schedule in (study.recipe.teachers, study.recipe.student):
-        study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
-    if trials is not None:
-        sweep.search.check()
+    sweep.check(trials)
+    workers = workers or default_workers(sweep.study([sweep.swept.own]))
     with locked(sweep.folder):
-        work = Work(sweep, board, workers or default_workers(study), redo, sweep.facts(trials))
+        work = Work(sweep, board, workers, redo, sweep.facts(trials))
         points, lost = (sweep.swept.grid(), []) if trials is None else work.search(trials)
         lost += work.measure(points) if points else []
         kept = [point for point in points if point not in lost]
