@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyphony.recipe import RecipeError
-from polyphony.recipe.sweep import PARAMETERS, Point, Swept, option
+from polyphony.recipe.sweep import GREY_LEVELS, PARAMETERS, Point, Swept, option
 from polyphony.store import spec_key
 
 if TYPE_CHECKING:
     import optuna
 
 STARTUP = 6  # points drawn blindly before the search follows what it has seen
-GREY_LEVELS = 255  # step sizes are rounded in these units
 
 
 @dataclass(frozen=True)
@@ -144,9 +142,9 @@ class Search:
 
 
 def rounded(parameter: str, value: float) -> float:
-    """A value to three significant digits; of a step size they are those of its grey levels."""
-    if parameter == "step_size":
-        return float(Fraction(f"{GREY_LEVELS * value:.3g}") / GREY_LEVELS)
+    """A value to three significant digits; a step size is one of whole grey levels where it is that near."""
+    if parameter == "step_size" and (levels := float(f"{GREY_LEVELS * value:.3g}")).is_integer():
+        return levels / GREY_LEVELS
     return float(f"{value:.3g}")
 
 
