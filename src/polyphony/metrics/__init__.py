@@ -20,6 +20,7 @@ from polyphony.metrics.calibration import (
 from polyphony.metrics.corruption import CorruptionSummary, summarise_corruptions
 from polyphony.metrics.detection import Detection, detect, detect_unknown, detect_unknown_logits
 from polyphony.metrics.dirichlet import (
+    dirichlet_bins,
     dirichlet_entropy,
     dirichlet_information,
     dirichlet_kld,
@@ -90,6 +91,7 @@ __all__ = [
     "detect_unknown",
     "detect_unknown_logits",
     "detect_unknown_tallies",
+    "dirichlet_bins",
     "dirichlet_entropy",
     "dirichlet_information",
     "dirichlet_kld",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyphony.metrics.calibration import confidence
+from polyphony.metrics.diversity import DiversityBins, diversity_of, diversity_sums
 from polyphony.metrics.temperature import temper
 from polyphony.metrics.uncertainty import Uncertainties, entropy
 
@@ -51,6 +52,12 @@ def dirichlet_kld(log_concentrations: Tensor) -> Tensor:
     """
     log_alpha = log_concentrations.double()
     return (log_alpha.shape[-1] - 1) * (-log_alpha.logsumexp(-1)).exp()
+
+
+def dirichlet_bins(log_concentrations: Tensor, bins: int = 15) -> DiversityBins:
+    """The diversity plot of draws: examples in equal bins (low, high] of the mean prediction's confidence."""
+    sure = confidence(log_concentrations.double().log_softmax(-1))
+    return diversity_of(diversity_sums(sure, dirichlet_kld(log_concentrations), bins))
 
 
 def _above_log(log_a: Tensor) -> Tensor:

@@ -139,8 +139,8 @@ class SweepRun(Run):
         temperature = self.temperature(TEACHERS, None)
         if valid is None or temperature is None:
             return None
-        log_probs = metrics.temper(metrics.ensemble_log_probs(valid.logits), temperature)
-        return metrics.nll(log_probs, valid.labels), metrics.mean_kld(valid.logits)
+        log_probs = metrics.temper(valid.log_probs(), temperature)
+        return metrics.nll(log_probs, valid.labels), valid.mean_kld()
 
     def line(self, point: Tried) -> str:
         """The method at a point as a line of a recipe's [methods]."""

@@ -177,7 +177,7 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
     for point in points:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
-            kld = metrics.mean_kld(valid.logits)
+            kld = valid.mean_kld()
             for kind, log_probs in versions(valid, valid).items():
                 measured = quality(log_probs, valid.labels)
                 rows.append(
