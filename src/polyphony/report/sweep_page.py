@@ -29,10 +29,11 @@ def sweep_report(run: SweepRun) -> Report:
     if paper and printed:
         maps.append(paper_map(printed, paper.words, swept_ink(run)))
     sections = [
-        Section("Where the best is", "map", tuple(maps)),
+        Section("The map", "map", tuple(maps)),
         Section("Diversity", "diversity", tuple(sweep_front(run))),
     ]
     table = sweep_table(run, printed)
+    groups = {**provenance(run), "Time": times(run)}
     html = render(
         "sweep.html",
         title=f"{run.asked['recipe']}: sweep of {run.method}",
@@ -42,7 +43,7 @@ def sweep_report(run: SweepRun) -> Report:
         sections=sections,
         table=table,
         paper=paper_note(run, paper) if paper and printed else "",
-        provenance={**provenance(run), "Time": times(run)},
+        provenance={title: facts for title, facts in groups.items() if facts},
     )
     return Report(html, (table, *(part for section in sections for part in section.shown)))
 

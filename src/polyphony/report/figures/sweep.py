@@ -130,7 +130,7 @@ def _search_chart(run: SweepRun, ink: Ink) -> Chart:
     reading = (
         "Each mark is a point that the search tried: the stronger its shade, the lower the calibrated NLL on"
         " validation images. The ring is the best"
-        + ("; the cross is where the recipe is now." if run.own else ".")
+        + ("; the diamond is where the recipe is now." if run.own else ".")
     )
     return _chart(run, panels, reading)
 
@@ -182,7 +182,7 @@ def _marks(axes: Axes, *, run: SweepRun, across: str, down: str, shade: Shade) -
         if each is run.best:
             axes.plot(x, y, "o", markersize=15, fillstyle="none", color=TEXT.light)
         if each is run.own:
-            axes.plot(x, y, "x", markersize=6, color=TEXT.light, markeredgewidth=1.4)
+            axes.plot(x, y, "D", markersize=13, fillstyle="none", color=TEXT.light)
     axes.set(xscale=_scale(across), yscale=_scale(down))
     for axis, name in ((axes.xaxis, across), (axes.yaxis, down)):
         if _scale(name) == "log":

@@ -75,15 +75,14 @@ def _reading(run: SweepRun, shown: tuple[float, float] | None) -> str:
 def _front_table(best: Sequence[Tried]) -> Table:
     rows = [
         (
-            Cell(f"{place}"),
-            Cell(each.words),
+            Cell(f"{place}: {each.words}"),
             Cell(format_mean_sd(each.nll)),
             Cell(format_mean_sd(each.kld)),
         )
         for place, each in enumerate(best, 1)
     ]
     caption = "The front, from the least NLL to the most diverse; mean ± s.d. over seeds, validation images."
-    return Table("sweep-front", caption, ("", "Point", "NLL ↓", "mean-KLD"), tuple(rows))
+    return Table("sweep-front", caption, ("Point", "NLL ↓", "mean-KLD"), tuple(rows))
 
 
 def _scatter(

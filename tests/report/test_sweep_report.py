@@ -1,0 +1,401 @@
+"""The page of a sweep, from folders whose numbers are known."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from scipy.special import log_softmax, logsumexp
+
+from polyphony.metrics import mean_sd
+from polyphony.recipe import read_recipe
+from polyphony.recipe.sweep import Point
+from polyphony.report import write_report
+from polyphony.report.figures.sweep import layout
+from polyphony.report.figures.sweep_cells import Shade
+from polyphony.report.figures.sweep_front import near
+from polyphony.report.style import MUTED
+from polyphony.report.sweep import SweepRun, Tried, front, toml
+from polyphony.report.sweep_page import verdict
+from polyphony.store import StoreError
+
+SEEDS = (0, 1, 2)
+HEADER = (
+    "method",
+    "seed",
+    "alpha",
+    "temperature",
+    "step_size",
+    "calibration",
+    "acc",
+    "nll",
+    "bs",
+    "ece",
+    "kld",
+)
+PAPER_RECIPE = {
+    "data": {"name": "cifar10"},
+    "members": 4,
+    "teachers": {"network": {"kind": "resnet", "depth": 32, "width": 16}},
+    "student": {},
+}
+
+
+def nll_at(point: Point, seed: int) -> float:
+    """Least at α = 0.9, τ = 4, with a spread over seeds of 0.002."""
+    step = math.log(point.step_size * 255) if isinstance(point.step_size, float) else 0.0
+    distance = (point.alpha - 0.9) ** 2 + math.log(point.temperature / 4) ** 2 / 20 + step**2 / 100
+    return 0.17 + distance + 0.002 * (seed - 1)
+
+
+def kld_at(point: Point, seed: int) -> float:
+    return 0.02 + 0.03 * point.alpha + 0.01 * math.log(1 + point.temperature) + 0.001 * seed
+
+
+def write_sweep(
+    folder: Path,
+    points: Sequence[Point],
+    name: str = "small",
+    seeds: Sequence[int] = SEEDS,
+    recipe: dict[str, Any] | None = None,
+    **asked: Any,
+) -> Path:
+    """A sweep's folder by its layout alone."""
+    folder.mkdir(parents=True)
+    methods = {point.name: {"perturb": "ods", **point.settings()} for point in points}
+    base = recipe or {"data": {"name": "digits"}, "members": 2, "teachers": {}, "student": {}}
+    facts = {"recipe": {"name": f"{name}-sweep", **base, "methods": methods}, "versions": {"torch": "2"}}
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    said = {
+        "recipe": name,
+        "method": "kd-ods",
+        "settings": {"perturb": "ods"},
+        "own": Point(0.9, 2.0, 1 / 255).settings(),
+        "values": {},
+        "trials": None,
+        **asked,
+    }
+    (folder / "sweep.json").write_text(json.dumps(said))
+    with (folder / "sweep.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(HEADER)
+        for point, seed, kind in itertools.product(points, seeds, ("standard", "calibrated")):
+            worse = 0.01 * point.temperature if kind == "standard" else 0.0
+            scores = (0.94 + 0.001 * seed, nll_at(point, seed) + worse, 0.08, 0.01, kld_at(point, seed))
+            settings = (point.alpha, point.temperature, "" if point.step_size is None else point.step_size)
+            writer.writerow([point.name, seed, *settings, kind, *scores])
+    rng = np.random.default_rng(0)
+    valid = folder / "predictions" / "teachers" / "valid.safetensors"
+    valid.parent.mkdir(parents=True)
+    labels = rng.integers(4, size=80)
+    logits = (3 * np.eye(4)[labels] + rng.normal(0, 1.2, (base["members"], 80, 4))).astype(np.float32)
+    save_file({"logits": logits, "labels": labels}, valid)
+    return folder
+
+
+def grid(
+    alphas: Sequence[float] = (0.5, 0.9, 1.0),
+    temperatures: Sequence[float] = (1.0, 2.0, 4.0, 8.0),
+    steps: Sequence[Any] = (1 / 255, 2 / 255),
+) -> list[Point]:
+    return [Point(*point) for point in itertools.product(alphas, temperatures, steps)]
+
+
+def scattered(count: int) -> list[Point]:
+    rng = np.random.default_rng(1)
+    return [
+        Point(
+            round(rng.uniform(0.5, 1), 3), round(2 ** rng.uniform(0, 3), 2), round(rng.uniform(1, 8) / 255, 5)
+        )
+        for _ in range(count)
+    ]
+
+
+def point(nll: float, kld: float, name: str = "") -> Tried:
+    scores = {"nll": mean_sd([nll]), "kld": mean_sd([kld])}
+    return Tried(name, {}, {"calibrated": scores, "standard": scores})
+
+
+# Reading
+
+
+def test_points_are_ranked_by_the_mean_calibrated_nll(tmp_path):
+    run = SweepRun.open(write_sweep(tmp_path / "a", grid()))
+    assert len(run.tried) == 24
+    means = {p.name: float(np.mean([nll_at(p, seed) for seed in SEEDS])) for p in grid()}
+    assert [each.name for each in run.ranked] == sorted(means, key=lambda name: means[name])
+    assert run.best.settings == {"alpha": 0.9, "temperature": 4.0, "step_size": 1 / 255}
+    assert run.best.nll.mean == pytest.approx(0.17)
+    assert run.best.nll.sd == pytest.approx(0.002)
+    assert run.own is not None
+    assert run.own.settings == {"alpha": 0.9, "temperature": 2.0, "step_size": 1 / 255}
+    assert run.values["temperature"] == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_close_are_those_within_one_standard_deviation_of_the_best(tmp_path):
+    run = SweepRun.open(write_sweep(tmp_path / "a", grid((0.86, 0.9, 0.95), (4.0,), (1 / 255,))))
+    assert [each.settings["alpha"] for each in run.close] == [0.86]  # 0.0016 away; 0.95 is 0.0025
+    alone = SweepRun.open(write_sweep(tmp_path / "b", grid(), seeds=(0,)))
+    assert math.isnan(alone.best.nll.sd)
+    assert alone.close == []
+
+
+def test_a_matched_step_comes_last_and_none_is_none(tmp_path):
+    run = SweepRun.open(write_sweep(tmp_path / "a", grid(steps=(2 / 255, "match", 1 / 255))))
+    assert run.values["step_size"] == [1 / 255, 2 / 255, "match"]
+    assert SweepRun.open(write_sweep(tmp_path / "b", grid(steps=(None,)))).values["step_size"] == [None]
+
+
+def test_the_teachers_are_measured_on_the_same_images(tmp_path):
+    folder = write_sweep(tmp_path / "a", grid())
+    run = SweepRun.open(folder)
+    saved = load_file(folder / "predictions" / "teachers" / "valid.safetensors")
+    members = log_softmax(saved["logits"].astype(np.float64), axis=-1)
+    mean = logsumexp(members, axis=0) - np.log(2)
+    tempered = [
+        log_softmax(mean / t, axis=-1)[np.arange(80), saved["labels"]] for t in np.geomspace(0.1, 10, 4001)
+    ]
+    klds = [(np.exp(members[j]) * (members[j] - members[1 - j])).sum(-1).mean() for j in (0, 1)]
+    assert run.teachers == pytest.approx((min(-each.mean() for each in tempered), np.mean(klds)), rel=1e-5)
+
+
+def test_points_that_diverged_are_those_without_rows(tmp_path):
+    folder = write_sweep(tmp_path / "a", grid())
+    lines = (folder / "sweep.csv").read_text().splitlines(keepends=True)
+    gone = "a0.5-t1-s1_255"
+    (folder / "sweep.csv").write_text("".join(line for line in lines if not line.startswith(gone)))
+    run = SweepRun.open(folder)
+    assert run.diverged == [gone]
+    assert any(gone in said for said in verdict(run).qualified)
+    assert "–" in write_report([folder]).read_text()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"perturb": "ods"}, {"perturb": "ods", "source": "extra", "alpha": 0.1}]
+)
+@pytest.mark.parametrize("step", [24 / 255, 0.00484, "match", None])
+def test_the_line_can_be_pasted_into_a_recipe(tmp_path, settings, step):
+    run = SweepRun.open(write_sweep(tmp_path / "a", [Point(0.85, 4.0, step)], settings=settings))
+    method = tomllib.loads(f"[methods]\n{run.line(run.best)}")["methods"]["kd-ods"]
+    assert method.items() >= {**settings, "alpha": 0.85, "temperature": 4}.items()
+    line = run.line(run.best).removeprefix("kd-ods = ")
+    found = read_recipe("digits", [f"methods={{mine={line}}}"]).distillation("mine")
+    assert found is not None
+    assert (found.alpha, found.temperature) == (0.85, 4.0)
+    assert found.step_size == (24 / 255 if step is None else step)
+
+
+@given(
+    st.recursive(
+        st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(st.characters(codec="utf-8", exclude_categories=("C",))),
+        lambda inner: st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"\A[a-z_]{1,8}\Z"), inner, max_size=3),
+        max_leaves=6,
+    )
+)  # fmt: skip
+def test_toml_reads_back_as_what_was_written(value):
+    assert tomllib.loads(f"key = {toml(value)}")["key"] == value
+
+
+# The front
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=30))
+def test_the_front_is_what_nothing_dominates(pairs):
+    points = [point(float(nll), float(kld)) for nll, kld in pairs]
+    undominated = {
+        (nll, kld)
+        for nll, kld in pairs
+        if not any((a <= nll and b >= kld) and (a, b) != (nll, kld) for a, b in pairs)
+    }
+    found = [(each.nll.mean, each.kld.mean) for each in front(points)]
+    assert set(found) == undominated
+    assert len(found) == len(undominated)
+    assert found == sorted(found)
+
+
+def test_teachers_far_away_do_not_squeeze_the_points():
+    points = [point(0.1, 0.05), point(0.12, 0.07)]
+    assert near((0.09, 0.08), points)
+    assert not near((0.09, 0.4), points)
+    assert not near((0.5, 0.06), points)
+
+
+# The map
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((3, 4, 1), ("alpha", "temperature", "step_size")),
+        ((3, 3, 3), ("alpha", "temperature", "step_size")),
+        ((2, 1, 5), ("alpha", "step_size", "temperature")),
+        ((2, 3, 5), ("temperature", "step_size", "alpha")),
+    ],
+)
+def test_most_values_go_down_and_fewest_make_panels(counts, expected):
+    names = ("alpha", "temperature", "step_size")
+    assert layout({name: range(count) for name, count in zip(names, counts, strict=True)}) == expected
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20))
+def test_shades_follow_the_order_of_quality(values):
+    shade = Shade.of(MUTED, values)
+    strengths = [shade.strength(value) for value in sorted(values)]
+    assert strengths == sorted(strengths, reverse=True)
+    assert strengths[0] == 1
+    assert all(0 <= strength <= 1 for strength in strengths)
+
+
+def test_one_failed_point_does_not_make_all_others_look_alike():
+    shade = Shade.of(MUTED, [0.10, 0.11, 0.12, 0.13, 90.0])
+    assert shade.strength(0.10) - shade.strength(0.12) > 0.2
+    assert shade.strength(90.0) == 0
+
+
+# The page
+
+
+def test_the_page_says_the_best_point_and_every_number_is_in_a_file(tmp_path):
+    folder = write_sweep(tmp_path / "a", grid())
+    page = write_report([folder]).read_text()
+    assert "Of 24 points, α 0.9, τ 4, η 1/255 has the lowest NLL on validation images: 0.170 ± 0.002." in page
+    assert (
+        "kd-ods = { perturb = &#34;ods&#34;, alpha = 0.9, temperature = 4, step_size = &#34;1/255&#34; }"
+        in page
+    )
+    assert "The best η, 1/255, is the smallest that was tried: go on there." in page
+    assert "The best τ" not in page
+    assert "What the paper found" not in page
+    made = {path.name for path in (folder / "figures").iterdir()}
+    drawn = {f"{name}.{kind}" for name in ("sweep-map", "sweep-front") for kind in ("svg", "pdf", "csv")}
+    assert made == drawn | {"sweep-front.md", "sweep-front.tex", "sweep.md", "sweep.tex"}
+    with (folder / "figures" / "sweep-map.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 24
+    assert [row["rank"] for row in rows].count("best") == 1
+    assert float(rows[0]["nll"]) == pytest.approx(0.17)
+
+
+def test_equal_folders_give_equal_bytes(tmp_path):
+    pages = [write_report([write_sweep(tmp_path / name / "run", grid())]).read_bytes() for name in "ab"]
+    assert pages[0] == pages[1]
+
+
+def test_the_papers_own_table_stands_beside_a_sweep_of_its_experiment(tmp_path):
+    points = grid((0.8, 0.9, 1.0), (2.0, 3.0, 4.0, 5.0), (None,))
+    folder = write_sweep(tmp_path / "a", points, "cifar10-resnet32-be4", recipe=PAPER_RECIPE)
+    page = write_report([folder]).read_text()
+    assert "What the paper found" in page
+    assert "paper 0.174 ± 0.003" in page
+    assert "paper 94.60 ± 0.14" in page
+    assert "for orientation only: here kd-ods was swept" in page
+    with (folder / "figures" / "sweep-paper.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 12
+
+
+def test_one_seed_one_parameter_one_point_and_a_search_have_pages_too(tmp_path):
+    once = write_report([write_sweep(tmp_path / "once", grid(), seeds=(0,))]).read_text()
+    assert "Every point was trained once" in once
+    line = write_report([write_sweep(tmp_path / "line", grid((0.9,), steps=(1 / 255,)))]).read_text()
+    assert "over the temperature τ" in line
+    single = write_report([write_sweep(tmp_path / "single", grid((0.9,), (4.0,), (None,)))]).read_text()
+    assert "Not shown: one point alone was tried." in single
+    search = write_report([write_sweep(tmp_path / "search", scattered(30), trials=30)]).read_text()
+    assert "Each mark is a point that the search tried" in search
+    assert "is the smallest that was tried" not in search
+
+
+def test_a_folder_that_cannot_be_reported_is_one_sentence(tmp_path):
+    folder = write_sweep(tmp_path / "a", grid())
+    with pytest.raises(StoreError, match="a sweep, which has no test scores"):
+        write_report([folder, folder])
+    (folder / "sweep.csv").write_text("method,seed\na,0\n")
+    with pytest.raises(StoreError, match="not a table of a sweep"):
+        write_report([folder])
+    (folder / "sweep.csv").unlink()
+    with pytest.raises(StoreError, match="not at its end: run 'polyphony sweep' again"):
+        write_report([folder])
+
+
+# In a browser
+
+
+SEEN = """
+(() => [...document.querySelectorAll("svg[role=img]")].map(svg => {
+  const box = svg.getBoundingClientRect(), scale = svg.getScreenCTM().a;
+  const texts = [...svg.querySelectorAll("text")];
+  const sizes = texts.map(t => parseFloat(getComputedStyle(t).fontSize) * scale);
+  return {name: svg.getAttribute("aria-label"), left: box.left, right: box.right,
+          texts: texts.length, least: Math.min(...sizes),
+          out: texts.filter(t => { const b = t.getBoundingClientRect();
+                                   return b.left < box.left - 1 || b.right > box.right + 1; }).length};
+}))()
+"""
+
+
+def test_every_map_is_readable_at_any_width_in_light_and_dark(tmp_path, browser):
+    folders = {
+        "grid": write_sweep(tmp_path / "grid", grid()),
+        "wide": write_sweep(
+            tmp_path / "wide", grid((0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), tuple(range(1, 10)))
+        ),
+        "line": write_sweep(tmp_path / "line", grid((0.9,), steps=(1 / 255,))),
+        "search": write_sweep(tmp_path / "search", scattered(30), trials=30),
+    }
+    for name, folder in folders.items():
+        page = write_report([folder])
+        for width, scheme in itertools.product((1280, 390), ("light", "dark")):
+            browser.open(page, width, scheme)
+            where = f"{name} at {width} pixels in {scheme}"
+            sideways = browser.value("[document.documentElement.scrollWidth, window.innerWidth]")
+            assert sideways[0] <= sideways[1], where
+            for figure in browser.value(SEEN):
+                assert figure["left"] >= 0, (where, figure)
+                assert figure["right"] <= width, (where, figure)
+                assert figure["least"] >= 8.5, (where, figure)
+                assert figure["out"] == 0, (where, figure)
+                assert figure["texts"] > 4, (where, figure)
+
+
+def test_numbers_stand_out_on_their_cells_in_light_and_dark(tmp_path, browser):
+    page = write_report([write_sweep(tmp_path / "a", grid())])
+    for scheme in ("light", "dark"):
+        browser.open(page, 1280, scheme)
+        colours = browser.value(
+            """(() => { const root = getComputedStyle(document.documentElement);
+            const style = name => root.getPropertyValue(name);
+            return {text: style("--ink"), cell: style("--ods"), paper: style("--paper")}; })()"""
+        )
+        text, cell, paper = (channels(colours[name].strip()) for name in ("text", "cell", "paper"))
+        strongest = browser.value(
+            """Math.max(...[...document.querySelectorAll("#figure-sweep-map svg path")].map(
+            part => getComputedStyle(part)).filter(style => style.fill !== "none" && style.opacity < 1).map(
+            style => parseFloat(style.opacity)))"""
+        )
+        assert 0.3 < strongest <= 0.5
+        mixed = strongest * cell + (1 - strongest) * paper
+        low, high = sorted((luminance(text), luminance(mixed)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, strongest)
+
+
+def channels(colour: str) -> np.ndarray:
+    return np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+
+
+def luminance(colour: np.ndarray) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
