@@ -4,6 +4,7 @@ from polyphony.data.batches import Augmentation, batches, pixels
 from polyphony.data.errors import DataError
 from polyphony.data.load import load
 from polyphony.data.options import Options
+from polyphony.data.outline import outline
 from polyphony.data.shifted import Corrupted, corrupted, load_unknown
 from polyphony.data.splits import Split, Splits
 
@@ -18,5 +19,6 @@ __all__ = [
     "corrupted",
     "load",
     "load_unknown",
+    "outline",
     "pixels",
 ]
