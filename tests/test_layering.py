@@ -14,7 +14,7 @@ LAYERS = (
     ("study", "report"),
     ("recipe", "export", "analysis"),
     ("train", "distill", "store"),
-    ("perturb", "predictions"),
+    ("perturb", "predictions", "collapse"),
     ("ensembles",),
     ("losses", "metrics", "data", "nn"),
     ("machine",),

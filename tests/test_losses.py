@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import special
+from scipy.stats import dirichlet
 from torch import Tensor
+from torch.distributions import kl_divergence
 
 from polyphony import losses
 
@@ -93,3 +97,168 @@ def test_cross_entropy_is_the_naive_loop(shape):
     ]
     expected = math.fsum(terms) / len(terms)
     assert float(losses.cross_entropy(logits, labels)) == pytest.approx(expected, rel=1e-12)
+
+
+# One network from the averaged teachers
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+@pytest.mark.parametrize(("members", "teachers"), [(1, 4), (3, 2), (2, 1)])
+def test_mean_distillation_is_the_naive_loop(members, teachers, temperature):
+    student, targets = draw(members, 3, 5, seed=1), draw(teachers, 3, 5, seed=2)
+    terms = []
+    for rows in student.tolist():
+        for b, row in enumerate(rows):
+            each = [naive_softmax(targets[j, b].tolist(), temperature) for j in range(teachers)]
+            mean = [math.fsum(column) / teachers for column in zip(*each, strict=True)]
+            q = naive_softmax(row, temperature)
+            terms.append(math.fsum(p * math.log(p / a) for p, a in zip(mean, q, strict=True)))
+    expected = temperature**2 * math.fsum(terms) / len(terms)
+    found = losses.mean_distillation(student, targets, temperature)
+    assert float(found) == pytest.approx(expected, rel=1e-10)
+    single = losses.mean_distillation(student.float(), targets.float(), temperature)
+    assert float(single) == pytest.approx(expected, rel=1e-4)
+
+
+def test_members_that_see_other_examples_have_targets_of_their_own():
+    student, targets = draw(2, 3, 5, seed=1), draw(4, 2, 3, 5, seed=2)
+    each = [losses.mean_distillation(student[j : j + 1], targets[:, j], 4.0) for j in range(2)]
+    torch.testing.assert_close(losses.mean_distillation(student, targets, 4.0), sum(each) / 2)
+
+
+def test_mean_distillation_from_one_teacher_is_distillation():
+    student, teacher = draw(1, 3, 5, seed=1), draw(1, 3, 5, seed=2)
+    one, same = losses.mean_distillation(student, teacher, 4.0), losses.distillation(student, teacher, 4.0)
+    torch.testing.assert_close(one, same)
+
+
+def test_smoothing_mixes_with_the_uniform_distribution():
+    log_p = draw(2, 3, 4).log_softmax(-1)
+    expected = 0.9 * log_p.exp() + 0.1 / 4
+    torch.testing.assert_close(losses.smooth(log_p, 0.1).exp(), expected)
+    torch.testing.assert_close(losses.smooth(log_p, 0.0), log_p)
+    certain = torch.tensor([0.0, -torch.inf])
+    torch.testing.assert_close(losses.smooth(certain, 1e-4).exp(), torch.tensor([1 - 5e-5, 5e-5]))
+
+
+# The distribution of the teachers' predictions: scipy knows the Dirichlet too
+
+
+def teachers_on(examples: int, classes: int, scale: float = 3.0, members: int = 4) -> Tensor:
+    """Log-probabilities of teachers that share a prediction and differ around it. [M b k]"""
+    shared, own = draw(1, examples, classes, seed=7, scale=scale), draw(members, examples, classes, seed=8)
+    return (shared + 0.2 * own).log_softmax(-1)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100, 1000])
+def test_the_dirichlet_likelihood_is_scipys(classes):
+    log_alpha, log_p = draw(3, classes, seed=1, scale=1.5), teachers_on(3, classes)
+    terms = [
+        -dirichlet.logpdf(normalised(log_p[j, b].exp()), log_alpha[b].exp().numpy())
+        for j in range(4)
+        for b in range(3)
+    ]
+    found = losses.dirichlet_nll(log_alpha, log_p)
+    assert float(found) == pytest.approx(sum(terms) / len(terms), rel=1e-9)
+    single = losses.dirichlet_nll(log_alpha.float(), log_p.float())
+    assert single.dtype == torch.float32
+    assert float(single) == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+
+def normalised(probs: Tensor) -> np.ndarray:
+    """To the last bit, as scipy asks."""
+    values = probs.double().numpy()
+    return values / values.sum()
+
+
+@pytest.mark.parametrize("log_alpha", [-8.0, 0.0, 5.0, 12.0])
+def test_the_likelihood_in_float32_is_right_for_tiny_and_for_huge_concentrations(log_alpha):
+    """At α = e¹² the gamma functions are of the order 10⁷ and their difference of the order 10²."""
+    z = log_alpha + draw(2, 10, seed=1, scale=0.3).float()
+    log_p = z.double().expand(4, 2, 10).log_softmax(-1)
+    found = losses.dirichlet_nll(z, log_p)
+    terms = [dirichlet.logpdf(normalised(p.double().softmax(-1)), p.double().exp().numpy()) for p in z]
+    assert float(found) == pytest.approx(-sum(terms) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_the_proxy_loss_is_written_out_with_scipys_special_functions(classes):
+    log_alpha, log_p = torch.nn.functional.softplus(draw(3, classes, seed=1)), teachers_on(3, classes)
+    terms = []
+    for b in range(3):
+        alpha, pi = log_alpha[b].exp().numpy(), log_p[:, b].exp().numpy()
+        mean = pi.mean(0)
+        precision = (classes - 1) / (2 * (mean * (np.log(mean) - np.log(pi).mean(0))).sum())
+        beta = mean * precision + 1
+        mean_log = special.digamma(alpha) - special.digamma(alpha.sum())
+        to_flat = -dirichlet(alpha).entropy() - special.gammaln(classes)  # KL to the uniform Dirichlet
+        terms.append(-(mean * mean_log).sum() + to_flat / beta.sum())
+    found = losses.proxy_dirichlet(log_alpha, log_p)
+    assert float(found) == pytest.approx(sum(terms) / 3, rel=1e-9)
+    single = losses.proxy_dirichlet(log_alpha.float(), log_p.float())
+    assert float(single) == pytest.approx(sum(terms) / 3, rel=1e-3)
+
+
+def dirichlet_kl(alpha: Tensor, beta: Tensor) -> Tensor:
+    """KL(Dir(α) ‖ Dir(β)) by PyTorch's own distributions."""
+    return kl_divergence(torch.distributions.Dirichlet(alpha), torch.distributions.Dirichlet(beta))
+
+
+def test_the_proxy_loss_has_the_gradient_of_the_reverse_divergence():
+    log_alpha = torch.nn.functional.softplus(draw(3, 10, seed=1)).requires_grad_()
+    log_p = teachers_on(3, 10)
+    precision, mean = losses.proxy_precision(log_p), log_p.exp().mean(0)
+    reverse = (dirichlet_kl(log_alpha.exp(), precision[:, None] * mean + 1) / precision).mean()
+    (expected,) = torch.autograd.grad(reverse, log_alpha)
+    (found,) = torch.autograd.grad(losses.proxy_dirichlet(log_alpha, log_p), log_alpha)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("precision", [50.0, 1000.0])
+def test_the_proxys_precision_is_about_that_of_the_dirichlet_the_teachers_are_drawn_from(precision):
+    """Stirling's approximation is of the first order in 1/α, so concentrations here are not small."""
+    mean = np.array([0.4, 0.3, 0.2, 0.1])
+    drawn = dirichlet(precision * mean).rvs(20000, random_state=np.random.default_rng(0))
+    found = float(losses.proxy_precision(torch.from_numpy(drawn).log()[:, None])[0]) - 4
+    assert found == pytest.approx(precision, rel=0.1)
+
+
+@pytest.mark.parametrize("loss", [losses.dirichlet_nll, losses.proxy_dirichlet])
+def test_gradients_of_dirichlet_losses_are_finite_differences(loss):
+    log_alpha, log_p = draw(2, 4, seed=1, scale=1.0).requires_grad_(), teachers_on(2, 4)
+    assert torch.autograd.gradcheck(lambda z: loss(z, log_p), (log_alpha,))
+
+
+@pytest.mark.parametrize("loss", [losses.dirichlet_nll, losses.proxy_dirichlet])
+@pytest.mark.parametrize("apart", [0.0, 1e-4, 1.0])
+def test_saturated_teachers_give_finite_losses_and_gradients(loss, apart):
+    logits = torch.zeros(3, 2, 10)
+    logits[..., 0] = 1e4
+    logits[0, :, 1] = apart * 1e4
+    log_p = losses.smooth(logits.log_softmax(-1), 1e-4)
+    log_alpha = torch.zeros(2, 10, requires_grad=True)
+    value = loss(log_alpha, log_p)
+    value.backward()
+    assert value.isfinite()
+    assert log_alpha.grad.isfinite().all()
+    assert (log_alpha.grad[:, 0] < 0).all()  # the class they name must gain
+
+
+def test_teachers_that_agree_have_the_stated_precision():
+    log_p = draw(1, 3, 10).log_softmax(-1).expand(4, 3, 10)
+    limit = 10 + 9 / (2 * losses.AGREEMENT)
+    torch.testing.assert_close(losses.proxy_precision(log_p), torch.full((3,), limit).double())
+    torch.testing.assert_close(losses.proxy_precision(log_p.float()), torch.full((3,), limit).double())
+
+
+def test_the_likelihood_is_greatest_where_the_teachers_are_from():
+    """Teachers drawn from Dir(α): the gradient at log α vanishes as their number grows, and not beside it."""
+    alpha = np.array([5.0, 2.0, 1.0, 0.5])
+    drawn = dirichlet(alpha).rvs(200_000, random_state=np.random.default_rng(0))
+    log_p = torch.from_numpy(drawn).log()[:, None]
+    log_alpha = torch.from_numpy(alpha).log()[None].requires_grad_()
+    losses.dirichlet_nll(log_alpha, log_p).backward()
+    assert log_alpha.grad.abs().max() < 0.01
+    beside = (log_alpha.detach() + 0.3).requires_grad_()
+    losses.dirichlet_nll(beside, log_p).backward()
+    assert (beside.grad > 0.03).all()

@@ -1,9 +1,18 @@
-"""Losses as pure functions of logits with members first: [m b k], mean over members and examples."""
+"""Losses as pure functions of logits with members first: [m b k], mean over members and examples.
+
+Those of a Dirichlet student take its log concentrations [b k] and M teachers' log-probabilities [M b k].
+"""
 
 from __future__ import annotations
 
+import math
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+AGREEMENT = 1e-6
+"""Nats below which teachers count as agreeing this much: float32 cannot tell less from rounding."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -17,3 +26,81 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     log_q = F.log_softmax(student / temperature, dim=-1)
     kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
     return temperature**2 * kl.mean()
+
+
+def mean_distillation(student: Tensor, teachers: Tensor, temperature: float) -> Tensor:
+    """τ² KL(p̄ ‖ q_j) with p̄ the mean of the teachers' softmax at τ, mean over members and examples.
+
+    Plain distillation of an averaged ensemble (Hinton et al. 2015): [m b k], [M b k] → []. Where the members
+    see different examples, teachers are [M m b k].
+    """
+    log_p = mean_log_probs(F.log_softmax(teachers / temperature, dim=-1))
+    log_q = F.log_softmax(student / temperature, dim=-1)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    return temperature**2 * kl.mean()
+
+
+def mean_log_probs(log_probs: Tensor) -> Tensor:
+    """Log of the mean probability over the leading dimension. [M … k] → [… k]"""
+    return log_probs.logsumexp(0) - math.log(len(log_probs))
+
+
+def smooth(log_probs: Tensor, amount: float) -> Tensor:
+    """log((1 − γ) p + γ/K) from log p: no class is impossible. [… k] → [… k]"""
+    floor = log_probs.new_tensor(amount / log_probs.shape[-1]).log()
+    return torch.logaddexp(log_probs + math.log1p(-amount), floor)
+
+
+def dirichlet_nll(log_concentrations: Tensor, log_probs: Tensor) -> Tensor:
+    """−log Dir(π_j; α), mean over the teachers' predictions π_j and examples. [b k], [M b k] → []
+
+    log Dir(π; α) = log Γ(α₀) − Σ_k log Γ(α_k) + Σ_k (α_k − 1) log π_k with α₀ = Σ_k α_k: the loss of ensemble
+    distribution distillation (Malinin, Mlodozeniec and Gales 2020). It is linear in log π, so that the
+    teachers enter by their mean log-probability.
+    """
+    alpha, total = concentrations(log_concentrations)
+    target = precise(log_probs).mean(0)
+    likelihood = total.lgamma() - alpha.lgamma().sum(-1) + ((alpha - 1) * target).sum(-1)
+    return -likelihood.mean().to(log_concentrations.dtype)
+
+
+def proxy_dirichlet(log_concentrations: Tensor, log_probs: Tensor) -> Tensor:
+    """E_{π ~ Dir(α)}[−Σ_k p̄_k log π_k] + KL(Dir(α) ‖ Dir(1)) / β₀, mean over examples. [b k], [M b k] → []
+
+    p̄ is the teachers' mean prediction and β₀ their `proxy_precision`. This is the reverse KL divergence to
+    the teachers' proxy Dirichlet, over β₀ and without what does not depend on α, as Ryabinin, Malinin and
+    Gales (2021) train it: of the scale of a cross-entropy for any number of classes. The proxy has the
+    concentrations (β₀ − K) p̄ + 1, which would weigh the first term by 1 − K/β₀; they leave that factor out,
+    and so do we. With it left out the loss is KL(Dir(α) ‖ Dir(β₀ p̄ + 1)) / β₀.
+    """
+    alpha, total = concentrations(log_concentrations)
+    mean_log = alpha.digamma() - total.digamma()[:, None]  # E[log π_k]
+    expected = -(mean_log_probs(precise(log_probs)).exp() * mean_log).sum(-1)
+    normaliser = total.lgamma() - alpha.lgamma().sum(-1) - math.lgamma(alpha.shape[-1])
+    spread = normaliser + ((alpha - 1) * mean_log).sum(-1)  # KL(Dir(α) ‖ Dir(1))
+    loss: Tensor = (expected + spread / proxy_precision(log_probs)).mean()
+    return loss.to(log_concentrations.dtype)
+
+
+def proxy_precision(log_probs: Tensor) -> Tensor:
+    """β₀ of the teachers' proxy Dirichlet: how sharply their predictions lie around their mean. [M b k] → [b]
+
+    β₀ = K + (K − 1) / (2 Σ_k p̄_k (log p̄_k − mean_j log π_jk)): the precision of greatest likelihood after
+    Stirling's approximation, plus one for every class (Ryabinin et al. 2021). Teachers that agree exactly
+    would make it infinite: the sum, which is mean_j KL(p̄ ‖ π_j), counts as at least `AGREEMENT`.
+    """
+    log_probs = precise(log_probs)
+    mean, classes = mean_log_probs(log_probs), log_probs.shape[-1]
+    apart = (mean.exp() * (mean - log_probs.mean(0))).sum(-1)
+    return classes + (classes - 1) / (2 * apart.clamp_min(AGREEMENT))
+
+
+def concentrations(log_concentrations: Tensor) -> tuple[Tensor, Tensor]:
+    """α and α₀ = Σ_k α_k from log α. [b k] → [b k], [b]"""
+    alpha = precise(log_concentrations).exp()
+    return alpha, alpha.sum(-1)
+
+
+def precise(values: Tensor) -> Tensor:
+    """In float64 where the device has it: gamma functions of large α cancel in float32."""
+    return values.float() if values.device.type == "mps" else values.double()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from polyphony import metrics
+from polyphony import collapse, metrics
 from polyphony.data import Augmentation, Split, batches
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
@@ -45,6 +45,11 @@ class Plan:
     augment: Augmentation = field(default_factory=Augmentation)
     precision: torch.dtype = torch.float32
 
+    @property
+    def quiet(self) -> int:
+        """Epochs in which members may be alike without a warning: the warm-up, and the first tenth."""
+        return max(self.warm_up, math.ceil(self.epochs / 10))
+
 
 class Checkpoint(Protocol):
     """Where a run is kept between epochs."""
@@ -65,6 +70,9 @@ class Watch(Protocol):
     def epoch(self, row: Row) -> None:
         """An epoch is over."""
 
+    def warn(self, sentence: str) -> None:
+        """Something a person should know before the training is over."""
+
 
 class Unkept:
     """A checkpoint that keeps nothing."""
@@ -84,6 +92,9 @@ class Unwatched:
         """Nothing to do."""
 
     def epoch(self, row: Row) -> None:
+        """Nothing to do."""
+
+    def warn(self, sentence: str) -> None:
         """Nothing to do."""
 
 
@@ -113,6 +124,8 @@ def fit(
         row |= run_epoch(training, loss, train, epoch, watch)
         row |= validate(model, valid, plan.batch, device, epoch)
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
+        if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
+            watch.warn(collapse.words(training.log[-1]))
         checkpoint.save(training.state())
         watch.epoch(training.log[-1])
     model.load_state_dict(training.best)
@@ -188,7 +201,7 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
 
 
 def validate(model: Ensemble, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:
-    """Accuracy and NLL of the members' mean prediction on the validation images."""
+    """Accuracy and NLL of the members' mean prediction on the validation images, and how they differ."""
     predictions = predict(model, valid, batch=batch, device=device)
     if not bool(predictions.logits.isfinite().all()):
         raise DivergedError(
@@ -198,6 +211,7 @@ def validate(model: Ensemble, valid: Split, batch: int, device: torch.device | s
     return {
         "valid_acc": metrics.accuracy(log_probs, valid.labels),
         "valid_nll": metrics.nll(log_probs, valid.labels),
+        **collapse.spread(model, predictions.logits, predictions.labels),
     }
 
 

@@ -3,7 +3,7 @@
 import pytest
 from rich.progress import Progress
 
-from polyphony.cli.terminal import Bars, count, duration
+from polyphony.cli.terminal import Bars, Lines, count, duration
 
 
 def completed(bars: Bars) -> float:
@@ -48,3 +48,9 @@ def test_durations_are_in_the_unit_a_person_would_take(seconds, text):
 @pytest.mark.parametrize(("parameters", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M")])
 def test_parameter_counts_are_short(parameters, text):
     assert count(parameters) == text
+
+
+@pytest.mark.parametrize("board", [bars_with_fields, Lines])
+def test_a_warning_is_one_line_that_names_the_job(board, capsys):
+    board().warn("kd, seed 0", "after epoch 12 the members [all] have collapsed")
+    assert capsys.readouterr().out == "kd, seed 0: after epoch 12 the members [all] have collapsed\n"

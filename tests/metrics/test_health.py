@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyphony.metrics import HealthCheck, Verdict, mean_kld
+from polyphony.metrics import HealthCheck, Spread, Verdict, mean_kld
 
 
 def members(spread, seed=0):
@@ -30,7 +30,7 @@ def test_collapse_is_seen(spread, verdict):
 def test_more_spread_is_never_less_healthy():
     verdicts = [HealthCheck()(*members(spread)).verdict for spread in (0.0, 0.03, 0.1, 0.2, 0.4, 0.8, 1.6)]
     assert verdicts == sorted(verdicts)
-    assert set(verdicts) == set(Verdict)
+    assert set(verdicts) == set(Verdict) - {Verdict.SINGLE}
 
 
 def test_teachers_set_the_scale():
@@ -57,9 +57,25 @@ def test_dee_speaks_in_words(dee, verdict, words):
     assert words in health.findings[-1]
 
 
-def test_one_member_is_no_ensemble():
+def test_one_member_is_no_ensemble_and_has_not_collapsed():
     logits, labels = members(2.0)
-    assert HealthCheck()(logits[:1], labels).verdict == Verdict.COLLAPSED
+    health = HealthCheck()(logits[:1], labels, teachers_kld=1.0, dee=2.5)
+    assert health.verdict == Verdict.SINGLE
+    assert "one network by design" in health.findings[0]
+    assert "as well as 2.50 teachers" in health.findings[1]
+
+
+def test_a_spread_is_counted_pair_by_pair():
+    logits, labels = members(1.0)
+    named = logits.argmax(-1)
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    differ = [float((named[i] != named[j]).double().mean()) for i, j in pairs]
+    spread = Spread.of(logits, labels)
+    assert spread.members == 4
+    assert spread.disagreement == pytest.approx(sum(differ) / len(differ))
+    assert spread.error == pytest.approx(float((named != labels).double().mean()))
+    assert spread.kld == mean_kld(logits)
+    assert HealthCheck().judge(spread) == HealthCheck()(logits, labels)
 
 
 def test_members_that_are_never_wrong_are_not_blamed_for_agreeing():

@@ -28,6 +28,7 @@ class Job:
         if self.error:
             raise self.error
         watch.epoch({"epoch": 0})
+        watch.warn("take care")
 
 
 @dataclass
@@ -45,6 +46,9 @@ class Board:
     def epoch(self, name: str, row: dict[str, float]) -> None:
         self.heard.append(("epoch", name, row))
 
+    def warn(self, name: str, sentence: str) -> None:
+        self.heard.append(("warn", name, sentence))
+
     def finished(self, name: str) -> None:
         self.heard.append(("finished", name))
 
@@ -55,6 +59,7 @@ def story(name: str) -> list[tuple[object, ...]]:
         ("started", name, 2),
         ("step", name, 1, 3, {"loss": 0.5}),
         ("epoch", name, {"epoch": 0}),
+        ("warn", name, "take care"),
         ("finished", name),
     ]
 

@@ -67,6 +67,9 @@ class Bars:
         self.done[name] = int(row.get("epoch", self.done[name])) + 1
         self.progress.update(self.tasks[name], completed=self.done[name], numbers=numbers(row))
 
+    def warn(self, name: str, sentence: str) -> None:
+        caution(f"{name}: {sentence}")
+
     def finished(self, name: str) -> None:
         self.progress.remove_task(self.tasks.pop(name))
 
@@ -87,6 +90,9 @@ class Lines:
         clock = self.jobs[name]
         if row and clock.is_due(int(row["epoch"]) + 1):
             line(f"{name}: epoch {clock.done}/{clock.epochs}  {numbers(row)}  {duration(clock.left)} left")
+
+    def warn(self, name: str, sentence: str) -> None:
+        caution(f"{name}: {sentence}")
 
     def finished(self, name: str) -> None:
         line(f"{name}: done in {duration(self.jobs.pop(name).elapsed)}")
@@ -133,6 +139,11 @@ def numbers(row: Row) -> str:
 def line(text: str) -> None:
     """A plain line."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def caution(text: str) -> None:
+    """A line that should not be missed; the work goes on."""
+    console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

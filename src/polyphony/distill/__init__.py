@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from polyphony.distill.distribution import DistillDistribution, DistillProxy
 from polyphony.distill.labels import CrossEntropy, accuracy
 from polyphony.distill.match import match_step_size
+from polyphony.distill.mean import DistillMean
 from polyphony.distill.one_to_one import Distill
 
-__all__ = ["CrossEntropy", "Distill", "accuracy", "match_step_size"]
+__all__ = [
+    "CrossEntropy",
+    "Distill",
+    "DistillDistribution",
+    "DistillMean",
+    "DistillProxy",
+    "accuracy",
+    "match_step_size",
+]

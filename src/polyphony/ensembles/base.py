@@ -14,6 +14,7 @@ class Ensemble(nn.Module):
     """M predictors in one module: each member's logits on its own rows. [m b c h w] → [m b k]"""
 
     members: int
+    expects_diversity: bool = True  # whether members that become alike in training are worth a warning
     dirichlet: bool = False  # whether its logits are the log concentrations of a Dirichlet
 
     def assign(self, size: int, rng: torch.Generator) -> Tensor:

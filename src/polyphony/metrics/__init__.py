@@ -28,7 +28,7 @@ from polyphony.metrics.equivalent import (
     format_dee,
     format_dees,
 )
-from polyphony.metrics.health import Health, HealthCheck, Verdict
+from polyphony.metrics.health import Health, HealthCheck, Spread, Verdict
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
 from polyphony.metrics.quality import accuracy, brier, nll, top_k_accuracy
 from polyphony.metrics.scoring import Columns, columns, in_blocks, means, scores
@@ -62,6 +62,7 @@ __all__ = [
     "MeanSd",
     "Reliability",
     "RiskCoverage",
+    "Spread",
     "Tally",
     "Uncertainties",
     "UncertaintyTally",

@@ -15,6 +15,7 @@ from polyphony.metrics.quality import accuracy
 class Verdict(IntEnum):
     """From no ensemble to an ensemble; the verdict on several findings is the least of them."""
 
+    SINGLE = -1  # one network by design, so nothing has collapsed
     COLLAPSED = 0
     WEAK = 1
     DIVERSE = 2
@@ -26,6 +27,24 @@ class Health:
 
     verdict: Verdict
     findings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far apart members are on some examples: what the check judges."""
+
+    members: int
+    disagreement: float  # fraction of pairs of members that name different classes
+    error: float  # the members' mean error rate
+    kld: float  # mean-KLD in nats
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor) -> Spread:
+        """Measured on predictions. logits [m n k], labels [n]"""
+        members = member_log_probs(logits)
+        check(members[0], labels)
+        error = 1 - sum(accuracy(member, labels) for member in members) / len(members)
+        return cls(len(members), disagreement(logits), error, mean_kld(logits))
 
 
 @dataclass(frozen=True)
@@ -49,26 +68,28 @@ class HealthCheck:
         dee: float | None = None,
     ) -> Health:
         """Judge predictions on inputs not trained on. logits [m n k], labels [n]"""
-        if len(logits) == 1:
-            return Health(Verdict.COLLAPSED, ("It has one member: a single network, not an ensemble.",))
-        findings = [self._disagreement(logits, labels), self._divergence(mean_kld(logits), teachers_kld)]
+        return self.judge(Spread.of(logits, labels), teachers_kld, dee)
+
+    def judge(self, spread: Spread, teachers_kld: float | None = None, dee: float | None = None) -> Health:
+        """The verdict on a spread that was measured on inputs not trained on."""
+        if spread.members == 1:
+            findings = [(Verdict.SINGLE, "It is one network by design: there are no members to differ.")]
+        else:
+            findings = [self._disagreement(spread), self._divergence(spread.kld, teachers_kld)]
         if dee is not None:
             findings.append(_equivalent(dee))
         return Health(min(verdict for verdict, _ in findings), tuple(words for _, words in findings))
 
-    def _disagreement(self, logits: Tensor, labels: Tensor) -> tuple[Verdict, str]:
-        members = member_log_probs(logits)
-        check(members[0], labels)
-        error = 1 - sum(accuracy(member, labels) for member in members) / len(members)
-        share = disagreement(logits)
-        words = f"Two members name different classes on {share:.2%} of the examples"
-        if error == 0:
+    def _disagreement(self, spread: Spread) -> tuple[Verdict, str]:
+        words = f"Two members name different classes on {spread.disagreement:.2%} of the examples"
+        if spread.error == 0:
             return (
                 Verdict.DIVERSE,
                 f"{words}; none is ever wrong, so harder examples are needed to judge this.",
             )
-        verdict = _between(share / error, self.of_errors)
-        return verdict, f"{words}, {share / error:.2f} of their error rate ({error:.2%}): {_HOW[verdict]}."
+        share = spread.disagreement / spread.error
+        verdict = _between(share, self.of_errors)
+        return verdict, f"{words}, {share:.2f} of their error rate ({spread.error:.2%}): {_HOW[verdict]}."
 
     def _divergence(self, kld: float, teachers_kld: float | None) -> tuple[Verdict, str]:
         words = f"Their mean pairwise divergence is {kld:.3g} nats"

@@ -33,6 +33,9 @@ class Board(Protocol):
     def epoch(self, name: str, row: Row) -> None:
         """An epoch of a job is over."""
 
+    def warn(self, name: str, sentence: str) -> None:
+        """Something a person should know of a job before it is done."""
+
     def finished(self, name: str) -> None:
         """A job is done."""
 
@@ -53,6 +56,9 @@ class Seat:
 
     def epoch(self, row: Row) -> None:
         self.board.epoch(self.name, row)
+
+    def warn(self, sentence: str) -> None:
+        self.board.warn(self.name, sentence)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,9 @@ class Relay:
 
     def epoch(self, name: str, row: Row) -> None:
         self._send("epoch", name, row)
+
+    def warn(self, name: str, sentence: str) -> None:
+        self._send("warn", name, sentence)
 
     def finished(self, name: str) -> None:
         self._send("finished", name)

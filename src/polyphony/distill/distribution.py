@@ -1,0 +1,87 @@
+"""One network learns the distribution of the teachers' predictions: EnD², and its proxy for many classes.
+
+Neither uses the labels, as in their papers; they are read for the accuracy in the log alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyphony import losses
+from polyphony.distill.labels import accuracy
+from polyphony.distill.mean import all_teachers
+from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
+from polyphony.perturb import Clean, Perturbation
+
+
+@dataclass(frozen=True)
+class DistillDistribution:
+    """Ensemble distribution distillation: T² × the Dirichlet likelihood of the teachers' predictions.
+
+    After Malinin, Mlodozeniec and Gales (2020) and their code: the teachers' softmax(z/T) and the student's
+    α = e^(z/T) at one temperature T, which is annealed (see `temperature_at`); the teachers' probabilities
+    smoothed to (1 − γ) π + γ/K, γ = `smoothing` (10⁻⁴ in their paper, 10⁻³ in their code); the loss times T².
+    We differ in that T changes every step, not every epoch, and that inputs may be perturbed.
+
+    `steps` is how many steps the whole training has; the student counts those it has done.
+    """
+
+    teachers: DeepEnsemble
+    steps: int
+    start_temperature: float = 10.0
+    smoothing: float = 1e-4
+    perturb: Perturbation = field(default_factory=Clean)
+    temperature: ClassVar[float] = 1.0  # at which a perturbation reads the teachers: that of the end
+
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+        temperature = self.temperature_at(dirichlet(student).steps)
+        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float() / temperature, dim=-1)
+        log_alpha = student(x_tilde[None])
+        nll = losses.dirichlet_nll(log_alpha[0] / temperature, losses.smooth(teachers, self.smoothing))
+        loss = temperature**2 * nll
+        return {"loss": loss, "nll": nll, "temperature": temperature, "acc": accuracy(log_alpha, y[None])}
+
+    def temperature_at(self, step: Tensor) -> Tensor:
+        """T after so many steps: held for a third of the training, linear to 1 in the next, 1 in the last.
+
+        The shape of theirs, and for CIFAR its parts: 10 for 30 epochs, to 1 over 30, 1 for 30. [] → []
+        """
+        fallen = (3 * step.float() / self.steps - 1).clamp(0, 1)
+        return self.start_temperature + fallen * (1 - self.start_temperature)
+
+
+@dataclass(frozen=True)
+class DistillProxy:
+    """Distribution distillation for many classes: reverse KL to the teachers' proxy Dirichlet.
+
+    After Ryabinin, Malinin and Gales (2021), with α = e^z + 1, so that the student is a `Dirichlet` of offset
+    1; no temperature and no smoothing, as theirs. Where teachers agree, they add 10⁻⁷ to twice their
+    divergence, and we clamp the divergence at 10⁻⁶.
+    """
+
+    teachers: DeepEnsemble
+    perturb: Perturbation = field(default_factory=Clean)
+    temperature: ClassVar[float] = 1.0  # at which a perturbation reads the teachers
+
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+        dirichlet(student)
+        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float(), dim=-1)
+        log_alpha = student(x_tilde[None])
+        loss = losses.proxy_dirichlet(log_alpha[0], teachers)
+        return {"loss": loss, "acc": accuracy(log_alpha, y[None])}
+
+
+def dirichlet(student: Ensemble) -> Dirichlet:
+    """The student, if its outputs are concentrations."""
+    if not isinstance(student, Dirichlet):
+        raise TypeError(
+            f"a distribution is distilled into a Dirichlet student, not a {type(student).__name__}"
+        )
+    return student

@@ -1,0 +1,43 @@
+"""What one would otherwise do: every member, or a single network, learns from the averaged teachers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyphony import losses
+from polyphony.distill.labels import accuracy
+from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen
+from polyphony.perturb import Clean, Perturbation
+
+
+@dataclass(frozen=True)
+class DistillMean:
+    """(1 − α) CE on clean inputs + α KD from the teachers' mean prediction on perturbed inputs.
+
+    As `Distill`, but all members have one target, so that a `Single` student may have any number of teachers.
+    """
+
+    teachers: DeepEnsemble
+    alpha: float = 0.9
+    temperature: float = 4.0
+    perturb: Perturbation = field(default_factory=Clean)
+
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+        seen = student.assign(len(x), rng)  # [m rows]: which example each member sees
+        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        targets = all_teachers(self.teachers, x_tilde)[:, seen.to(x.device)]
+        clean, labels = student(as_seen(x, seen)), as_seen(y, seen)
+        perturbed = clean if x_tilde is x else student(as_seen(x_tilde, seen))
+        ce = losses.cross_entropy(clean, labels)
+        kd = losses.mean_distillation(perturbed, targets, self.temperature)
+        loss = (1 - self.alpha) * ce + self.alpha * kd
+        return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels)}
+
+
+def all_teachers(teachers: DeepEnsemble, x: Tensor) -> Tensor:
+    """Every teacher's logits on the same inputs. [b c h w] → [M b k]"""
+    with torch.no_grad():
+        return teachers(x.expand(teachers.members, *x.shape))

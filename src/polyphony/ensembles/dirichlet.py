@@ -1,0 +1,43 @@
+"""One network that predicts a distribution over predictions: a Dirichlet for each input."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.ensembles.base import Ensemble, channels_last, check_members
+
+
+class Dirichlet(Ensemble):
+    """One network whose outputs z are the concentrations of a Dirichlet distribution, α = offset + e^z.
+
+    It gives **log concentrations** log α for logits: their softmax α/α₀ is the expected prediction, so that
+    accuracy, likelihood and calibration read them as those of one member, while `metrics.dirichlet` reads the
+    spread. The offset is 0 for ensemble distribution distillation (Malinin et al. 2020) and 1 for its proxy
+    (Ryabinin et al. 2021), which keeps α above 1: no density grows without bound at a corner.
+
+    `steps` counts forward passes in training mode, as BatchNorm counts its batches; it is saved with the
+    weights, so that a temperature that follows it goes on where a resumed training was.
+    """
+
+    members = 1
+    dirichlet = True
+    steps: Tensor
+
+    def __init__(self, network: nn.Module, offset: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= offset < float("inf"):
+            raise ValueError(f"an offset of concentrations is a number from 0 on, not {offset}")
+        self.offset = offset
+        self.network = channels_last(network)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1 b c h w] → log α [1 b k]"""
+        check_members(x, 1)
+        if self.training:
+            self.steps += 1
+        outputs = cast(Tensor, self.network(x[0])).float()
+        return torch.logaddexp(outputs, outputs.new_tensor(self.offset).log())[None]
