@@ -129,9 +129,9 @@ class Stage:
         return False
 
     def is_equal(self) -> bool:
-        """Whether the folder holds the finished result of this very spec; whatever else it holds is no fault."""
+        """Whether the folder holds the finished result of this very spec; anything else is no fault."""
         try:
-            return self.done()["key"] == self.key
+            return bool(self.done()["key"] == self.key)
         except StoreError:
             return False
 

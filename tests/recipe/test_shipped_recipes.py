@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +60,12 @@ def methods_to_run(recipe: Recipe) -> list[str]:
     return ["kd-ods"] if recipe.teachers.network.kind == "wide_resnet" else list(recipe.methods)
 
 
-def trainings() -> Iterator[tuple[str, str]]:
-    for name in shipped():
-        if name != "digits":  # run whole elsewhere
-            yield from ((name, method) for method in methods_to_run(read_recipe(name)))
+TRAININGS = [
+    (name, method)
+    for name in shipped()
+    if name != "digits"  # run whole elsewhere
+    for method in methods_to_run(read_recipe(name))
+]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -88,7 +89,7 @@ def test_every_recipe_of_the_paper_is_shipped_and_nothing_else_but_desk_studies(
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | desk
 
 
-@pytest.mark.parametrize(("name", "method"), trainings())
+@pytest.mark.parametrize(("name", "method"), TRAININGS)
 def test_two_steps_change_every_weight_and_leave_predictions(name, method):
     study = tiny(name)
     recipe, splits = study.recipe, study.splits

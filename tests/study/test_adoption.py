@@ -26,7 +26,9 @@ def test_teachers_and_students_are_taken_over_by_another_study(run, first, tmp_p
     for seed in (0, 1):
         mine, other = study.student_stage("renamed", seed), first.student_stage("kd", seed)
         assert mine.folder.joinpath(WEIGHTS).read_bytes() == other.folder.joinpath(WEIGHTS).read_bytes()
-        assert mine.folder.joinpath("log.jsonl").read_bytes() == other.folder.joinpath("log.jsonl").read_bytes()
+        assert (
+            mine.folder.joinpath("log.jsonl").read_bytes() == other.folder.joinpath("log.jsonl").read_bytes()
+        )
         assert mine.done()["adopted"] == str(other.folder)
 
 

@@ -1,4 +1,4 @@
-"""The forms a student can take: how it is built, what it learns from teachers, what it is when it is trained."""
+"""The forms a student takes: how it is built, what it learns from teachers, what predicts in the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FormPart(Part):
     """What forms have in common: members learn one-to-one, and predict as they were trained."""
 
     needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
-    is_one_network: ClassVar[bool] = False  # when it is trained
+    is_one_network: ClassVar[bool] = False  # without members from the start
 
     def copies(self, members: int) -> int:
         """For how many members the network has inputs and outputs."""
@@ -45,9 +45,7 @@ class FormPart(Part):
         """The student before training, from a fresh network."""
         raise NotImplementedError
 
-    def loss(
-        self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int
-    ) -> Loss:
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         """What it minimises, in a training of so many steps."""
         return Distill(teachers, method.alpha, method.temperature, perturb)
 
@@ -103,9 +101,7 @@ class SingleForm(FormPart):
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return Single(network)
 
-    def loss(
-        self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int
-    ) -> Loss:
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return DistillMean(teachers, method.alpha, method.temperature, perturb)
 
 
@@ -113,15 +109,15 @@ class LatentBEForm(FormPart):
     """Rank-one factors while it trains, averaged into one network at the end."""
 
     needs_teachers: ClassVar[bool] = True  # nothing else tells its members apart
-    is_one_network: ClassVar[bool] = True
     kind: Literal["latent_be"]
+
+    def predictors(self, members: int) -> int:
+        return 1
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return LatentBE(network, members)
 
-    def loss(
-        self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int
-    ) -> Loss:
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return DistillPerturbed(teachers, method.alpha, method.temperature, perturb)
 
     def trained(self, student: Ensemble) -> Ensemble:
@@ -138,9 +134,7 @@ class DirichletForm(FormPart):
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return Dirichlet(network)
 
-    def loss(
-        self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int
-    ) -> Loss:
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return DistillDistribution(teachers, steps, perturb=perturb)
 
 
@@ -154,9 +148,7 @@ class ProxyDirichletForm(FormPart):
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return Dirichlet(network, offset=1.0)
 
-    def loss(
-        self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int
-    ) -> Loss:
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return DistillProxy(teachers, perturb=perturb)
 
 

@@ -48,7 +48,7 @@ Perturb = Annotated[str, AfterValidator(are_perturbations)]
 
 
 class Method(Part):
-    """One way to train the student; what it does not say is as in `student`. No perturb: on the labels alone."""
+    """One way to train a student; what it leaves open is as in `student`. No perturb: on the labels alone."""
 
     form: Form | None = None
     perturb: Perturb | None = None

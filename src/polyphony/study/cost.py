@@ -49,7 +49,7 @@ def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensem
     method = study.recipe.distillation(name)
     if method is None:
         return CrossEntropy()
-    source = DeepEnsemble(teachers.networks[:1]) if method.source else None
+    source = DeepEnsemble([teachers.networks[0]]) if method.source else None
     perturb = method.perturbation(Surroundings(1 / 255, student, source))
     return study.recipe.form(name).loss(teachers, method, perturb, study.student_steps)
 

@@ -138,7 +138,10 @@ class TrainStudent:
         study, method = self.study, self.study.recipe.distillation(self.method)
         assert method is not None
         student, size = study.load_training_student(self.method, self.seed), self.stage.done()["step_size"]
-        perturb, rng = self.perturbation(method, student, size or 0.0), generator("perturbed training images", 0, study.device)
+        perturb, rng = (
+            self.perturbation(method, student, size or 0.0),
+            generator("perturbed training images", 0, study.device),
+        )
         teachers = study.load_teachers(study.recipe.members).folded()
         return lambda x, y: perturb(x, y, teachers, method.temperature, rng)
 
