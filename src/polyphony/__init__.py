@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyphony.data import Augmentation, Options, Split, Splits, load
-    from polyphony.distill import CrossEntropy, Distill, match_step_size
-    from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Ensemble, Single
+    from polyphony.distill import CrossEntropy, Distill, DistillPerturbed, match_step_size
+    from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE, Single
     from polyphony.nn import add_members, resnet, wide_resnet
-    from polyphony.perturb import ODS, Adversarial, Clean, Gaussian, Perturbation
+    from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
     from polyphony.predictions import Predictions, predict
     from polyphony.recipe import Recipe, read_recipe
     from polyphony.train import Plan, fit
@@ -22,16 +22,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "MIMO",
     "ODS",
     "Adversarial",
     "Augmentation",
     "BatchEnsemble",
+    "Chain",
     "Clean",
     "CrossEntropy",
     "DeepEnsemble",
     "Distill",
+    "DistillPerturbed",
+    "Diversify",
     "Ensemble",
     "Gaussian",
+    "Hydra",
+    "LatentBE",
+    "Mixup",
     "Options",
     "Perturbation",
     "Plan",

@@ -1,4 +1,4 @@
-"""x → x̃: where the teachers are asked. Every step has the same length: `step_size` is its RMS per pixel.
+"""x → x̃: where the teachers are asked. Steps have one length: `step_size` is their RMS per pixel.
 
 A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the temperature
 τ and a generator, and gives pixels of the same shape. Any callable of that form will do.
@@ -6,14 +6,16 @@ A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyphony.ensembles import DeepEnsemble
+from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 
 
 class Perturbation(Protocol):
@@ -86,6 +88,67 @@ class Adversarial:
         return step(x.detach(), ascent(x, logits, seed), self.step_size)
 
 
+@dataclass(frozen=True)
+class Diversify:
+    """A step that makes two teachers disagree where two members do not yet (Nam et al., ICML 2022).
+
+    For two random members i ≠ j, along ∇ₓ [CE(T_i(x), T_j(x)) − CE(S_i(x), S_j(x))], where the first of each
+    pair is a target that is held fixed. `student` is the one being trained; it is asked in eval mode and in
+    float32, and nothing of it changes. Predictions are at `temperature`, 1 as in the authors' code: the τ of
+    the distillation has no part in it.
+    """
+
+    student: Ensemble = field(repr=False)
+    step_size: float = 1 / 255
+    temperature: float = 1.0
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        i, j = two_members(teachers.members, self.student.members, rng)
+        x = x.detach().requires_grad_()
+        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), evaluating(self.student):
+            ours = self.student(x.expand(self.student.members, *x.shape))
+            pairs = ((teachers.networks[i](x.detach()), teachers.networks[j](x)), (ours[i], ours[j]))
+        up, down = disagreement_seeds(
+            [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
+        )
+        (_, theirs), (_, mine) = pairs
+        seeds = (up.to(theirs.dtype), -down.to(mine.dtype))
+        (gradient,) = torch.autograd.grad((theirs, mine), x, seeds)
+        return step(x.detach(), unit_rms(gradient.float()), self.step_size)
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """Each image mixed with another of its batch: λ x + (1 − λ) x', λ ~ Beta(a, a) drawn once for the batch.
+
+    It asks for no gradient. The labels are not mixed: what is learnt from x̃ are the teachers' answers.
+    """
+
+    concentration: float = 1.0
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        others = x[torch.randperm(len(x), generator=rng, device=rng.device).to(x.device)]
+        return torch.lerp(others, x, beta(self.concentration, rng))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Perturbations one after the other, each from where the one before it ended."""
+
+    perturbations: Sequence[Perturbation]
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        for perturb in self.perturbations:
+            x = perturb(x, y, teachers, temperature, rng)
+        return x
+
+
 def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
     """The direction of ∇_z wᵀ softmax(z), to float accuracy however confident z is. [b k], [b k] → [b k]
 
@@ -113,6 +176,40 @@ def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
     v = (others - others.amax(-1, keepdim=True)).exp() * slope
     v = v.scatter(-1, pivot, -v.sum(-1, keepdim=True))
     return F.normalize(v, dim=-1, eps=torch.finfo(v.dtype).tiny)
+
+
+def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """∇_z CE(softmax(t), softmax(z)) = softmax(z) − softmax(t) for each pair (t, z). 2 × [b k] → [b k] each
+
+    All pairs of an example are scaled by one number, so that none underflows and their sum has the right
+    direction. With k = argmax z, component k, where confident predictions would cancel, is minus the sum of
+    the others.
+    """
+    tops = [z.argmax(-1, keepdim=True) for _, z in pairs]
+    others = [
+        [F.log_softmax(v, -1).scatter(-1, top, -torch.inf) for v in pair]
+        for pair, top in zip(pairs, tops, strict=True)
+    ]
+    largest = torch.stack([v for pair in others for v in pair]).amax((0, -1))[:, None]
+    seeds = [(z - largest).exp() - (t - largest).exp() for t, z in others]
+    return [v.scatter(-1, top, -v.sum(-1, keepdim=True)) for v, top in zip(seeds, tops, strict=True)]
+
+
+def two_members(teachers: int, members: int, rng: torch.Generator) -> tuple[int, int]:
+    """Two different members drawn at random, who are two teachers too."""
+    if members != teachers or members < 2:
+        raise ValueError(
+            f"a diversifying perturbation needs two members or more, each with a teacher: there are {members}"
+            f" members and {teachers} teachers"
+        )
+    i, j = torch.randperm(members, generator=rng, device=rng.device)[:2].tolist()
+    return i, j
+
+
+def beta(concentration: float, rng: torch.Generator) -> float:
+    """A draw from Beta(a, a); PyTorch has none that takes a generator, so one draw of it seeds NumPy's."""
+    seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+    return float(np.random.default_rng(seed).beta(concentration, concentration))
 
 
 def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -33,14 +33,16 @@ PRINTED = [
      "54.19 ± 0.75", "2.083 ± 0.073", "0.610 ± 0.015", "0.101 ± 0.011", ""),
     ("cifar100-wrn28x10-mimo3", None, "calibrated", "ods", "81.17", "0.692", "0.267", "0.020", ""),
     ("cifar100-wrn28x10-mimo3", None, "standard", "ods", "81.17", "0.715", "0.270", "0.037", ""),
-    ("cifar10-resnet32-de32", None, "calibrated", "endd", "93.49", "0.218", "0.102", "0.014", ""),
+    ("cifar10-resnet32-be4", None, "calibrated", "adversarial", "93.32 ± 0.22", "0.194 ± 0.003", "", "", ""),
+    ("cifar10-resnet32-end2-32", None, "calibrated", "endd", "93.49", "0.218", "0.102", "0.014", ""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("printed", PRINTED, ids=lambda row: "-".join(filter(None, row[:4])))
 def test_rows_are_as_printed(printed: tuple[Any, ...]):
     experiment, table, calibration, method, *expected = printed
-    row = Comparison(experiment, "").row(method, calibration, table)
+    form = EXPERIMENTS[experiment].form
+    row = Comparison((experiment,), "").row(method, calibration, table, form)
     assert row is not None
     assert [row.text(column) for column in ("acc", "nll", "bs", "ece", "dee")] == expected
 
@@ -50,7 +52,7 @@ def test_every_row_of_every_table_is_there_once():
     for row in rows():
         counts[row.table] = counts.get(row.table, 0) + 1
     # six models × three blocks × two tables; 6 + 6 + 5 models × two; 6 × 2; 5 × two calibrations; 4 + 2
-    assert counts == {"main": 36, "cross": 34, "corrupted": 12, "mimo": 10, "endd": 6}
+    assert counts == {"main": 36, "cross": 34, "corrupted": 12, "mimo": 10, "endd": 6, "text": 1}
     keys = [(row.table, row.experiment, row.calibration, row.method) for row in rows()]
     assert len(set(keys)) == len(keys)
 
@@ -84,12 +86,38 @@ def recipe(**changes: Any) -> dict[str, Any]:
 def test_a_recipe_with_the_papers_settings_is_compared_whatever_its_name():
     found = compare(recipe())
     assert found is not None
-    assert (found.experiment, found.differences) == ("cifar10-resnet32-be4", ())
-    assert compare(recipe(members=8)).experiment == "cifar10-resnet32-be8"  # type: ignore[union-attr]
-    small = {"network": WRN | {"widen": 2}}
-    cross = compare(recipe(data={"name": "cifar100"}, teachers={"network": WRN}, student=small))
-    assert cross is not None
-    assert cross.experiment == "cifar100-wrn28x2-be4"
+    assert (found.experiments, found.differences) == (("cifar10-resnet32-be4",), ())
+    assert experiments(recipe(members=8)) == ("cifar10-resnet32-be8",)
+    wide = recipe(data={"name": "cifar100"}, teachers={"network": WRN})
+    assert experiments(wide | {"student": {"network": WRN | {"widen": 2}}}) == ("cifar100-wrn28x2-be4",)
+    assert experiments(wide | {"members": 3, "student": {"form": {"kind": "mimo"}}}) == (
+        "cifar100-wrn28x10-mimo3",
+    )
+    assert experiments(wide | {"members": 3}) == ()
+
+
+def experiments(table: dict[str, Any]) -> tuple[str, ...]:
+    found = compare(table)
+    return found.experiments if found else ()
+
+
+def test_a_recipe_of_several_forms_is_several_experiments():
+    methods = {"kd": {"perturb": "clean"}, "end2": {"perturb": "clean", "form": {"kind": "dirichlet"}}}
+    both = experiments(recipe(methods=methods))
+    assert both == ("cifar10-resnet32-be4", "cifar10-resnet32-end2-4")
+    assert experiments(recipe(methods={"end2": methods["end2"]}, members=16)) == ("cifar10-resnet32-end2-16",)
+    found = Comparison(both, "")
+    assert found.row("clean", "calibrated").text("nll") == "0.188 ± 0.003"  # type: ignore[union-attr]
+    assert found.row("endd", "calibrated", form="dirichlet").text("nll") == "0.260"  # type: ignore[union-attr]
+    assert found.row("endd", "calibrated") is None
+    assert found.row("clean", "calibrated", form="hydra") is None
+
+
+def test_a_recipe_that_is_part_of_an_experiment_is_known_by_its_name_too():
+    found = compare(recipe(name="cifar10-resnet32-adversarial", data={"name": "cifar10", "limit": 500}))
+    assert found is not None
+    assert found.experiments == ("cifar10-resnet32-be4",)
+    assert found.differences == ("only a part of the data is used",)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +130,9 @@ def test_a_recipe_with_the_papers_settings_is_compared_whatever_its_name():
         {"teachers": {"network": R32 | {"depth": 8}}},
         {"teachers": {"network": R32 | {"width": 8}}},
         {"student": {"network": R32 | {"depth": 20}}},
+        {"student": {"form": {"kind": "hydra"}}},
+        {"student": {"epochs": 12}},
+        {"teachers": {"network": R32, "epochs": 12}},
     ],
 )
 def test_other_settings_show_no_paper_unless_the_name_asks_for_it(changes: dict[str, Any]):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.report import Run
 from polyphony.report.paper import Comparison
+from polyphony.report.paper_tables import paper_tables
 from polyphony.report.summary import clear_winner, dee_text, health_checks, score_table, verdict
+from polyphony.report.tables import Cell
 
 
 def seeds(draws: dict[str, list[float]]) -> dict[str, MeanSd]:
@@ -66,7 +69,7 @@ def test_the_table_has_the_scores_of_the_file(small_run: Path):
 
 
 def test_the_papers_numbers_stand_beside_those_of_the_same_method(small_run: Path):
-    table = score_table(Run.open(small_run), "calibrated", Comparison("cifar10-resnet32-be4", ""))
+    table = score_table(Run.open(small_run), "calibrated", Comparison(("cifar10-resnet32-be4",), ""))
     cells = {row[0].text: row[3] for row in table.rows}
     assert cells["kd-ods"].paper == "0.181 ± 0.002"
     assert cells["kd"].paper == "0.188 ± 0.003"
@@ -79,8 +82,31 @@ def test_a_method_with_settings_of_its_own_has_no_paper_number(small_run: Path):
     path.write_text(
         path.read_text().replace('{"perturb": "ods"}', '{"perturb": "ods", "step_size": "match"}')
     )
-    table = score_table(Run.open(small_run), "calibrated", Comparison("cifar10-resnet32-be4", ""))
+    table = score_table(Run.open(small_run), "calibrated", Comparison(("cifar10-resnet32-be4",), ""))
     assert next(row for row in table.rows if row[0].text == "kd-ods")[3].paper == ""
+
+
+def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path):
+    path = small_run / "recipe.json"
+    facts = json.loads(path.read_text())
+    facts["recipe"] |= {"members": 4, "student": {"alpha": 0.9, "temperature": 4.0}}
+    facts["recipe"]["methods"]["scratch"] = {"perturb": "clean", "form": {"kind": "dirichlet"}}
+    path.write_text(json.dumps(facts))
+    run = Run.open(small_run)
+    tuning, endd = paper_tables(run, Comparison(("cifar10-resnet32-be4", "cifar10-resnet32-end2-4"), ""))
+    cells = {row[0].text: row for row in tuning.rows}
+    assert len(cells) == 12
+    assert cells["α = 0.8, τ = 2"][2] == Cell("–", paper="0.169 ± 0.005")
+    ours = [s.nll for s in run.scores if (s.model, s.split, s.calibration) == ("kd", "valid", "calibrated")]
+    expected = f"{np.mean(ours):.3f} ± {np.std(ours, ddof=1):.3f}"
+    assert cells["α = 0.9, τ = 4"][2] == Cell(expected, paper="0.174 ± 0.003")
+    rows = {row[0].text: row for row in endd.rows}
+    ours = [s.nll for s in run.scored("scratch")]
+    expected = f"{np.mean(ours):.3f} ± {np.std(ours, ddof=1):.3f}"
+    assert rows["4, EnD²"][2] == Cell(expected, paper="0.260")
+    assert rows["8, EnD²"][2] == Cell("–", paper="0.225")
+    assert paper_tables(run, Comparison(("cifar100-wrn28x2-be4",), "")) == []
+    assert paper_tables(run, None) == []
 
 
 def test_the_verdict_names_the_student_of_least_nll_and_its_three_numbers(small_run: Path):

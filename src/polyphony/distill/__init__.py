@@ -7,12 +7,14 @@ from polyphony.distill.labels import CrossEntropy, accuracy
 from polyphony.distill.match import match_step_size
 from polyphony.distill.mean import DistillMean
 from polyphony.distill.one_to_one import Distill
+from polyphony.distill.perturbed import DistillPerturbed
 
 __all__ = [
     "CrossEntropy",
     "Distill",
     "DistillDistribution",
     "DistillMean",
+    "DistillPerturbed",
     "DistillProxy",
     "accuracy",
     "match_step_size",

@@ -7,6 +7,7 @@ from polyphony.ensembles.batch_ensemble import BatchEnsemble
 from polyphony.ensembles.deep import DeepEnsemble, Single
 from polyphony.ensembles.dirichlet import Dirichlet
 from polyphony.ensembles.hydra import Hydra
+from polyphony.ensembles.latent import LatentBE
 from polyphony.ensembles.mimo import MIMO
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Dirichlet",
     "Ensemble",
     "Hydra",
+    "LatentBE",
     "Single",
     "as_seen",
     "evaluating",

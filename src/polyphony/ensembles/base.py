@@ -57,6 +57,14 @@ def check_members(x: Tensor, members: int) -> None:
         raise ValueError(f"inputs [m b …] for {members} members have a leading dimension of {len(x)}")
 
 
+def by_rows(network: nn.Module, x: Tensor, members: int) -> Tensor:
+    """The outputs of a network whose rows are folded, member-major. [m b c h w] → [m b k]"""
+    check_members(x, members)
+    rows = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    outputs: Tensor = network(rows).unflatten(0, (members, -1))
+    return outputs
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """A module in eval mode for a while, then as it was."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.ensembles.base import Ensemble, by_rows, channels_last
 from polyphony.nn import add_members, merge_member
 
 
@@ -30,9 +28,7 @@ class BatchEnsemble(Ensemble):
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
-        check_members(x, self.members)
-        rows = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        return cast(Tensor, self.network(rows).unflatten(0, (self.members, -1)))
+        return by_rows(self.network, x, self.members)
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""

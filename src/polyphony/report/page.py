@@ -14,6 +14,7 @@ from markupsafe import Markup
 from polyphony.report import figures
 from polyphony.report.chart import Absent, Chart
 from polyphony.report.paper import Comparison, compare
+from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import CALIBRATIONS, Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
@@ -104,6 +105,7 @@ def sections_of(run: Run, paper: Comparison | None) -> list[Section]:
         Section("Unknown and corrupted inputs", "unseen", unseen),
         Section("Why it works", "why", (*figures.jacobian_matching(run), figures.gradient_snr(run))),
         Section("Training", "training", (figures.learning_curves(run),)),
+        Section("The paper’s own tables", "paper", tuple(paper_tables(run, paper))),
     ]
 
 

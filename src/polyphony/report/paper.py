@@ -13,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from polyphony.report.forms import BATCH_ENSEMBLE, form_of
+
 COLUMNS = ("acc", "nll", "bs", "ece", "dee")
 _DIGITS = {"acc": 2, "nll": 3, "bs": 3, "ece": 3, "dee": 3}
 
@@ -32,13 +34,16 @@ class Printed:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of one of the paper's tables. `method` is a perturbation's name, `scratch` or `teachers`."""
+    """A row of one of the paper's tables. `method` is a perturbation's name, `scratch`, `teachers` or `endd`.
+
+    `table` is "text" for numbers that stand in a sentence; there `n`, the number of trainings, is not said.
+    """
 
     table: str
     experiment: str
     calibration: str
     method: str
-    n: int
+    n: int | None
     params_millions: float | None
     values: dict[str, Printed]
 
@@ -62,29 +67,34 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one of the paper's experiments was run with."""
+    """What one of the paper's experiments was run with; epochs of teachers and student where it says so."""
 
     data: str
     members: int
     teacher: dict[str, Any]
     student: dict[str, Any]
     words: str
-    kind: str = "batch_ensemble"
+    form: str = BATCH_ENSEMBLE
+    epochs: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The paper's rows for a recipe; what the recipe does otherwise, if its numbers only orient."""
+    """The paper's experiments that a recipe is; what it does otherwise, if their numbers only orient."""
 
-    experiment: str
+    experiments: tuple[str, ...]
     words: str
     differences: tuple[str, ...] = field(default=())
 
-    def row(self, method: str, calibration: str, table: str | None = None) -> PaperRow | None:
-        """The paper's row of a method; `table` is "corrupted" for corrupted inputs."""
+    def row(
+        self, method: str, calibration: str, table: str | None = None, form: str = BATCH_ENSEMBLE
+    ) -> PaperRow | None:
+        """The paper's row of a method and a form of student; `table` is "corrupted" for corrupted inputs."""
         for row in rows():
-            here = (row.experiment, row.method, row.calibration) == (self.experiment, method, calibration)
-            if here and (row.table == table if table else row.table != "corrupted"):
+            here = (row.method, row.calibration) == (method, calibration)
+            of_form = method == "teachers" or EXPERIMENTS[row.experiment].form == form
+            in_table = row.table == table if table else row.table != "corrupted"
+            if row.experiment in self.experiments and here and of_form and in_table:
                 return row
         return None
 
@@ -96,36 +106,47 @@ def _wide(widen: int) -> dict[str, Any]:
     return {"kind": "wide_resnet", "depth": 28, "widen": widen}
 
 
+def _resnet(members: int) -> Experiment:
+    words = f"ResNet-32 on CIFAR-10, {members} members"
+    return Experiment("cifar10", members, _R32, _R32, words, epochs=(200, 250))
+
+
+def _cross(data: str, widen: int, words: str) -> Experiment:
+    return Experiment(data, 4, _wide(10), _wide(widen), f"{words}, 4 members", epochs=(300, None))
+
+
+def _endd(members: int) -> Experiment:
+    words = f"EnD² from {members} ResNet-32 on CIFAR-10"
+    return Experiment("cifar10", members, _R32, _R32, words, "dirichlet")
+
+
 EXPERIMENTS = {
-    "cifar10-resnet32-be4": Experiment("cifar10", 4, _R32, _R32, "ResNet-32 on CIFAR-10, 4 members"),
-    "cifar10-resnet32-be8": Experiment("cifar10", 8, _R32, _R32, "ResNet-32 on CIFAR-10, 8 members"),
-    "cifar100-wrn28x10-be4": Experiment(
-        "cifar100", 4, _wide(10), _wide(10), "WideResNet-28x10 on CIFAR-100, 4 members"
-    ),
-    "cifar100-wrn28x2-be4": Experiment(
-        "cifar100", 4, _wide(10), _wide(2), "WideResNet-28x2 from WideResNet-28x10 on CIFAR-100, 4 members"
-    ),
-    "cifar100-wrn28x5-be4": Experiment(
-        "cifar100", 4, _wide(10), _wide(5), "WideResNet-28x5 from WideResNet-28x10 on CIFAR-100, 4 members"
-    ),
-    "tinyimagenet-wrn28x5-be4": Experiment(
-        "tinyimagenet", 4, _wide(10), _wide(5), "WideResNet-28x5 from -28x10 on TinyImageNet, 4 members"
+    "cifar10-resnet32-be4": _resnet(4),
+    "cifar10-resnet32-be8": _resnet(8),
+    "cifar100-wrn28x10-be4": _cross("cifar100", 10, "WideResNet-28x10 on CIFAR-100"),
+    "cifar100-wrn28x2-be4": _cross("cifar100", 2, "WideResNet-28x2 from WideResNet-28x10 on CIFAR-100"),
+    "cifar100-wrn28x5-be4": _cross("cifar100", 5, "WideResNet-28x5 from WideResNet-28x10 on CIFAR-100"),
+    "tinyimagenet-wrn28x5-be4": _cross(
+        "tinyimagenet", 5, "WideResNet-28x5 from WideResNet-28x10 on TinyImageNet"
     ),
     "cifar100-wrn28x10-mimo3": Experiment(
         "cifar100", 3, _wide(10), _wide(10), "MIMO of WideResNet-28x10 on CIFAR-100, 3 members", "mimo"
     ),
+    **{f"cifar10-resnet32-end2-{members}": _endd(members) for members in (4, 8, 16, 32)},
 }
+_ALSO = {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}  # recipes that are part of an experiment
 
 
 def compare(recipe: Mapping[str, Any]) -> Comparison | None:
-    """The paper's experiment that a recipe is named after, or that it is by its settings; else nothing."""
+    """The paper's experiments that a recipe is by its settings, or else the one it is named after."""
+    same = tuple(key for key, experiment in EXPERIMENTS.items() if not differences(recipe, experiment))
+    if same:
+        return Comparison(same, "; ".join(EXPERIMENTS[key].words for key in same))
     name = str(recipe.get("name"))
-    if name in EXPERIMENTS:
-        return Comparison(name, EXPERIMENTS[name].words, differences(recipe, EXPERIMENTS[name]))
-    for key, experiment in EXPERIMENTS.items():
-        if not differences(recipe, experiment):
-            return Comparison(key, experiment.words)
-    return None
+    name = _ALSO.get(name, name)
+    if name not in EXPERIMENTS:
+        return None
+    return Comparison((name,), EXPERIMENTS[name].words, differences(recipe, EXPERIMENTS[name]))
 
 
 def differences(recipe: Mapping[str, Any], experiment: Experiment) -> tuple[str, ...]:
@@ -133,6 +154,7 @@ def differences(recipe: Mapping[str, Any], experiment: Experiment) -> tuple[str,
     data, teachers, student = (recipe.get(part) or {} for part in ("data", "teachers", "student"))
     network = teachers.get("network") or {}
     compact = student.get("network") or network
+    forms = {form_of(recipe, method)["kind"] for method in recipe.get("methods") or [""]}
     checks = {
         f"the data are not {experiment.data}": data.get("name") == experiment.data,
         "only a part of the data is used": not any(data.get(key) for key in ("limit", "per_class", "test")),
@@ -140,8 +162,13 @@ def differences(recipe: Mapping[str, Any], experiment: Experiment) -> tuple[str,
         f"there are {recipe.get('members')} members": recipe.get("members") == experiment.members,
         "the teachers are another network": _is(network, experiment.teacher),
         "the student is another network": _is(compact, experiment.student),
-        "the student is of another kind": student.get("kind", "batch_ensemble") == experiment.kind,
+        "the student is of another form": experiment.form in forms,
     }
+    for who, schedule, wanted in zip(
+        ("teachers", "students"), (teachers, student), experiment.epochs, strict=True
+    ):
+        if wanted and schedule.get("epochs", wanted) != wanted:
+            checks[f"the {who} train for {schedule['epochs']} epochs, not {wanted}"] = False
     return tuple(words for words, holds in checks.items() if not holds)
 
 
@@ -174,7 +201,7 @@ def _row(row: dict[str, str]) -> PaperRow:
         row["experiment"],
         row["calibration"],
         row["method"],
-        int(row["n"]),
+        int(row["n"]) if row["n"] else None,
         float(millions) if millions else None,
         {name: _printed(row, name) for name in COLUMNS if row[name]},
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
+from polyphony.report.forms import form_of, is_one_network
 from polyphony.store import StoreError, first_line, read_bytes, read_json
 
 TEACHERS = "teachers"
@@ -129,6 +130,18 @@ class Run:
         settings: dict[str, Any] = self.recipe.get("methods", {}).get(method, {})
         return settings.get("perturb")
 
+    def form(self, method: str) -> str:
+        """The kind of student a method trains: "batch_ensemble", "mimo", …"""
+        return str(form_of(self.recipe, method)["kind"])
+
+    def members_of(self, model: str) -> int:
+        """How many members a model has when it predicts; of the teachers those that are the ensemble."""
+        for seed in self.seeds(model) if model != TEACHERS else []:
+            path = self.prediction_path(model, seed, "test")
+            if path.is_file():
+                return stored_members(path)
+        return 1 if model != TEACHERS and is_one_network(self.form(model)) else self.members
+
     def methods_with(self, *perturbations: str | None) -> list[str]:
         """The methods that perturb in one of these ways, in their order."""
         return [name for kind in perturbations for name in self.methods if self.perturbation(name) == kind]
@@ -149,8 +162,12 @@ class Run:
 
     def predictions(self, model: str, seed: int | None, split: str) -> Predictions | None:
         """What a model predicted on a split, or nothing; of the teachers all there are."""
+        return read_predictions(self.prediction_path(model, seed, split))
+
+    def prediction_path(self, model: str, seed: int | None, split: str) -> Path:
+        """Where a model's predictions on a split are, if they are there."""
         who = [model] if seed is None else [model, str(seed)]
-        return read_predictions(self.folder.joinpath("predictions", *who, f"{split}.safetensors"))
+        return self.folder.joinpath("predictions", *who, f"{split}.safetensors")
 
     def ensemble(self, model: str, split: str) -> list[Predictions]:
         """A model's predictions, one for each seed that has them; of the teachers only the ensemble's."""
@@ -233,6 +250,15 @@ def read_predictions(path: Path) -> Predictions | None:
         raise StoreError(f"{path} holds no logits: delete it to predict again")
     labels = tensors.get("labels", torch.full((tensors["logits"].shape[1],), -1))
     return Predictions(tensors["logits"], labels)
+
+
+def stored_members(path: Path) -> int:
+    """How many members saved predictions are of, without reading them."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return int(file.get_slice("logits").get_shape()[0])
+    except (safetensors.SafetensorError, OSError) as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polyphony import metrics
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Row, Run
-from polyphony.report.summary import paper_method
+from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table, slug
 
 _UNKNOWN = {
@@ -52,7 +52,7 @@ def _corrupted(run: Run, name: str, rows: Sequence[Row], paper: Comparison | Non
         seeds = dict.fromkeys(row["seed"] for row in rows if (row["model"], row["data"]) == (model, name))
         each = [[r for r in rows if (r["model"], r["data"], r["seed"]) == (model, name, s)] for s in seeds]
         if each:
-            printed = paper.row(paper_method(run, model), "standard", "corrupted") if paper else None
+            printed = paper_row(run, model, "standard", paper, "corrupted")
             cells = (_over_all(each, column, printed) for column in _CORRUPTED)
             body.append((Cell(model), *cells))
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import Health, HealthCheck, MeanSd
-from polyphony.report.paper import Comparison
+from polyphony.report.forms import form_of
+from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import TEACHERS, Run
 from polyphony.report.tables import Cell, Table
 
@@ -57,7 +58,7 @@ def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
 
 
 def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None) -> tuple[Cell, ...]:
-    printed = paper.row(paper_method(run, model), calibration) if paper else None
+    printed = paper_row(run, model, calibration, paper)
     first = run.scored(model, calibration=calibration)[0]
     label = f"teachers ({run.members} networks)" if model == TEACHERS else model
     cells = [Cell(label), Cell(f"{first.params:,}")]
@@ -68,12 +69,23 @@ def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None)
     return tuple(cells)
 
 
-def paper_method(run: Run, model: str) -> str:
-    """The paper's name of a model; none of its own where a method changes the student's settings."""
+def paper_row(
+    run: Run, model: str, calibration: str, paper: Comparison | None, table: str | None = None
+) -> PaperRow | None:
+    """The paper's row of a model, if it has one: none where a method changes the student's settings."""
+    if paper is None:
+        return None
     if model == TEACHERS:
-        return model
-    settings = run.recipe.get("methods", {}).get(model, {})
-    return "" if settings.keys() - {"perturb"} else run.perturbation(model) or "scratch"
+        return paper.row(model, calibration, table)
+    own, shared = run.recipe.get("methods", {}).get(model, {}), run.recipe.get("student", {})
+    changed = [key for key in own.keys() - {"perturb", "form"} if own[key] != shared.get(key)]
+    form = form_of(run.recipe, model)
+    if changed or form.get("member_norm"):
+        return None
+    method = run.perturbation(model) or "scratch"
+    if form["kind"] == "dirichlet":
+        method = "endd" if method == "clean" else ""
+    return paper.row(method, calibration, table, form["kind"])
 
 
 def score_text(run: Run, model: str, column: str, calibration: str) -> str:

@@ -1,0 +1,70 @@
+"""A student of members that ends as one plain network: LatentBE (Nam et al., ICML 2022)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from polyphony.ensembles.base import Ensemble, by_rows, channels_last
+from polyphony.nn import add_members, merge_member
+from polyphony.nn.rank_one import RankOne
+
+
+class LatentBE(Ensemble):
+    """Members by rank-one factors that start at one, are pulled together, and are averaged by `merge`.
+
+    What is learnt of a factor is its deviation δ from one, so that weight decay pulls it to one. A mean over
+    M members leaves each an M-th of its gradient, so the gradients of what is a member's own are multiplied
+    by M. For SGD that is M times the learning rate with an M-th of the weight decay on `own_parameters`,
+    which is how `fit` groups them: M g + λ δ = M (g + λ/M δ), and momentum is linear.
+    """
+
+    expects_diversity = False
+
+    def __init__(self, network: nn.Module, members: int, *, keep: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.members = members
+        unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
+        self.network = channels_last(add_members(network, members, rng=unused, keep=keep))
+        for layer in rank_one_layers(self.network):
+            for name in ("r", "s"):
+                nn.init.ones_(getattr(layer, name))
+                parametrize.register_parametrization(layer, name, AroundOne())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m b c h w] → [m b k]"""
+        return by_rows(self.network, x, self.members)
+
+    def merge(self) -> nn.Module:
+        """One plain network, as a copy: factors and biases averaged over members, then folded into W."""
+        network = copy.deepcopy(self.network)
+        for own in own_parameters(network):
+            own.data.copy_(own.data.mean(0))  # of deviations, and so of factors
+        return merge_member(network, 0)
+
+
+class AroundOne(nn.Module):
+    """A factor from its deviation: 1 + δ."""
+
+    def forward(self, deviation: Tensor) -> Tensor:
+        return 1 + deviation
+
+    def right_inverse(self, factor: Tensor) -> Tensor:
+        """The deviation of a factor."""
+        return factor - 1
+
+
+def own_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """What each member of a LatentBE has of its own, members first: deviations of factors, and biases."""
+    for layer in rank_one_layers(model):
+        if parametrize.is_parametrized(layer, "r"):
+            yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
+
+
+def rank_one_layers(network: nn.Module) -> Iterator[RankOne]:
+    """Every layer that has members."""
+    return (module for module in network.modules() if isinstance(module, RankOne))

@@ -1,0 +1,159 @@
+"""The points of a sweep: values of α, τ and η for one method, and the recipe whose methods they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyphony.recipe.parts import Method, Recipe
+from polyphony.recipe.read import RecipeError, check, explain, suggestion
+
+PARAMETERS = ("alpha", "temperature", "step_size")
+Value = float | str | None  # a step size may be "match", and is none where a method takes no step
+Values = dict[str, tuple[Any, ...]]  # of each parameter
+
+# What the paper's two tables of hyper-parameters vary, by the student's network.
+PAPER: dict[str, Values] = {
+    "resnet": {"alpha": (0.8, 0.9, 1.0), "temperature": (2.0, 3.0, 4.0, 5.0)},
+    "wide_resnet": {"alpha": (0.9,), "temperature": (1.0, 2.0, 3.0, 4.0, 5.0)},
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of the method that is swept."""
+
+    alpha: float
+    temperature: float
+    step_size: Value
+
+    @property
+    def name(self) -> str:
+        """The point as the name of a method: "a0.9-t4-s1_255"."""
+        step = "" if self.step_size is None else f"-s{text_of(self.step_size, 'step_size').replace('/', '_')}"
+        return f"a{text_of(self.alpha)}-t{text_of(self.temperature)}{step}"
+
+    def settings(self) -> dict[str, float | str]:
+        """The keys of a method that the point decides."""
+        found = {name: getattr(self, name) for name in PARAMETERS}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What is swept: a method of a recipe, and the values of each parameter, of which some are only one."""
+
+    recipe: Recipe
+    method: str
+    values: Values
+
+    @property
+    def own(self) -> Point:
+        """The point that the recipe itself is at."""
+        return own_point(self.recipe, self.method)
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The parameters that have several values."""
+        return tuple(name for name in PARAMETERS if len(self.values[name]) > 1)
+
+    def grid(self) -> list[Point]:
+        """Every combination of the values."""
+        return [Point(*point) for point in itertools.product(*(self.values[name] for name in PARAMETERS))]
+
+    def derived(self, points: Sequence[Point]) -> Recipe:
+        """The recipe whose methods are the points. Teachers that only a DEE curve would need are left out."""
+        method = self.recipe.methods[self.method]
+        changed: dict[str, Any] = {
+            "name": f"{self.recipe.name}-sweep",
+            "methods": {point.name: method.model_copy(update=point.settings()) for point in points},
+        }
+        if not method.source:
+            changed["teachers"] = self.recipe.teachers.model_copy(update={"extra": 0})
+        table = self.recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
+        return check(table, changed["name"])
+
+
+def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | None]) -> Swept:
+    """What to sweep, from "0.5,0.9" for each parameter or nothing; a RecipeError where it makes no sense.
+
+    Without any values they are the paper's. Where some are given, the other parameters stay as they are.
+    """
+    name = chosen_method(recipe, method)
+    given = {parameter: read_values(parameter, text) for parameter, text in texts.items() if text is not None}
+    for parameter in given:
+        if not concerns(recipe, name, parameter):
+            raise RecipeError(
+                f"{recipe.name}: {option(parameter)} does not concern the method '{name}';"
+                " choose another with --method"
+            )
+    own = own_point(recipe, name)
+    asked = given or PAPER.get(recipe.student_network.kind, PAPER["resnet"])
+    values = {parameter: asked.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
+    return Swept(recipe, name, values)
+
+
+def chosen_method(recipe: Recipe, name: str | None) -> str:
+    """The method of that name; by default the first that takes a step, or the first with teachers."""
+    if name is not None and name not in recipe.methods:
+        raise RecipeError(f"{recipe.name} has no method '{name}'; {suggestion(name, list(recipe.methods))}")
+    candidates = [name] if name is not None else list(recipe.methods)
+    for parameter in ("step_size", "alpha"):
+        for each in candidates:
+            if concerns(recipe, each, parameter):
+                return each
+    who = f"the method '{name}'" if name is not None else "every method"
+    raise RecipeError(f"{recipe.name}: {who} learns from the labels alone, so there is nothing to sweep")
+
+
+def concerns(recipe: Recipe, method: str, parameter: str) -> bool:
+    """Whether a parameter makes a difference to what a method does."""
+    one, other = (
+        recipe.model_copy(
+            update={"methods": {method: recipe.methods[method].model_copy(update={parameter: value})}}
+        ).distillation(method)
+        for value in (0.25, 0.5)
+    )
+    return one != other
+
+
+def own_point(recipe: Recipe, method: str) -> Point:
+    """Where a method of the recipe is."""
+    settings = recipe.distillation(method)
+    assert settings is not None, method
+    step_size = settings.step_size if concerns(recipe, method, "step_size") else None
+    return Point(settings.alpha, settings.temperature, step_size)
+
+
+def read_values(parameter: str, text: str) -> tuple[Any, ...]:
+    """ "0.5, 0.9" → (0.5, 0.9): what a recipe would accept for the parameter, each value once."""
+    values = []
+    for part in text.split(","):
+        try:
+            values.append(getattr(Method.model_validate({parameter: part.strip()}), parameter))
+        except ValidationError as error:
+            fault = explain(error.errors()[0]).replace(parameter, option(parameter), 1)
+            raise RecipeError(fault) from None
+    return tuple(dict.fromkeys(values))
+
+
+def option(parameter: str) -> str:
+    """A parameter as it is called on the command line."""
+    return f"--{parameter.replace('_', '-')}"
+
+
+def text_of(value: Value, parameter: str = "") -> str:
+    """A value as a person writes it: "0.9", "4", and a step size in units of the grey level, "1/255"."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if parameter == "step_size":
+        levels = f"{255 * value:.6g}"
+        if float(Fraction(levels) / 255) == value:
+            return f"{levels}/255"
+    short = f"{value:.6g}"
+    return short if float(short) == value else repr(value)

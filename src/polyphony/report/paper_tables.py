@@ -1,0 +1,89 @@
+"""Tables that only the paper has whole, ours beside where a run has the same: its grid of α and τ, EnD²."""
+
+from __future__ import annotations
+
+from polyphony import metrics
+from polyphony.report import paper
+from polyphony.report.forms import BATCH_ENSEMBLE
+from polyphony.report.paper import Comparison, PaperRow, Tuning
+from polyphony.report.run import Run, Score
+from polyphony.report.tables import Cell, Table
+
+_ENDD = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓"}
+_NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
+
+
+def paper_tables(run: Run, found: Comparison | None) -> list[Table]:
+    """The paper's further tables on a run's experiment; none for a recipe that is not the paper's."""
+    return [*tuning_tables(run, found), *endd_tables(run, found)] if found else []
+
+
+def tuning_tables(run: Run, found: Comparison) -> list[Table]:
+    """Validation scores of plain distillation for every α and τ that the paper tried."""
+    cells = [cell for cell in paper.tuning() if cell.experiment in found.experiments]
+    if not cells:
+        return []
+    caption = (
+        "Plain distillation on validation images, for every α and τ that the paper tried: ACC, and NLL at the"
+        " temperature fitted there. The small numbers are the paper's; ours stand where this run has them."
+    )
+    rows = tuple(_tuning_row(run, cell) for cell in cells)
+    return [Table("paper-tuning", caption, ("Setting", "ACC % ↑", "NLL ↓", "n, paper"), rows)]
+
+
+def _tuning_row(run: Run, cell: Tuning) -> tuple[Cell, ...]:
+    ours = [name for name in run.methods if _is_plain(run, name) and settings(run, name) == _setting(cell)]
+    scores = run.scored(ours[0], "valid") if ours else []
+    label = f"α = {cell.alpha:g}, τ = {cell.temperature:g}"
+    return (
+        Cell(label),
+        Cell(_ours(scores, "acc"), paper=cell.acc.text(2)),
+        Cell(_ours(scores, "nll"), paper=cell.nll.text(3)),
+        Cell(str(cell.n)),
+    )
+
+
+def _is_plain(run: Run, method: str) -> bool:
+    return run.perturbation(method) == "clean" and run.form(method) == BATCH_ENSEMBLE
+
+
+def settings(run: Run, method: str) -> tuple[float, float]:
+    """A method's α and temperature, its own or the student's."""
+    own, shared = run.recipe.get("methods", {}).get(method, {}), run.recipe.get("student", {})
+    alpha, temperature = (float(own.get(key, shared.get(key, 0))) for key in ("alpha", "temperature"))
+    return alpha, temperature
+
+
+def _setting(cell: Tuning) -> tuple[float, float]:
+    return cell.alpha, cell.temperature
+
+
+def endd_tables(run: Run, found: Comparison) -> list[Table]:
+    """The paper's comparison with EnD², for every number of teachers, where the run is of that network."""
+    if not any(name.startswith("cifar10-resnet32") for name in found.experiments):
+        return []
+    caption = (
+        "Ensemble distribution distillation (EnD²) against this method, by the number of teachers: test"
+        " scores at the temperature fitted on validation (the paper's Brier scores are as predicted). The"
+        " small numbers are the paper's, each of one training; ours stand where this run has them."
+    )
+    printed = [row for row in paper.rows() if row.table == "endd"]
+    rows = tuple(_endd_row(run, row) for row in printed)
+    return [Table("paper-endd", caption, ("Teachers, student", *_ENDD.values()), rows)]
+
+
+def _endd_row(run: Run, row: PaperRow) -> tuple[Cell, ...]:
+    teachers = paper.EXPERIMENTS[row.experiment].members
+    form, perturb = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
+    same = [m for m in run.methods if (run.form(m), run.perturbation(m)) == (form, perturb)]
+    scores = run.scored(same[0]) if same and run.members == teachers else []
+    cells = (Cell(_ours(scores, column), paper=row.text(column)) for column in _ENDD)
+    return (Cell(f"{teachers}, {_NAMES[row.method]}"), *cells)
+
+
+def _ours(scores: list[Score], column: str) -> str:
+    if not scores:
+        return "–"
+    scale, digits = (100, 2) if column == "acc" else (1, 3)
+    values = [scale * getattr(score, column) for score in scores]
+    return metrics.format_mean_sd(metrics.mean_sd(values), digits)

@@ -1,0 +1,151 @@
+"""Points proposed by optuna, one round at a time; a journal file keeps them and how good they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyphony.recipe import RecipeError
+from polyphony.recipe.sweep import PARAMETERS, Point, Swept, option
+from polyphony.store import spec_key
+
+if TYPE_CHECKING:
+    import optuna
+
+STARTUP = 6  # points drawn blindly before the search follows what it has seen
+GREY_LEVELS = 255  # step sizes are rounded in these units
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point that optuna asked for, and its number there."""
+
+    number: int
+    point: Point
+
+
+@dataclass(frozen=True)
+class Search:
+    """Tree-structured Parzen estimators over a sweep's ranges: from a parameter's least to its largest value.
+
+    What is asked next depends on the journal alone, so a search that was killed ends as one that was not.
+    Whoever uses it holds the lock of the journal's folder.
+    """
+
+    swept: Swept
+    journal: Path
+
+    def check(self) -> None:
+        """Raise unless there is something to search, and something to search with."""
+        if find_spec("optuna") is None:
+            raise RecipeError("--trials needs optuna: pip install 'polyphony[sweep]', or sweep a grid")
+        if not self.swept.varied:
+            raise RecipeError("--trials needs a range to search, for example --alpha 0.5,1")
+        for name in self.swept.varied:
+            if "match" in self.swept.values[name]:
+                raise RecipeError(f"{option(name)} match is no number that --trials could search around")
+
+    @cached_property
+    def study(self) -> optuna.Study:
+        """Optuna's view of the journal; what is not about these trainings is another study there."""
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        mend(self.journal)
+        storage = JournalStorage(JournalFileBackend(str(self.journal)))
+        study = optuna.create_study(storage=storage, study_name=self.key, load_if_exists=True)
+        if not study.get_trials(deepcopy=False) and self.includes(self.swept.own):
+            study.enqueue_trial({name: getattr(self.swept.own, name) for name in self.swept.varied})
+        return study
+
+    @property
+    def key(self) -> str:
+        """The hash of all that the points have in common."""
+        fixed = self.swept.recipe.model_dump(mode="json", exclude={"name", "methods"}, exclude_none=True)
+        method = self.swept.recipe.methods[self.swept.method].model_dump(mode="json", exclude=set(PARAMETERS))
+        kept = {name: self.swept.values[name] for name in PARAMETERS if name not in self.swept.varied}
+        return spec_key({"recipe": fixed, "method": method, "kept": kept})
+
+    def includes(self, point: Point) -> bool:
+        """Whether a point lies in the ranges."""
+        return all(
+            isinstance(value := getattr(point, name), float) and low <= value <= high
+            for name, (low, high) in self.ranges.items()
+        )
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """(least, largest) of each parameter that is searched."""
+        numbers = {n: [v for v in self.swept.values[n] if isinstance(v, float)] for n in self.swept.varied}
+        return {name: (min(values), max(values)) for name, values in numbers.items()}
+
+    def finished(self) -> list[Point]:
+        """The points that have an NLL, each once, in the order in which they were asked for."""
+        complete = [trial for trial in self._trials() if trial.value is not None]
+        return list(dict.fromkeys(self.point(trial.params) for trial in complete))
+
+    def answered(self) -> int:
+        """How many trials have an answer, those that diverged included."""
+        return sum(trial.state.is_finished() for trial in self._trials())
+
+    def ask(self, count: int) -> list[Trial]:
+        """So many points to try: first those that were asked for before and never answered."""
+        open_trials = [trial for trial in self._trials() if not trial.state.is_finished()]
+        asked = [Trial(trial.number, self.point(trial.params)) for trial in open_trials[:count]]
+        return asked + [self._next() for _ in range(count - len(asked))]
+
+    def tell(self, trial: Trial, nll: float | None) -> None:
+        """Answer a trial; nothing for a training that diverged, which the search then keeps away from."""
+        from optuna.trial import TrialState
+
+        if nll is None:
+            self.study.tell(trial.number, state=TrialState.PRUNED)
+        else:
+            self.study.tell(trial.number, nll)
+
+    def point(self, parameters: Mapping[str, Any]) -> Point:
+        """The point of optuna's parameters, to three significant digits: nobody reads more of them."""
+        fixed = {name: self.swept.values[name][0] for name in PARAMETERS}
+        return Point(**fixed | {name: rounded(name, value) for name, value in parameters.items()})
+
+    def _next(self) -> Trial:
+        import optuna
+        from optuna.distributions import FloatDistribution
+
+        begun = len(self.study.get_trials(deepcopy=False))
+        self.study.sampler = optuna.samplers.TPESampler(
+            n_startup_trials=STARTUP, multivariate=True, constant_liar=True, seed=begun
+        )
+        trial = self.study.ask(
+            {name: FloatDistribution(*ends, log=name != "alpha") for name, ends in self.ranges.items()}
+        )
+        return Trial(trial.number, self.point(trial.params))
+
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        """All trials but those that a killed process had not got the parameters of."""
+        return [
+            trial
+            for trial in self.study.get_trials(deepcopy=False)
+            if trial.params.keys() >= set(self.swept.varied)
+        ]
+
+
+def rounded(parameter: str, value: float) -> float:
+    """A value to three significant digits; of a step size they are those of its grey levels."""
+    if parameter == "step_size":
+        return float(Fraction(f"{GREY_LEVELS * value:.3g}") / GREY_LEVELS)
+    return float(f"{value:.3g}")
+
+
+def mend(journal: Path) -> None:
+    """Take away what a killed process left: half a line at the end, and optuna's own lock."""
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    if journal.exists() and not (data := journal.read_bytes()).endswith(b"\n"):
+        journal.write_bytes(data[: data.rfind(b"\n") + 1])

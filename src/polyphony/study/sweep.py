@@ -1,0 +1,200 @@
+"""Run a sweep: every point is an ordinary student of a derived recipe, judged on validation images alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from polyphony import metrics
+from polyphony.recipe.sweep import Point, Swept
+from polyphony.store import locked, read_json, write_json, write_whole
+from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
+from polyphony.study.plan import Study
+from polyphony.study.pool import Board, run_jobs
+from polyphony.study.run import default_workers, pending, write_provenance
+from polyphony.study.scores import TEACHERS, quality, read, versions
+from polyphony.study.search import Search
+from polyphony.train import DivergedError
+
+JUDGE = "calibrated"  # whose validation NLL decides, as in the paper's tables of hyper-parameters
+
+
+@dataclass(frozen=True)
+class SweepScore:
+    """A row of sweep.csv: a point and seed on validation images. The columns are those of scores.csv."""
+
+    method: str  # the point's name among the derived recipe's methods
+    seed: int
+    alpha: float
+    temperature: float
+    step_size: float | str | None  # "match" where it was to be found; none where the method takes no step
+    calibration: str  # "standard", or "calibrated": at the temperature fitted on these same images
+    acc: float
+    nll: float
+    bs: float
+    ece: float
+    kld: float
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep did: its scores, and the points whose training diverged."""
+
+    ran: int
+    skipped: int  # jobs of these points that were done before
+    scores: list[SweepScore]
+    diverged: list[Point]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept, the folder its results go to, and the machine's part."""
+
+    swept: Swept
+    folder: Path
+    data_root: Path | None = None
+    device: str = "cpu"
+
+    @property
+    def search(self) -> Search:
+        """The points as optuna proposes them."""
+        return Search(self.swept, self.folder / "optuna.jsonl")
+
+    def study(self, points: Sequence[Point]) -> Study:
+        """The study whose methods are these points."""
+        return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
+
+    def facts(self, trials: int | None) -> dict[str, Any]:
+        """sweep.json: what was swept, and how."""
+        recipe, method = self.swept.recipe, self.swept.method
+        return {
+            "recipe": recipe.name,
+            "method": method,
+            "settings": recipe.methods[method].model_dump(mode="json", exclude_none=True),
+            "own": self.swept.own.settings(),
+            "values": {name: list(values) for name, values in self.swept.values.items()},
+            "trials": trials,
+        }
+
+
+def run_sweep(
+    sweep: Sweep, board: Board, *, trials: int | None = None, workers: int | None = None, redo: bool = False
+) -> SweepOutcome:
+    """Train and score the points: the whole grid, or so many trials of a search; then write sweep.csv.
+
+    What is done is not done again, and nothing but training and validation images is predicted on.
+    """
+    study = sweep.study([sweep.swept.own])
+    for schedule in (study.recipe.teachers, study.recipe.student):
+        study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
+    if trials is not None:
+        sweep.search.check()
+    with locked(sweep.folder):
+        work = Work(sweep, board, workers or default_workers(study), redo, sweep.facts(trials))
+        points = sweep.swept.grid() if trials is None else work.search(trials)
+        lost = work.measure(points) if points else []
+        kept = [point for point in points if point not in lost]
+        if not kept:
+            raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
+        rows = score(sweep.study(kept), kept)
+        work.begin(sweep.study(points))
+        write_table(sweep.folder / "sweep.csv", rows)
+    return SweepOutcome(work.ran, max(0, work.count(points) - work.ran), rows, lost + work.lost)
+
+
+class Work:
+    """A sweep under way: trains what is missing, and counts it."""
+
+    def __init__(self, sweep: Sweep, board: Board, workers: int, redo: bool, facts: dict[str, Any]) -> None:
+        self.sweep, self.board, self.workers, self.redo, self.facts = sweep, board, workers, redo, facts
+        self.ran = 0
+        self.lost: list[Point] = []  # diverged in a search
+
+    def search(self, trials: int) -> list[Point]:
+        """Ask, train and tell, as many points a round as processes run at a time; all points with scores."""
+        search = self.sweep.search
+        while (left := trials - search.answered()) > 0:
+            asked = search.ask(min(left, self.workers))
+            points = list(dict.fromkeys(trial.point for trial in asked))
+            diverged = self.measure(points)
+            self.lost += diverged
+            for trial in asked:
+                lost = trial.point in diverged
+                search.tell(trial, None if lost else judged(score(self.sweep.study(points), [trial.point])))
+        return search.finished()
+
+    def measure(self, points: Sequence[Point]) -> list[Point]:
+        """Train and predict what is missing of these points; those of which a training diverged."""
+        study = self.sweep.study(points)
+        self.run(study, [TrainTeacher(study, j) for j in range(study.teachers)])
+        try:
+            self.run(study, [TrainStudent(study, name, seed) for name, seed in study.students])
+        except DivergedError:
+            if len(points) == 1:
+                return list(points)
+            return [lost for point in points for lost in self.measure([point])]
+        self.run(study, predictions(study))
+        return []
+
+    def run(self, study: Study, jobs: Sequence[Job]) -> None:
+        """Run the jobs that are not done."""
+        todo = pending(study, jobs, self.redo)
+        if todo:
+            self.begin(study)
+        run_jobs(todo, self.board, self.workers, study.threads)
+        self.ran += len(todo)
+
+    def begin(self, study: Study) -> None:
+        """Say in the folder what is in it; a table of another sweep goes."""
+        path = self.sweep.folder / "sweep.json"
+        if path.exists() and read_json(path) != self.facts:
+            (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
+        write_json(path, self.facts)
+        write_provenance(study)
+
+    def count(self, points: Sequence[Point]) -> int:
+        """How many jobs these points are."""
+        study = self.sweep.study(points)
+        return study.teachers + len(study.students) + len(predictions(study))
+
+
+def predictions(study: Study) -> list[Predict]:
+    """Everything that is predicted: the teachers and all points, on validation images."""
+    students = [Predict(study, name, seed, "valid") for name, seed in study.students]
+    return [Predict(study, TEACHERS, None, "valid"), *students]
+
+
+def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
+    """The rows of points that were measured."""
+    rows = []
+    for point in points:
+        for seed in study.recipe.seeds:
+            valid = read(Predict(study, point.name, seed, "valid"))
+            kld = metrics.mean_kld(valid.logits)
+            for kind, log_probs in versions(valid, valid).items():
+                measured = quality(log_probs, valid.labels)
+                rows.append(
+                    SweepScore(
+                        point.name, seed, point.alpha, point.temperature, point.step_size, kind,
+                        **measured, kld=kld,
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def judged(rows: Sequence[SweepScore]) -> float:
+    """What decides between points: the calibrated validation NLL, mean over seeds."""
+    return metrics.mean_sd([row.nll for row in rows if row.calibration == JUDGE]).mean
+
+
+def write_table(path: Path, rows: Sequence[SweepScore]) -> None:
+    """sweep.csv, whole; what is missing is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(SweepScore)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_whole(path, text.getvalue().encode())
