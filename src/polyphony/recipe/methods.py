@@ -56,6 +56,7 @@ class Method(Part):
     alpha: Share | None = None
     temperature: PositiveFloat | None = None
     step_size: StepSize | None = None
+    learning_rate: PositiveFloat | None = None
 
     @property
     def steps(self) -> set[str]:

@@ -110,11 +110,16 @@ class Recipe(Part):
         """The form that a method's student takes."""
         return self.methods[name].form or self.student.form
 
+    def schedule(self, name: str) -> Schedule:
+        """How a method's student is trained."""
+        rate = self.methods[name].learning_rate
+        return self.student.model_copy(update={"learning_rate": rate}) if rate else self.student
+
     def distillation(self, name: str) -> Distillation | None:
         """A method's settings, from `student` where it leaves them open; nothing for one from scratch."""
         shared = self.student.model_dump(include={"alpha", "temperature", "step_size"})
         method = self.methods[name]
-        own = method.model_dump(exclude_none=True, exclude={"form"})
+        own = method.model_dump(exclude_none=True, exclude={"form", "learning_rate"})
         if not method.steps:
             own["step_size"] = 0.0  # it takes no step, so a change of step size does not concern it
         return Distillation(**shared | own) if method.perturb else None

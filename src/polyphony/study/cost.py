@@ -41,7 +41,7 @@ def costs(study: Study) -> Iterator[Cost]:
     for name in recipe.methods:
         student = study.fresh_student(name).to(study.device)
         loss = probing_loss(study, name, teachers, student)
-        yield cost(study, name, len(recipe.seeds), student, loss, recipe.student)
+        yield cost(study, name, len(recipe.seeds), student, loss, recipe.schedule(name))
 
 
 def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:

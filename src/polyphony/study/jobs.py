@@ -99,7 +99,8 @@ class TrainStudent:
         study, rng = self.study, generator("student", self.seed, self.study.device)
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
-        log = train(study, self.stage, student, loss, study.plan(study.recipe.student), rng, watch)
+        plan = study.plan(study.recipe.schedule(self.method))
+        log = train(study, self.stage, student, loss, plan, rng, watch)
         self.stage.finish(student.state_dict(), facts(log) | {"step_size": step_size})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:

@@ -62,7 +62,7 @@ class Study:
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
         method, form = self.recipe.distillation(name), self.recipe.form(name)
-        spec = self._spec("student", seed, self.recipe.student) | {
+        spec = self._spec("student", seed, self.recipe.schedule(name)) | {
             "members": self.recipe.members,
             "network": dump(self.recipe.student_network),
             "method": dump(method) if method else "scratch",
