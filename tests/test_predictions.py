@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyphony import metrics
 from polyphony.data import Split
-from polyphony.ensembles import BatchEnsemble, DeepEnsemble
+from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Dirichlet, Ensemble, Single
 from polyphony.nn import resnet
-from polyphony.predictions import predict
+from polyphony.predictions import Predictions, detect_unknown, pool, predict
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -81,10 +82,86 @@ def test_pixels_may_be_changed_before():
 
 
 def test_logits_are_float32_whatever_the_model_computes_in():
-    class Rough(nn.Module):
+    class Rough(Ensemble):
         members = 1
 
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(2).bfloat16()
 
     assert predict(Rough(), split()).logits.dtype == torch.float32
+
+
+# What predictions say of their spread, whoever made them
+
+
+def of_members(n: int = 6) -> Predictions:
+    return Predictions(2 * torch.randn(3, n, 5, generator=seeded(3)), torch.arange(n) % 5)
+
+
+def of_dirichlet(n: int = 6, seed: int = 4) -> Predictions:
+    return Predictions(
+        1 + 2 * torch.randn(1, n, 5, generator=seeded(seed)), torch.arange(n) % 5, dirichlet=True
+    )
+
+
+@pytest.mark.parametrize(("offset", "dirichlet"), [(0.0, True), (1.0, True), (None, False)])
+def test_predictions_know_whether_they_are_concentrations(offset, dirichlet):
+    model = Single(small()) if offset is None else Dirichlet(small(), offset)
+    assert predict(model, split()).dirichlet is dirichlet
+
+
+def test_members_are_scored_as_members():
+    each = of_members()
+    assert each.mean_kld() == metrics.mean_kld(each.logits) > 0
+    assert torch.equal(
+        each.diversity_bins().kld.nan_to_num(), metrics.diversity_bins(each.logits).kld.nan_to_num()
+    )
+    expected = metrics.uncertainties(each.logits, 1.5)
+    assert torch.equal(each.uncertainties(1.5).mutual_information, expected.mutual_information)
+    assert each.spread() == metrics.Spread.of(each.logits, each.labels)
+    assert each.varies
+    assert not each.first(1).varies
+    assert each.first(1).mean_kld() == 0
+
+
+def test_a_dirichlet_is_scored_by_its_closed_forms():
+    each = of_dirichlet()
+    alpha = each.logits[0].double().exp()
+    klds = 4 / alpha.sum(-1)
+    assert each.mean_kld() == pytest.approx(float(klds.mean()), rel=1e-12)
+    sure = (alpha / alpha.sum(-1, keepdim=True)).amax(-1)
+    plot = each.diversity_bins(4)
+    assert plot.count.tolist() == [int(((sure > b / 4) & (sure <= (b + 1) / 4)).sum()) for b in range(4)]
+    assert float((plot.count * plot.kld.nan_to_num()).sum()) == pytest.approx(float(klds.sum()))
+    found, expected = each.uncertainties(2.0), metrics.dirichlet_uncertainties(each.logits[0], 2.0)
+    assert torch.equal(found.mutual_information, expected.mutual_information)
+    assert torch.equal(found.entropy, expected.entropy)
+    assert each.varies
+    torch.testing.assert_close(each.log_probs().exp(), alpha / alpha.sum(-1, keepdim=True))
+
+
+def test_a_dirichlets_spread_says_that_it_is_one_network_with_a_distribution():
+    spread = of_dirichlet(50).spread()
+    assert spread.kld == pytest.approx(of_dirichlet(50).mean_kld())
+    health = metrics.HealthCheck().judge(spread, teachers_kld=2 * spread.kld)
+    assert health.verdict == metrics.Verdict.SINGLE
+    assert "one network that predicts a distribution" in health.findings[0]
+    assert "0.50 of the teachers'" in health.findings[0]
+
+
+def test_pooling_keeps_the_kind_and_refuses_to_mix():
+    both = pool([of_dirichlet(3, 1), of_dirichlet(2, 2)])
+    assert both.dirichlet
+    assert both.logits.shape == (1, 5, 5)
+    assert both.labels.tolist() == [0, 1, 2, 0, 1]
+    with pytest.raises(ValueError, match="cannot be pooled"):
+        pool([of_dirichlet(), of_members().first(1)])
+
+
+def test_draws_that_differ_give_unknown_inputs_away_though_the_mean_prediction_is_the_same():
+    sharp = Predictions(torch.full((1, 20, 5), 5.0), torch.arange(20) % 5, dirichlet=True)
+    flat = Predictions(torch.full((1, 10, 5), -1.0), torch.arange(10) % 5, dirichlet=True)
+    found = detect_unknown(sharp, flat)
+    assert found["mutual_information"].auroc == 1.0
+    assert found["doubt"].auroc == 0.5
+    assert metrics.detect_unknown_logits(sharp.logits, flat.logits)["mutual_information"].auroc == 0.5

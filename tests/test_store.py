@@ -8,10 +8,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import safetensors.torch
 import torch
 from filelock import FileLock
 
 from polyphony.predictions import Predictions
+from polyphony.report.run import read_predictions
 from polyphony.store import (
     Stage,
     StoreError,
@@ -229,6 +231,23 @@ def test_predictions_come_back_under_their_own_key_only(tmp_path):
     assert torch.equal(found.logits, logits)
     assert torch.equal(found.labels, torch.arange(3))
     assert load_predictions(path, "other") is None
+
+
+@pytest.mark.parametrize("dirichlet", [False, True])
+def test_saved_predictions_say_what_their_logits_are_to_whoever_reads_them(tmp_path, dirichlet):
+    path = tmp_path / "test.safetensors"
+    save_predictions(path, Predictions(torch.randn(1, 3, 4), torch.arange(3), dirichlet), "k")
+    assert load_predictions(path, "k").dirichlet is dirichlet
+    assert read_predictions(path).dirichlet is dirichlet
+
+
+def test_predictions_saved_without_a_word_on_it_are_members(tmp_path):
+    path = tmp_path / "test.safetensors"
+    tensors = {"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}
+    safetensors.torch.save_file(tensors, path, metadata={"key": "k"})
+    assert not load_predictions(path, "k").dirichlet
+    safetensors.torch.save_file(tensors, path)
+    assert not read_predictions(path).dirichlet
 
 
 # Damage

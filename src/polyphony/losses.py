@@ -104,3 +104,20 @@ def concentrations(log_concentrations: Tensor) -> tuple[Tensor, Tensor]:
 def precise(values: Tensor) -> Tensor:
     """In float64 where the device has it: gamma functions of large α cancel in float32."""
     return values.float() if values.device.type == "mps" else values.double()
+
+
+def with_limit(logits: Tensor, limit: float) -> Tensor:
+    """The same logits; the gradient of each example's loss with respect to them is no longer than `limit`.
+
+    For a loss that is the mean over examples. [m b k] → [m b k]
+    """
+    share = limit / (logits.shape[0] * logits.shape[1])
+
+    def shorten(gradient: Tensor) -> Tensor:
+        length = gradient.norm(dim=-1, keepdim=True)
+        return gradient.mul((share / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1.0))
+
+    limited = logits.view_as(logits)  # a hook on the logits themselves would outlive this loss
+    if limited.requires_grad:
+        limited.register_hook(shorten)
+    return limited

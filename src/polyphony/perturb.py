@@ -110,12 +110,11 @@ class Diversify:
         with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), evaluating(self.student):
             ours = self.student(x.expand(self.student.members, *x.shape))
             pairs = ((teachers.networks[i](x.detach()), teachers.networks[j](x)), (ours[i], ours[j]))
-        up, down = disagreement_seeds(
-            [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
-        )
-        (_, theirs), (_, mine) = pairs
-        seeds = (up.to(theirs.dtype), -down.to(mine.dtype))
-        (gradient,) = torch.autograd.grad((theirs, mine), x, seeds)
+            scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
+            up, down = disagreement_seeds(scaled)
+            (_, theirs), (_, mine) = pairs
+            seeds = (up.to(theirs.dtype), -down.to(mine.dtype))
+            (gradient,) = torch.autograd.grad((theirs, mine), x, seeds)
         return step(x.detach(), unit_rms(gradient.float()), self.step_size)
 
 

@@ -28,6 +28,8 @@ from polyphony.predictions import Predictions
 
 Spec = dict[str, Any]
 
+KIND, DIRICHLET = "logits", "dirichlet"  # in a file of predictions; without it they are members' logits
+
 
 class StoreError(RuntimeError):
     """A run folder cannot be used as it is; the message says why and what to do."""
@@ -159,9 +161,10 @@ class Stage:
 
 
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
-    """Logits and labels in one file, under the key of what they depend on."""
+    """Logits, what they are, and labels in one file, under the key of what they depend on."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
-    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key}))
+    kind = {KIND: DIRICHLET} if predictions.dirichlet else {}
+    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
 
 
 def load_predictions(path: Path, key: str) -> Predictions | None:
@@ -172,9 +175,14 @@ def load_predictions(path: Path, key: str) -> Predictions | None:
         with safetensors.safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("key") != key:
                 return None
-            return Predictions(file.get_tensor("logits"), file.get_tensor("labels"))
+            return Predictions(file.get_tensor("logits"), file.get_tensor("labels"), is_dirichlet(file))
     except safetensors.SafetensorError as error:
         raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to predict again") from error
+
+
+def is_dirichlet(file: Any) -> bool:
+    """Whether an open file of predictions says that its logits are a Dirichlet's log concentrations."""
+    return (file.metadata() or {}).get(KIND) == DIRICHLET
 
 
 @contextmanager

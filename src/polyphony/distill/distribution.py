@@ -26,7 +26,12 @@ class DistillDistribution:
     After Malinin, Mlodozeniec and Gales (2020) and their code: the teachers' softmax(z/T) and the student's
     α = e^(z/T) at one temperature T, which is annealed (see `temperature_at`); the teachers' probabilities
     smoothed to (1 − γ) π + γ/K, γ = `smoothing` (10⁻⁴ in their paper, 10⁻³ in their code); the loss times T².
-    We differ in that T changes every step, not every epoch, and that inputs may be perturbed.
+
+    We differ in that T changes every step, not every epoch, that inputs may be perturbed, and in the
+    `gradient_limit`: the likelihood's curvature grows with α, and SGD at a learning rate that suits the other
+    losses diverges (0.1 and 0.01 did on digits; 0.0003 did not). So each example's gradient with respect to
+    log α is scaled down to this length where it is longer, about the longest that a cross-entropy has. The
+    z that suits a temperature grows faster than T, so that annealing takes some hundreds of steps at least.
 
     `steps` is how many steps the whole training has; the student counts those it has done.
     """
@@ -35,6 +40,7 @@ class DistillDistribution:
     steps: int
     start_temperature: float = 10.0
     smoothing: float = 1e-4
+    gradient_limit: float = 1.0
     perturb: Perturbation = field(default_factory=Clean)
     temperature: ClassVar[float] = 1.0  # at which a perturbation reads the teachers: that of the end
 
@@ -42,7 +48,7 @@ class DistillDistribution:
         temperature = self.temperature_at(dirichlet(student).steps)
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float() / temperature, dim=-1)
-        log_alpha = student(x_tilde[None])
+        log_alpha = losses.with_limit(student(x_tilde[None]), self.gradient_limit)
         nll = losses.dirichlet_nll(log_alpha[0] / temperature, losses.smooth(teachers, self.smoothing))
         loss = temperature**2 * nll
         return {"loss": loss, "nll": nll, "temperature": temperature, "acc": accuracy(log_alpha, y[None])}

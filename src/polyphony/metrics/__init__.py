@@ -19,6 +19,13 @@ from polyphony.metrics.calibration import (
 )
 from polyphony.metrics.corruption import CorruptionSummary, summarise_corruptions
 from polyphony.metrics.detection import Detection, detect, detect_unknown, detect_unknown_logits
+from polyphony.metrics.dirichlet import (
+    dirichlet_bins,
+    dirichlet_entropy,
+    dirichlet_information,
+    dirichlet_kld,
+    dirichlet_uncertainties,
+)
 from polyphony.metrics.diversity import DiversityBins, disagreement, diversity_bins, diversity_of, mean_kld
 from polyphony.metrics.equivalent import (
     calibrated_dee_curve,
@@ -84,6 +91,11 @@ __all__ = [
     "detect_unknown",
     "detect_unknown_logits",
     "detect_unknown_tallies",
+    "dirichlet_bins",
+    "dirichlet_entropy",
+    "dirichlet_information",
+    "dirichlet_kld",
+    "dirichlet_uncertainties",
     "disagreement",
     "diversity_bins",
     "diversity_of",

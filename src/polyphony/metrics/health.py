@@ -37,6 +37,7 @@ class Spread:
     disagreement: float  # fraction of pairs of members that name different classes
     error: float  # the members' mean error rate
     kld: float  # mean-KLD in nats
+    distribution: bool = False  # one network that predicts a distribution: what differs are draws from it
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor) -> Spread:
@@ -72,7 +73,9 @@ class HealthCheck:
 
     def judge(self, spread: Spread, teachers_kld: float | None = None, dee: float | None = None) -> Health:
         """The verdict on a spread that was measured on inputs not trained on."""
-        if spread.members == 1:
+        if spread.distribution:
+            findings = [(Verdict.SINGLE, _distribution(spread.kld, teachers_kld))]
+        elif spread.members == 1:
             findings = [(Verdict.SINGLE, "It is one network by design: there are no members to differ.")]
         else:
             findings = [self._disagreement(spread), self._divergence(spread.kld, teachers_kld)]
@@ -112,8 +115,17 @@ def _between(value: float, limits: tuple[float, float]) -> Verdict:
     return Verdict((value >= collapsed) + (value >= weak))
 
 
+def _distribution(kld: float, teachers_kld: float | None) -> str:
+    share = f", {kld / teachers_kld:.2f} of the teachers'" if teachers_kld else ""
+    return (
+        "It is one network that predicts a distribution of predictions: it has no members to differ, and two"
+        f" draws from it have a mean divergence of {kld:.3g} nats{share}."
+    )
+
+
 def _equivalent(dee: float) -> tuple[Verdict, str]:
+    if dee == float("inf"):
+        return Verdict.DIVERSE, "It predicts better than all the teachers that were compared, averaged (DEE)."
     if dee > 1:
-        count = "more teachers than were compared" if dee == float("inf") else f"{dee:.2f} teachers"
-        return Verdict.DIVERSE, f"It predicts as well as {count} averaged (DEE)."
+        return Verdict.DIVERSE, f"It predicts as well as {dee:.2f} teachers averaged (DEE)."
     return Verdict.WEAK, f"It predicts no better than one teacher (DEE {dee:.2f})."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +14,7 @@ from polyphony.recipe.parts import Recipe
 from polyphony.recipe.read import RecipeError, check, explain, suggestion
 
 PARAMETERS = ("alpha", "temperature", "step_size")
+GREY_LEVELS = 255
 Value = float | str | None  # a step size may be "match", and is none where a method takes no step
 Values = dict[str, tuple[Any, ...]]  # of each parameter
 
@@ -149,12 +149,11 @@ def option(parameter: str) -> str:
 
 
 def text_of(value: Value, parameter: str = "") -> str:
-    """A value as a person writes it: "0.9", "4", and a step size in units of the grey level, "1/255"."""
+    """A value as a person writes it: "0.9", "4", and a step of whole grey levels as "1/255"."""
     if value is None or isinstance(value, str):
         return value or ""
-    if parameter == "step_size":
-        levels = f"{255 * value:.6g}"
-        if float(Fraction(levels) / 255) == value:
-            return f"{levels}/255"
+    levels = round(GREY_LEVELS * value) if parameter == "step_size" else 0
+    if levels and levels / GREY_LEVELS == value:
+        return f"{levels}/{GREY_LEVELS}"
     short = f"{value:.6g}"
     return short if float(short) == value else repr(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.predictions import Predictions
+from polyphony.predictions import Predictions, pool
 from polyphony.report.forms import form_of, is_one_network
-from polyphony.store import StoreError, first_line, read_bytes, read_json
+from polyphony.store import StoreError, first_line, is_dirichlet, read_bytes, read_json
 
 TEACHERS = "teachers"
 CALIBRATIONS = ("calibrated", "standard")
@@ -177,11 +176,12 @@ class Run:
     def of_members(self, model: str, seed: int | None, split: str) -> Predictions | None:
         """One seed's predictions, if they are there; of the teachers only the ensemble's."""
         each = self.predictions(model, seed, split)
-        return each and Predictions(each.logits[: self.members], each.labels)
+        return each and each.first(self.members)
 
     def pooled(self, model: str, split: str) -> Predictions | None:
         """The same with the examples of all seeds in one row: [m s·n k]."""
-        return pool(self.ensemble(model, split))
+        each = self.ensemble(model, split)
+        return pool(each) if each else None
 
     def log_probs(self, model: str, split: str, calibration: str) -> list[tuple[Tensor, Tensor]]:
         """(log-probabilities [n k], labels [n]) of each seed, at its validation temperature if calibrated."""
@@ -190,7 +190,7 @@ class Run:
             tested = self.of_members(model, seed, split)
             if tested is None:
                 continue
-            log_probs = metrics.ensemble_log_probs(tested.logits)
+            log_probs = tested.log_probs()
             if calibration == "calibrated":
                 temperature = self.temperature(model, seed)
                 if temperature is None:
@@ -204,7 +204,7 @@ class Run:
         valid = self.of_members(model, seed, "valid")
         if valid is None:
             return None
-        return metrics.fit_temperature(metrics.ensemble_log_probs(valid.logits), valid.labels)
+        return metrics.fit_temperature(valid.log_probs(), valid.labels)
 
     def splits(self, prefix: str) -> list[str]:
         """Splits the teachers have predictions on whose name starts so: "ood-", "train+", …"""
@@ -233,14 +233,6 @@ class Run:
         return [float(each["seconds"]) for each in done if "seconds" in each]
 
 
-def pool(predictions: Iterable[Predictions]) -> Predictions | None:
-    """The examples of several predictions by equally many members as one; nothing of nothing."""
-    each = list(predictions)
-    if not each:
-        return None
-    return Predictions(torch.cat([p.logits for p in each], dim=1), torch.cat([p.labels for p in each]))
-
-
 def read_predictions(path: Path) -> Predictions | None:
     """Saved predictions, whatever they depend on; nothing where there is no file."""
     if not path.is_file():
@@ -249,7 +241,8 @@ def read_predictions(path: Path) -> Predictions | None:
     if "logits" not in tensors:
         raise StoreError(f"{path} holds no logits: delete it to predict again")
     labels = tensors.get("labels", torch.full((tensors["logits"].shape[1],), -1))
-    return Predictions(tensors["logits"], labels)
+    with safetensors.safe_open(path, framework="pt") as file:
+        return Predictions(tensors["logits"], labels, is_dirichlet(file))
 
 
 def stored_members(path: Path) -> int:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from polyphony import metrics
 from polyphony.analysis import Part, load_parts, write_table
-from polyphony.predictions import Predictions, predict
+from polyphony.predictions import Predictions, detect_unknown, predict
 from polyphony.store import Stage, StoreError, load_predictions, locked, save_predictions, spec_key
 from polyphony.study.jobs import Job, Predict
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import default_workers
-from polyphony.study.scores import TEACHERS, first, quality, read
+from polyphony.study.scores import TEACHERS, quality, read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.train import Watch
 
@@ -27,7 +27,7 @@ FORMAT = 1  # raised when rows change their meaning, so that tables are made aga
 
 @dataclass(frozen=True)
 class UnknownScore:
-    """A row of ood.csv. Unknown is the positive class; entropies are of the members' mean, in nats."""
+    """A row of ood.csv. Unknown is the positive class; entropies are of the mean prediction, in nats."""
 
     model: str
     seed: int | None
@@ -156,10 +156,10 @@ def evaluate_corrupted(
 
 def unknown_scores(before: Predict, job: PredictShifted) -> list[UnknownScore]:
     """One model's rows, one for each uncertainty that may tell unknown from known."""
-    known = first(read(before), job.study.recipe.members).logits
-    (unknown,) = (predictions.logits for predictions in job.read().values())
-    entropies = metrics.predictive_entropy(known), metrics.predictive_entropy(unknown)
-    found = metrics.detect_unknown_logits(known, unknown)
+    known = read(before).first(job.study.recipe.members)
+    (unknown,) = job.read().values()
+    entropies = [float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown)]
+    found = detect_unknown(known, unknown)
     return [
         UnknownScore(job.model, job.seed, job.shift.name, score, d.auroc, d.aupr, d.fpr95, *entropies)
         for score, d in found.items()
@@ -170,7 +170,7 @@ def corrupted_scores(shift: Corruptions, job: PredictShifted) -> list[CorruptedS
     """One model's rows, one for each corruption and severity."""
     rows = []
     for split, predictions in job.read().items():
-        measured = quality(metrics.ensemble_log_probs(predictions.logits), predictions.labels)
+        measured = quality(predictions.log_probs(), predictions.labels)
         corruption, severity = shift.conditions[split]
         rows.append(CorruptedScore(job.model, job.seed, shift.name, corruption, severity, **measured))
     return rows

@@ -20,7 +20,8 @@ TEACHERS = "teachers"
 
 @dataclass(frozen=True)
 class Score:
-    """A row of scores.csv. Brier is summed over classes; kld is the mean-KLD of the uncalibrated members."""
+    """A row of scores.csv. Brier is summed over classes; kld is the mean-KLD of the uncalibrated members,
+    or of draws from a student's Dirichlet, and 0 for one plain network."""
 
     model: str
     seed: int | None
@@ -60,12 +61,12 @@ def score(study: Study) -> list[Score]:
     for (model, seed, split), predictions in saved.items():
         valid = saved[model, seed, "valid"]
         if model == TEACHERS:
-            predictions, valid = (first(p, study.recipe.members) for p in (predictions, valid))
+            predictions, valid = (p.first(study.recipe.members) for p in (predictions, valid))
         for kind, log_probs in versions(predictions, valid).items():
             measured = quality(log_probs, predictions.labels)
             curve = curves.get((split, kind))
             dee = None if curve is None else metrics.dee(measured["nll"], curve)
-            kld = metrics.mean_kld(predictions.logits)
+            kld = predictions.mean_kld()
             rows.append(Score(model, seed, split, kind, **measured, dee=dee, kld=kld, params=params[model]))
     return rows
 
@@ -78,15 +79,10 @@ def read(job: Predict) -> Predictions:
     return predictions
 
 
-def first(predictions: Predictions, members: int) -> Predictions:
-    """Those of the first members alone."""
-    return Predictions(predictions.logits[:members], predictions.labels)
-
-
 def versions(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
-    """The ensemble's log-probabilities as they are, and at the temperature that suits validation. [n k]"""
-    log_probs = metrics.ensemble_log_probs(predictions.logits)
-    temperature = metrics.fit_temperature(metrics.ensemble_log_probs(valid.logits), valid.labels)
+    """The mean prediction's log-probabilities as they are, and at the temperature that suits validation."""
+    log_probs = predictions.log_probs()
+    temperature = metrics.fit_temperature(valid.log_probs(), valid.labels)
     return {"standard": log_probs, "calibrated": metrics.temper(log_probs, temperature)}
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyphony.recipe import RecipeError
-from polyphony.recipe.sweep import PARAMETERS, Point, Swept, option
+from polyphony.recipe.sweep import GREY_LEVELS, PARAMETERS, Point, Swept, option
 from polyphony.store import spec_key
 
 if TYPE_CHECKING:
     import optuna
 
 STARTUP = 6  # points drawn blindly before the search follows what it has seen
-GREY_LEVELS = 255  # step sizes are rounded in these units
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,11 @@ class Search:
 
     def finished(self) -> list[Point]:
         """The points that have an NLL, each once, in the order in which they were asked for."""
-        complete = [trial for trial in self._trials() if trial.value is not None]
-        return list(dict.fromkeys(self.point(trial.params) for trial in complete))
+        return self._points([trial for trial in self._trials() if trial.value is not None])
+
+    def diverged(self) -> list[Point]:
+        """The points whose answer was that there is none."""
+        return self._points([t for t in self._trials() if t.state.is_finished() and t.value is None])
 
     def answered(self) -> int:
         """How many trials have an answer, those that diverged included."""
@@ -128,6 +129,9 @@ class Search:
         )
         return Trial(trial.number, self.point(trial.params))
 
+    def _points(self, trials: Iterable[optuna.trial.FrozenTrial]) -> list[Point]:
+        return list(dict.fromkeys(self.point(trial.params) for trial in trials))
+
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         """All trials but those that a killed process had not got the parameters of."""
         return [
@@ -138,9 +142,9 @@ class Search:
 
 
 def rounded(parameter: str, value: float) -> float:
-    """A value to three significant digits; of a step size they are those of its grey levels."""
-    if parameter == "step_size":
-        return float(Fraction(f"{GREY_LEVELS * value:.3g}") / GREY_LEVELS)
+    """A value to three significant digits; a step size is one of whole grey levels where it is that near."""
+    if parameter == "step_size" and (levels := float(f"{GREY_LEVELS * value:.3g}")).is_integer():
+        return levels / GREY_LEVELS
     return float(f"{value:.3g}")
 
 

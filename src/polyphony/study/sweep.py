@@ -68,6 +68,14 @@ class Sweep:
         """The study whose methods are these points."""
         return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
 
+    def check(self, trials: int | None) -> None:
+        """Raise, before anything is written, where the sweep cannot be run."""
+        study = self.study([self.swept.own])
+        for schedule in (study.recipe.teachers, study.recipe.student):
+            study.plan(schedule)
+        if trials is not None:
+            self.search.check()
+
     def facts(self, trials: int | None) -> dict[str, Any]:
         """sweep.json: what was swept, and how."""
         recipe, method = self.swept.recipe, self.swept.method
@@ -88,22 +96,19 @@ def run_sweep(
 
     What is done is not done again, and nothing but training and validation images is predicted on.
     """
-    study = sweep.study([sweep.swept.own])
-    for schedule in (study.recipe.teachers, study.recipe.student):
-        study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
-    if trials is not None:
-        sweep.search.check()
+    sweep.check(trials)
+    workers = workers or default_workers(sweep.study([sweep.swept.own]))
     with locked(sweep.folder):
-        work = Work(sweep, board, workers or default_workers(study), redo, sweep.facts(trials))
-        points = sweep.swept.grid() if trials is None else work.search(trials)
-        lost = work.measure(points) if points else []
+        work = Work(sweep, board, workers, redo, sweep.facts(trials))
+        points, lost = (sweep.swept.grid(), []) if trials is None else work.search(trials)
+        lost += work.measure(points) if points else []
         kept = [point for point in points if point not in lost]
         if not kept:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
         rows = score(sweep.study(kept), kept)
-        work.begin(sweep.study(points))
+        work.begin(sweep.study([*kept, *lost]))
         write_table(sweep.folder / "sweep.csv", rows)
-    return SweepOutcome(work.ran, max(0, work.count(points) - work.ran), rows, lost + work.lost)
+    return SweepOutcome(work.ran, max(0, work.count(points) - work.ran), rows, lost)
 
 
 class Work:
@@ -112,20 +117,18 @@ class Work:
     def __init__(self, sweep: Sweep, board: Board, workers: int, redo: bool, facts: dict[str, Any]) -> None:
         self.sweep, self.board, self.workers, self.redo, self.facts = sweep, board, workers, redo, facts
         self.ran = 0
-        self.lost: list[Point] = []  # diverged in a search
 
-    def search(self, trials: int) -> list[Point]:
-        """Ask, train and tell, as many points a round as processes run at a time; all points with scores."""
+    def search(self, trials: int) -> tuple[list[Point], list[Point]]:
+        """Ask, train and tell, as many points a round as processes at a time; the points, and the lost."""
         search = self.sweep.search
         while (left := trials - search.answered()) > 0:
             asked = search.ask(min(left, self.workers))
             points = list(dict.fromkeys(trial.point for trial in asked))
             diverged = self.measure(points)
-            self.lost += diverged
             for trial in asked:
                 lost = trial.point in diverged
                 search.tell(trial, None if lost else judged(score(self.sweep.study(points), [trial.point])))
-        return search.finished()
+        return search.finished(), search.diverged()
 
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
@@ -174,7 +177,7 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
     for point in points:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
-            kld = metrics.mean_kld(valid.logits)
+            kld = valid.mean_kld()
             for kind, log_probs in versions(valid, valid).items():
                 measured = quality(log_probs, valid.labels)
                 rows.append(

@@ -1,0 +1,154 @@
+"""The verb that looks for a method's settings: sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+
+from polyphony.cli import terminal
+from polyphony.cli.study import AtLeastOne, Running, chosen
+
+if TYPE_CHECKING:
+    from polyphony.report.sweep import SweepRun, Tried
+    from polyphony.study.sweep import Sweep, SweepOutcome
+
+MOST_ROWS = 20  # of the table on the terminal
+
+Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+
+
+def sweep(
+    recipe: str,
+    /,
+    *,
+    method: str | None = None,
+    alpha: Values = None,
+    temperature: Values = None,
+    step_size: Values = None,
+    seeds: Values = None,
+    trials: Annotated[int | None, Parameter(validator=AtLeastOne)] = None,
+    running: Running = Running(),  # noqa: B008 (frozen)
+) -> None:
+    """Try values of α, temperature and step size of one method, judged on validation images alone.
+
+    Every point is a student like any other; a second call trains only what is missing. Without values they
+    are those of the paper's tables; where some are given, the other settings stay as the recipe has them.
+    Results go to runs/NAME-sweep.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, or the name of a shipped recipe.
+    method
+        The method of the recipe; the first that takes a step unless given.
+    alpha
+        Weights of distillation, for example 0.5,0.9.
+    temperature
+        Temperatures of distillation, for example 1,4.
+    step_size
+        Step sizes of the perturbation, for example 1/255,2/255.
+    seeds
+        Seeds of every point, for example 0,1,2; the recipe's unless given.
+    trials
+        Let optuna propose so many points between the least and the largest values, instead of a grid.
+    """
+    from polyphony.recipe import read_recipe
+    from polyphony.recipe.sweep import plan_sweep
+    from polyphony.report import write_report
+    from polyphony.report.sweep import SweepRun
+    from polyphony.study.sweep import Sweep, run_sweep
+
+    overrides = (*running.overrides, *([] if seeds is None else [f"seeds=[{seeds}]"]))
+    texts = {"alpha": alpha, "temperature": temperature, "step_size": step_size}
+    swept = plan_sweep(read_recipe(recipe, overrides), method, texts)
+    folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
+    asked = Sweep(swept, folder, running.data, chosen(running.device))
+    asked.check(trials)
+    if not folder.exists():
+        announce(asked, trials)
+    with terminal.board() as board:
+        outcome = run_sweep(asked, board, trials=trials, workers=running.workers, redo=running.redo)
+    show(SweepRun.open(folder), outcome)
+    terminal.line(f"Page: {write_report([folder], None)}")
+
+
+def announce(sweep: Sweep, trials: int | None) -> None:
+    """What is about to happen, and how long it will take."""
+    from polyphony.study import costs
+
+    points = trials or len(sweep.swept.grid())
+    study = sweep.study([sweep.swept.own])  # a point costs as much as any other
+    each = len(study.recipe.seeds)
+    terminal.line(
+        f"{study.recipe.name}: {study.teachers} teachers, then {points} points of {sweep.swept.method},"
+        f" {each} seed{'s' * (each != 1)} each."
+    )
+    *teachers, point = costs(study)
+    terminal.line(terminal.estimate(study, [*teachers, replace(point, runs=point.runs * points)]))
+
+
+def show(run: SweepRun, outcome: SweepOutcome) -> None:
+    """What was done, the points best first, and the best as a line of a recipe."""
+    if outcome.ran == 0:
+        terminal.line(f"Nothing to do: all {outcome.skipped} parts of {run.folder} are done and unchanged.")
+    elif outcome.skipped:
+        terminal.line(f"{outcome.ran} parts were run, {outcome.skipped} were done before.")
+    terminal.console.print(table(run))
+    if len(run.ranked) > MOST_ROWS:
+        terminal.line(f"… and {len(run.ranked) - MOST_ROWS} more in {run.folder / 'sweep.csv'}")
+    terminal.line(level(run))
+    if outcome.diverged:
+        names = ", ".join(point.name for point in outcome.diverged)
+        terminal.line(f"Left out because their loss stopped being a number: {names}.")
+    terminal.line("The best point as a line of [methods]:")
+    terminal.line(run.line(run.best))
+    terminal.line(f"Scores: {run.folder / 'sweep.csv'}")
+
+
+def table(run: SweepRun) -> Table:
+    """The points, that of least calibrated validation NLL first."""
+    n = run.best.nll.n
+    found = Table(
+        title=f"{run.name}: {run.method} on validation images, mean ± s.d., n = {n}; calibrated NLL decides",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("α", "τ", "η", "NLL ↓", "standard", "ACC ↑", "ECE ↓", "mean-KLD"):
+        found.add_column(heading, min_width=len(heading), no_wrap=len(heading) == 1)
+    for each in run.ranked[:MOST_ROWS]:
+        found.add_row(*cells(each), style="bold" if each is run.best else "")
+    return found
+
+
+def cells(each: Tried) -> list[str]:
+    """A point's settings and scores as text."""
+    from polyphony.metrics import MeanSd, format_mean_sd
+    from polyphony.recipe.sweep import text_of
+    from polyphony.report.sweep import JUDGE, OTHER
+
+    scores = each.scores[JUDGE]
+    acc = MeanSd(scores["acc"].n, 100 * scores["acc"].mean, 100 * scores["acc"].sd)
+    shown = [
+        format_mean_sd(each.nll),
+        format_mean_sd(each.scores[OTHER]["nll"]),
+        format_mean_sd(acc, 2),
+        format_mean_sd(scores["ece"]),
+        format_mean_sd(scores["kld"]),
+    ]
+    settings = [text_of(value, name) or "–" for name, value in each.settings.items()]
+    return [*settings, *(cell.replace("± ", "±") for cell in shown)]
+
+
+def level(run: SweepRun) -> str:
+    """How far the best is ahead."""
+    if run.best.nll.n == 1:
+        return "Every point was trained once: differences may be chance."
+    spread = f"one s.d. of the best (±{run.best.nll.sd:.3f} over {run.best.nll.n} seeds)"
+    if not run.close:
+        return f"No other point is within {spread}."
+    verb = "is" if len(run.close) == 1 else "are"
+    return f"{len(run.close)} of the other {len(run.tried) - 1} points {verb} within {spread}."

@@ -1,0 +1,68 @@
+"""What a Dirichlet over predictions says of their spread, in closed form: an ensemble of infinitely many.
+
+A network that gives log concentrations log α [n k] predicts a distribution of predictions, Dir(α). Its mean
+is α/α₀ with α₀ = Σ_k α_k, the softmax of log α, which all scores of quality read. The functions here are what
+the mean does not say; each is the expectation over members drawn from Dir(α) of the number that `uncertainty`
+and `diversity` have for an ensemble's members. All are in nats and float64, [n k] → [n].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyphony.metrics.calibration import confidence
+from polyphony.metrics.diversity import DiversityBins, diversity_of, diversity_sums
+from polyphony.metrics.temperature import temper
+from polyphony.metrics.uncertainty import Uncertainties, entropy
+
+_LARGE = 30.0  # from which the series of five terms is exact in float64
+
+
+def dirichlet_uncertainties(log_concentrations: Tensor, temperature: float = 1.0) -> Uncertainties:
+    """As `uncertainties` of an ensemble: the temperature scales the mean prediction, not the distribution."""
+    mean = temper(log_concentrations.double().log_softmax(-1), temperature)
+    return Uncertainties(entropy(mean), dirichlet_information(log_concentrations), 1 - confidence(mean))
+
+
+def dirichlet_entropy(log_concentrations: Tensor) -> Tensor:
+    """E[H(π)] = −Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α₀ + 1)): the uncertainty that draws share."""
+    mean = log_concentrations.double().log_softmax(-1)
+    return entropy(mean) - dirichlet_information(log_concentrations)
+
+
+def dirichlet_information(log_concentrations: Tensor) -> Tensor:
+    """H(E[π]) − E[H(π)], the mutual information of label and draw: the uncertainty that is disagreement.
+
+    Both terms contain the mean's entropy. Without it there is left Σ_k (α_k/α₀) f(α_k) − f(α₀) with f(a) =
+    ψ(a + 1) − log a, which is about 1/2a for large a: nothing large cancels.
+    """
+    log_alpha = log_concentrations.double()
+    log_total = log_alpha.logsumexp(-1, keepdim=True)
+    mean = (log_alpha - log_total).exp()
+    each = mean * (_above_log(log_alpha) - _above_log(log_total))
+    return each.sum(-1).clamp_min(0.0)
+
+
+def dirichlet_kld(log_concentrations: Tensor) -> Tensor:
+    """E[KL(π ‖ π′)] of two independent draws, the mean-KLD of infinitely many members: (K − 1) / α₀.
+
+    E[Σ_k π_k log π_k] − Σ_k E[π_k] E[log π_k] = Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α_k) − ψ(α₀ + 1) + ψ(α₀)), and
+    ψ(a + 1) − ψ(a) = 1/a.
+    """
+    log_alpha = log_concentrations.double()
+    return (log_alpha.shape[-1] - 1) * (-log_alpha.logsumexp(-1)).exp()
+
+
+def dirichlet_bins(log_concentrations: Tensor, bins: int = 15) -> DiversityBins:
+    """The diversity plot of draws: examples in equal bins (low, high] of the mean prediction's confidence."""
+    sure = confidence(log_concentrations.double().log_softmax(-1))
+    return diversity_of(diversity_sums(sure, dirichlet_kld(log_concentrations), bins))
+
+
+def _above_log(log_a: Tensor) -> Tensor:
+    """ψ(a + 1) − log a from log a; for a large a by its series in 1/a, since the two agree in most digits."""
+    a = log_a.exp()
+    r = (1 / a.clamp_min(_LARGE)).square()
+    series = (0.5 * r.sqrt()) - r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r / 240)))
+    return torch.where(a < _LARGE, (a.clamp_max(_LARGE) + 1).digamma() - log_a, series)

@@ -1,0 +1,127 @@
+"""Quality against diversity: the points of a sweep that no other beats in both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from polyphony.metrics import MeanSd, format_mean_sd
+from polyphony.recipe.sweep import PARAMETERS
+from polyphony.report.chart import Absent, Chart, Margins, Panel
+from polyphony.report.figures.sweep import swept_ink
+from polyphony.report.run import TEACHERS
+from polyphony.report.style import MUTED, TEXT, Ink, Look
+from polyphony.report.sweep import SweepRun, Tried, front
+from polyphony.report.tables import Cell, Numbers, Table
+
+_TITLE = "Quality against diversity"
+_ROOM = 4.0  # the axes may be so many times as long as the points need, to have the teachers on them
+
+
+def sweep_front(run: SweepRun) -> list[Chart | Table | Absent]:
+    """Calibrated validation NLL against mean-KLD, the front marked, and a table of the front."""
+    points = [each for each in run.tried if math.isfinite(each.nll.mean) and math.isfinite(each.kld.mean)]
+    if len(points) < 2 or not any(each.kld.mean for each in points):
+        return [Absent(_TITLE, "it takes two points whose members differ.")]
+    best, ink = front(points), swept_ink(run)
+    shown = run.teachers if run.teachers and near(run.teachers, points) else None
+    looks = [Look("on the front", ink, "o"), Look("beaten in both", MUTED, "o")]
+    looks += [Look(TEACHERS, TEXT, "D")] if shown else []
+    draw = partial(_scatter, points=points, best=best, ink=ink, teachers=shown)
+    panel = Panel("", draw, 1.5, Margins(left=58.0, bottom=44.0))
+    rows = [
+        (
+            each.name,
+            *(each.settings[name] for name in PARAMETERS),
+            each.kld.mean,
+            each.kld.sd,
+            each.nll.mean,
+            each.nll.sd,
+            best.index(each) + 1 if each in best else None,
+        )
+        for each in run.ranked
+    ]
+    header = ("point", *PARAMETERS, "kld", "kld_sd", "nll", "nll_sd", "place_on_front")
+    chart = Chart(
+        "sweep-front", _TITLE, _reading(run, shown), (panel,), Numbers(header, tuple(rows)), tuple(looks)
+    )
+    return [chart, _front_table(best)]
+
+
+def near(teachers: tuple[float, float], points: Sequence[Tried]) -> bool:
+    """Whether axes long enough for the teachers would still tell the points apart."""
+    needed = zip(*((each.nll.mean, each.kld.mean) for each in points), strict=True)
+    for value, own in zip(teachers, needed, strict=True):
+        if max(*own, value) - min(*own, value) > _ROOM * (max(own) - min(own)):
+            return False
+    return True
+
+
+def _reading(run: SweepRun, shown: tuple[float, float] | None) -> str:
+    there = ""
+    if run.teachers and not shown:
+        there = f" The teachers are outside, at {run.teachers[1]:.3f} and {run.teachers[0]:.3f}."
+    return (
+        "Lower is better, and further right the members differ more. The numbered points are the front: no"
+        " other has both a lower NLL and a higher mean-KLD. Bars are one s.d. over seeds. Diversity is not a"
+        f" goal in itself: of points level in NLL, take one as diverse as the teachers.{there}"
+    )
+
+
+def _front_table(best: Sequence[Tried]) -> Table:
+    rows = [
+        (
+            Cell(f"{place}"),
+            Cell(each.words),
+            Cell(format_mean_sd(each.nll)),
+            Cell(format_mean_sd(each.kld)),
+        )
+        for place, each in enumerate(best, 1)
+    ]
+    caption = "The front, from the least NLL to the most diverse; mean ± s.d. over seeds, validation images."
+    return Table("sweep-front", caption, ("", "Point", "NLL ↓", "mean-KLD"), tuple(rows))
+
+
+def _scatter(
+    axes: Axes,
+    *,
+    points: Sequence[Tried],
+    best: Sequence[Tried],
+    ink: Ink,
+    teachers: tuple[float, float] | None,
+) -> None:
+    for each in points:
+        if each not in best:
+            _mark(axes, each, MUTED.light, 0.55)
+    if len(best) > 1:
+        axes.plot(
+            [p.kld.mean for p in best], [p.nll.mean for p in best], color=ink.light, linewidth=1.2, alpha=0.7
+        )
+    for place, each in enumerate(best, 1):
+        _mark(axes, each, ink.light, 1.0)
+        axes.annotate(
+            str(place), (each.kld.mean, each.nll.mean), (7, -12), textcoords="offset points", size=10.5,
+            weight="bold", color=TEXT.light,
+        )  # fmt: skip
+    if teachers:
+        axes.axvline(teachers[1], color=TEXT.light, linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.6)
+        axes.plot(teachers[1], teachers[0], "D", color=TEXT.light, markersize=6.5)
+    axes.margins(0.09, 0.12)
+    axes.set(xlabel="mean-KLD (diversity)", ylabel="calibrated NLL on validation")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _mark(axes: Axes, each: Tried, colour: str, alpha: float) -> None:
+    axes.errorbar(
+        each.kld.mean, each.nll.mean, xerr=_spread(each.kld), yerr=_spread(each.nll), color=colour,
+        marker="o", markersize=6.5, markeredgewidth=0, linestyle="", elinewidth=0.9, alpha=alpha,
+    )  # fmt: skip
+
+
+def _spread(value: MeanSd) -> float:
+    return 0.0 if math.isnan(value.sd) else value.sd

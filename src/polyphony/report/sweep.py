@@ -1,0 +1,203 @@
+"""Reading a sweep's folder: its points over their seeds, best first, and what may be said of the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polyphony import metrics
+from polyphony.metrics import MeanSd
+from polyphony.recipe.sweep import PARAMETERS, Value, text_of
+from polyphony.report.run import TEACHERS, Row, Run, read_csv
+from polyphony.store import StoreError, read_json
+
+SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
+SCORES = ("acc", "nll", "bs", "ece", "kld")
+JUDGE, OTHER = "calibrated", "standard"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point: its settings, and its validation scores over seeds, by calibration and column."""
+
+    name: str
+    settings: dict[str, Value]
+    scores: dict[str, dict[str, MeanSd]]
+
+    @property
+    def nll(self) -> MeanSd:
+        """What decides: the calibrated NLL."""
+        return self.scores[JUDGE]["nll"]
+
+    @property
+    def kld(self) -> MeanSd:
+        """The members' diversity."""
+        return self.scores[JUDGE]["kld"]
+
+    @property
+    def words(self) -> str:
+        """ "α 0.9, τ 4, η 1/255" """
+        return in_words(self.settings)
+
+
+@dataclass(frozen=True)
+class SweepRun(Run):
+    """The folder of a finished sweep."""
+
+    @classmethod
+    def holds(cls, folder: Path) -> bool:
+        """Whether a folder is a sweep's, finished or not."""
+        return (folder / "sweep.json").is_file()
+
+    @classmethod
+    def open(cls, folder: Path) -> SweepRun:
+        """The sweep in a folder; one sentence if it has not come to its end."""
+        if not (folder / "sweep.csv").is_file():
+            raise StoreError(f"the sweep in {folder} is not at its end: run 'polyphony sweep' again")
+        run = cls(folder)
+        if not run.ranked:
+            raise StoreError(f"{folder}/sweep.csv has no rows: run 'polyphony sweep' again")
+        return run
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """sweep.json: what was swept, and how."""
+        return read_json(self.folder / "sweep.json")
+
+    @property
+    def method(self) -> str:
+        """The method that was swept."""
+        return str(self.asked["method"])
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the points were proposed by optuna, not laid out in a grid."""
+        return self.asked.get("trials") is not None
+
+    @cached_property
+    def tried(self) -> list[Tried]:
+        """All points that have scores, in the order of the file."""
+        path = self.folder / "sweep.csv"
+        rows: dict[str, list[Row]] = {}
+        try:
+            for row in read_csv(path):
+                rows.setdefault(row["method"], []).append(row)
+            return [_tried(name, each) for name, each in rows.items()]
+        except (KeyError, ValueError) as error:
+            raise StoreError(f"{path} is not a table of a sweep ({error!r}): run it again") from error
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The names of the points."""
+        return [each.name for each in self.tried]
+
+    @cached_property
+    def ranked(self) -> list[Tried]:
+        """The points, that of least calibrated validation NLL first."""
+        return sorted(self.tried, key=lambda each: each.nll.mean)
+
+    @property
+    def best(self) -> Tried:
+        """The point of least calibrated validation NLL."""
+        return self.ranked[0]
+
+    @property
+    def close(self) -> list[Tried]:
+        """The others whose NLL is within one standard deviation (the best's, over seeds) of the best."""
+        return [each for each in self.ranked[1:] if each.nll.mean <= self.best.nll.mean + self.best.nll.sd]
+
+    @property
+    def own(self) -> Tried | None:
+        """The point that the recipe itself is at, if it was tried."""
+        here = [each for each in self.tried if _set(each.settings) == self.asked["own"]]
+        return here[0] if here else None
+
+    @property
+    def diverged(self) -> list[str]:
+        """Points without scores: their loss stopped being a number."""
+        return [name for name in self.recipe.get("methods", {}) if name not in self.methods]
+
+    @cached_property
+    def values(self) -> dict[str, list[Value]]:
+        """The values of each parameter that were tried, in order; a step size to be matched comes last."""
+        found = {name: {each.settings[name] for each in self.tried} for name in PARAMETERS}
+        return {name: sorted(values, key=_order) for name, values in found.items()}
+
+    @property
+    def varied(self) -> list[str]:
+        """The parameters that were tried at several values."""
+        return [name for name, values in self.values.items() if len(values) > 1]
+
+    @cached_property
+    def teachers(self) -> tuple[float, float] | None:
+        """(calibrated NLL, mean-KLD) of the teachers on the same images, if their predictions are there."""
+        valid = self.of_members(TEACHERS, None, "valid")
+        temperature = self.temperature(TEACHERS, None)
+        if valid is None or temperature is None:
+            return None
+        log_probs = metrics.temper(valid.log_probs(), temperature)
+        return metrics.nll(log_probs, valid.labels), valid.mean_kld()
+
+    def line(self, point: Tried) -> str:
+        """The method at a point as a line of a recipe's [methods]."""
+        shown = {
+            name: text_of(value, name) if name == "step_size" else value
+            for name, value in _set(point.settings).items()
+        }
+        return f"{self.method} = {toml({**self.asked['settings'], **shown})}"
+
+
+def front(points: Sequence[Tried]) -> list[Tried]:
+    """The points that no other beats in both NLL (less) and mean-KLD (more), from the least NLL on."""
+    kept: list[Tried] = []
+    for each in sorted(points, key=lambda point: (point.nll.mean, -point.kld.mean)):
+        if not kept or each.kld.mean > kept[-1].kld.mean:
+            kept.append(each)
+    return kept
+
+
+def in_words(settings: dict[str, Value]) -> str:
+    """ "α 0.9, τ 4, η 1/255" """
+    return ", ".join(f"{SYMBOLS[name]} {text_of(value, name)}" for name, value in _set(settings).items())
+
+
+def toml(value: Any) -> str:
+    """A value as TOML; a table is written in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return text_of(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _tried(name: str, rows: Sequence[Row]) -> Tried:
+    settings = {parameter: _value(rows[0][parameter]) for parameter in PARAMETERS}
+    return Tried(
+        name,
+        settings,
+        {
+            kind: {
+                column: metrics.mean_sd([float(row[column]) for row in rows if row["calibration"] == kind])
+                for column in SCORES
+            }
+            for kind in (JUDGE, OTHER)
+        },
+    )
+
+
+def _value(text: str) -> Value:
+    if text in ("", "match"):
+        return text or None
+    return float(text)
+
+
+def _set(settings: dict[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _order(value: Value) -> tuple[bool, float]:
+    return (not isinstance(value, float), value if isinstance(value, float) else 0.0)

@@ -1,0 +1,81 @@
+"""A training of any student that was killed ends with the bits it would have ended with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyphony.data import Augmentation, Split
+from polyphony.distill import Distill, DistillPerturbed
+from polyphony.ensembles import MIMO, DeepEnsemble, Ensemble, Hydra, LatentBE
+from polyphony.perturb import ODS, Chain, Diversify, Mixup
+from polyphony.train import Loss, Plan, fit
+
+MEMBERS = 2
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network(seed: int, members: int = 1) -> nn.Module:
+    """All kinds of state in little: a convolution, BatchNorm, a linear layer with a bias."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = (nn.Conv2d(members, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(54, members * 3))
+
+
+TEACHERS = DeepEnsemble([network(seed) for seed in (1, 2)])
+STUDENTS: dict[str, Callable[[], Ensemble]] = {
+    "mimo": lambda: MIMO(network(3, MEMBERS), MEMBERS, batch_repetition=2),
+    "hydra": lambda: Hydra(network(3), MEMBERS, rng=seeded(4)),
+    "latent": lambda: LatentBE(network(3), MEMBERS),
+}
+LOSSES: dict[str, Callable[[Ensemble], Loss]] = {
+    "mixup+ods": lambda student: Distill(TEACHERS, perturb=Chain((Mixup(), ODS()))),
+    "diversify": lambda student: DistillPerturbed(TEACHERS, perturb=Diversify(student)),
+}
+
+
+class KilledError(Exception):
+    """The power went out."""
+
+
+class Kept:
+    """A checkpoint in memory that may end the training after some saves."""
+
+    def __init__(self, saves: int = 99, last: dict[str, Any] | None = None) -> None:
+        self.saves, self.last = saves, last
+
+    def load(self) -> dict[str, Any] | None:
+        return copy.deepcopy(self.last)
+
+    def save(self, state: dict[str, Any]) -> None:
+        self.last, self.saves = copy.deepcopy(state), self.saves - 1
+        if self.saves == 0:
+            raise KilledError
+
+
+def run(kind: str, loss: str, seed: int, checkpoint: Kept) -> dict[str, torch.Tensor]:
+    images = torch.randint(256, (48, 1, 5, 5), generator=seeded(5)).to(torch.uint8)
+    data = Split(images, torch.randint(3, (48,), generator=seeded(6)))
+    student = STUDENTS[kind]()
+    plan = Plan(epochs=4, batch=16, learning_rate=0.05, warm_up=1, augment=Augmentation(1, True))
+    fit(student, LOSSES[loss](student), data, data, plan, seeded(seed), checkpoint=checkpoint)
+    return student.state_dict()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", STUDENTS)
+def test_a_killed_training_ends_with_the_same_bits(kind, loss):
+    whole, killed = run(kind, loss, 7, Kept()), Kept(saves=2)
+    with pytest.raises(KilledError):
+        run(kind, loss, 7, killed)
+    resumed = run(kind, loss, 8, Kept(last=killed.last))  # the generator's state comes from the checkpoint
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from polyphony.recipe import Recipe, RecipeError, read_recipe
+from polyphony.recipe.parts import as_step_size
+from polyphony.recipe.sweep import PAPER, Point, plan_sweep, read_values, text_of
+from polyphony.report import paper
+
+ALPHAS = st.floats(0, 1)
+ABOVE_ZERO = st.floats(0, 1e6, exclude_min=True)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Recipe:
+    return read_recipe("digits")
+
+
+# Names and words
+
+
+@given(ALPHAS, ABOVE_ZERO, ABOVE_ZERO | st.just("match") | st.none())
+@example(0.9, 4.0, 1 / 255)
+@example(1.0, 1e-7, 1e5)
+def test_a_points_name_can_name_a_method_and_says_the_point_exactly(alpha, temperature, step_size):
+    name = Point(alpha, temperature, step_size).name
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9+_.-]*", name)
+    said = re.fullmatch(r"a(.+?)-t(.+?)(?:-s([^s]+|match))?", name)
+    assert said
+    assert (float(said[1]), float(said[2])) == (alpha, temperature)
+    assert (as_step_size(said[3].replace("_", "/")) if said[3] else None) == step_size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1 / 255, "1/255"), (24 / 255, "24/255"), (0.01, "0.01"), (0.1234567891, "0.1234567891")],
+)
+def test_a_step_size_is_written_in_grey_levels_where_they_are_whole(value, text):
+    assert text_of(value, "step_size") == text
+
+
+def test_the_name_is_short_for_usual_values():
+    assert Point(0.9, 4.0, 1 / 255).name == "a0.9-t4-s1_255"
+    assert Point(1.0, 2.5, None).name == "a1-t2.5"
+
+
+# What is swept
+
+
+def test_without_values_the_grids_are_those_of_the_papers_two_tables(digits):
+    for experiment, kind in (("cifar10-resnet32-be4", "resnet"), ("cifar100-wrn28x10-be4", "wide_resnet")):
+        cells = [cell for cell in paper.tuning() if cell.experiment == experiment]
+        wanted = {(cell.alpha, cell.temperature) for cell in cells}
+        values = PAPER[kind]
+        assert {(a, t) for a in values["alpha"] for t in values["temperature"]} == wanted
+    points = plan_sweep(digits, None, {}).grid()
+    assert {(point.alpha, point.temperature) for point in points} == {
+        (cell.alpha, cell.temperature) for cell in paper.tuning() if cell.experiment == "cifar10-resnet32-be4"
+    }
+    assert {point.step_size for point in points} == {24 / 255}
+
+
+def test_what_is_not_given_stays_as_the_recipe_has_it(digits):
+    swept = plan_sweep(digits, "kd-ods", {"step_size": "1/255, 2/255"})
+    assert swept.grid() == [Point(0.9, 4.0, 1 / 255), Point(0.9, 4.0, 2 / 255)]
+    assert swept.own == Point(0.9, 4.0, 24 / 255)
+    assert swept.varied == ("step_size",)
+
+
+def test_a_method_with_settings_of_its_own_keeps_them():
+    recipe = read_recipe("digits", ["methods={a={perturb='ods', alpha=0.3, step_size='match'}}"])
+    assert plan_sweep(recipe, None, {"temperature": "1,2"}).grid() == [
+        Point(0.3, 1.0, "match"),
+        Point(0.3, 2.0, "match"),
+    ]
+
+
+def test_the_first_method_that_takes_a_step_is_swept_unless_one_is_named(digits):
+    assert plan_sweep(digits, None, {}).method == "kd-gaussian"
+    assert plan_sweep(digits, "kd", {}).method == "kd"
+    clean = read_recipe("digits", ["methods={scratch={}, kd={perturb='clean'}}"])
+    assert plan_sweep(clean, None, {}).method == "kd"
+    assert {point.step_size for point in plan_sweep(clean, None, {}).grid()} == {None}
+
+
+def test_the_derived_recipe_differs_in_its_methods_name_and_spare_teachers_alone(digits):
+    swept = plan_sweep(digits, "kd-confods", {"alpha": "0.5,1", "step_size": "3/255"})
+    derived = swept.derived(swept.grid())
+    assert list(derived.methods) == ["a0.5-t4-s3_255", "a1-t4-s3_255"]
+    settings = derived.distillation("a0.5-t4-s3_255")
+    assert settings is not None
+    assert (settings.perturb, settings.alpha, settings.temperature, settings.step_size) == (
+        "confods",
+        0.5,
+        4.0,
+        3 / 255,
+    )
+    assert derived.name == "digits-sweep"
+    assert derived.teachers == digits.teachers.model_copy(update={"extra": 0})
+    same = {"name", "methods", "teachers"}
+    assert derived.model_dump(exclude=same) == digits.model_dump(exclude=same)
+
+
+def test_a_method_that_needs_an_extra_teacher_keeps_it():
+    recipe = read_recipe("digits", ["methods={far={perturb='ods', source='extra'}}"])
+    swept = plan_sweep(recipe, None, {})
+    assert swept.derived(swept.grid()).teachers.extra == 4
+
+
+def test_values_are_read_as_a_recipe_reads_them_and_each_counts_once():
+    assert read_values("step_size", "1/255,0.5, match ,2/510") == (1 / 255, 0.5, "match")
+    assert read_values("alpha", "0,1.0,1") == (0.0, 1.0)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("method", "texts", "sentence"),
+    [
+        (None, {"alpha": "2"}, "--alpha must be less than or equal to 1, not '2'"),
+        (None, {"alpha": "0.5,,1"}, "--alpha must be a valid number"),
+        (None, {"alpha": "nan"}, "--alpha must be a finite number, not 'nan'"),
+        (None, {"temperature": "0"}, "--temperature must be greater than 0, not '0'"),
+        (None, {"step_size": "x"}, "--step-size must be a number or a fraction above 0"),
+        (None, {"step_size": "-1/255"}, "--step-size must be a number or a fraction above 0"),
+        ("kdods", {}, "digits has no method 'kdods'; did you mean 'kd-ods'?"),
+        ("kd", {"step_size": "1/255"}, "--step-size does not concern the method 'kd'"),
+        ("scratch", {"alpha": "1"}, "the method 'scratch' learns from the labels alone"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(digits, method, texts, sentence):
+    with pytest.raises(RecipeError, match=re.escape(sentence)):
+        plan_sweep(digits, method, texts)
+
+
+def test_a_recipe_of_labels_alone_has_nothing_to_sweep():
+    recipe = read_recipe("digits", ["methods={scratch={}}"])
+    with pytest.raises(RecipeError, match="every method learns from the labels alone"):
+        plan_sweep(recipe, None, {})

@@ -1,0 +1,274 @@
+"""The search by optuna. What is trained is replaced by a formula where only the search is looked at."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyphony.recipe import RecipeError, read_recipe
+from polyphony.recipe.sweep import Point, plan_sweep
+from polyphony.study import TrainStudent
+from polyphony.study.search import STARTUP, Search, mend, rounded
+from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
+from polyphony.train import DivergedError
+
+needs_optuna = pytest.mark.skipif(
+    importlib.util.find_spec("optuna") is None,
+    reason="optuna is not installed: pip install 'polyphony[sweep]'",
+)
+TINY = (
+    "members=2",
+    "seeds=[0]",
+    "data.per_class=5",
+    "data.valid=60",
+    "data.test=70",
+    "teachers.network.width=2",
+    "teachers.epochs=1",
+    "teachers.batch=25",
+    "student.epochs=1",
+    "student.batch=25",
+)
+RANGES = {"alpha": "0.5,1", "temperature": "1,8", "step_size": "1/255,64/255"}
+
+
+class Silent:
+    """A board that remembers which jobs were started, and stops at one of them."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.jobs: list[str] = []
+        self.stop = stop
+
+    def started(self, name: str, epochs: int) -> None:
+        if len(self.jobs) == self.stop:
+            raise KeyboardInterrupt
+        self.jobs.append(name)
+
+    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None: ...
+
+    def epoch(self, name: str, row: dict[str, float]) -> None: ...
+
+    def warn(self, name: str, sentence: str) -> None: ...
+
+    def finished(self, name: str) -> None: ...
+
+
+def searching(folder: Path, *overrides: str, **texts: str) -> Search:
+    folder.mkdir(exist_ok=True)
+    recipe = read_recipe("digits", [*TINY, *overrides])
+    return Search(plan_sweep(recipe, "kd-ods", texts or RANGES), folder / "optuna.jsonl")
+
+
+def formula(point: Point) -> float:
+    """Least at α = 0.7, τ = 2, η = 8/255."""
+    assert isinstance(point.step_size, float)
+    return (
+        (point.alpha - 0.7) ** 2
+        + math.log(point.temperature / 2) ** 2
+        + math.log(point.step_size * 255 / 8) ** 2 / 4
+    )
+
+
+def go_on(search: Search, trials: int, a_round: int = 1) -> list[Point]:
+    """Ask and tell until so many trials are answered; the points that were asked for."""
+    asked = []
+    while (left := trials - search.answered()) > 0:
+        for trial in search.ask(min(left, a_round)):
+            asked.append(trial.point)
+            search.tell(trial, formula(trial.point))
+    return asked
+
+
+# What is asked
+
+
+@needs_optuna
+def test_the_recipes_own_point_comes_first_and_the_others_lie_in_the_ranges(tmp_path):
+    points = go_on(searching(tmp_path), 12)
+    assert points[0] == Point(0.9, 4.0, 24 / 255)
+    assert len(set(points)) == 12
+    for point in points:
+        assert 0.5 <= point.alpha <= 1
+        assert 1 <= point.temperature <= 8
+        assert 1 / 255 <= point.step_size <= 64 / 255
+
+
+@needs_optuna
+def test_a_parameter_with_one_value_keeps_it_and_a_recipe_outside_is_not_asked(tmp_path):
+    points = go_on(searching(tmp_path, alpha="0.25", temperature="5,9"), 5)
+    assert {(point.alpha, point.step_size) for point in points} == {(0.25, 24 / 255)}
+    assert all(5 <= point.temperature <= 9 for point in points)
+
+
+@needs_optuna
+def test_the_search_learns_from_what_it_is_told(tmp_path):
+    points = go_on(searching(tmp_path), 40)
+    blind, late = points[:STARTUP], points[-15:]
+    assert sum(map(formula, late)) / len(late) < sum(map(formula, blind)) / len(blind) / 2
+    assert min(map(formula, points)) < 0.05
+
+
+@needs_optuna
+@pytest.mark.parametrize("a_round", [1, 3])
+def test_a_search_reopened_at_every_round_asks_the_same(tmp_path, a_round):
+    whole = go_on(searching(tmp_path / "whole"), 12, a_round)
+    pieces: list[Point] = []
+    for trials in range(a_round, 13, a_round):
+        pieces += go_on(searching(tmp_path / "pieces"), trials, a_round)
+    assert pieces == whole
+
+
+@needs_optuna
+def test_what_was_asked_and_never_answered_is_asked_again(tmp_path):
+    whole = go_on(searching(tmp_path / "whole"), 9, 3)
+    go_on(searching(tmp_path / "killed"), 3, 3)
+    lost = searching(tmp_path / "killed").ask(3)  # and nobody answers
+    assert [trial.point for trial in lost] == whole[3:6]
+    assert [trial.point for trial in searching(tmp_path / "killed").ask(3)] == whole[3:6]
+    assert go_on(searching(tmp_path / "killed"), 9, 3) == whole[3:]
+
+
+@needs_optuna
+def test_a_point_that_diverged_counts_and_is_not_a_finished_one(tmp_path):
+    search = searching(tmp_path)
+    (first,) = search.ask(1)
+    search.tell(first, None)
+    go_on(search, 8)
+    assert search.answered() == 8
+    assert search.diverged() == [first.point]
+    assert first.point not in search.finished()
+    assert len(search.finished()) == 7
+
+
+@needs_optuna
+def test_trainings_with_other_settings_are_another_search(tmp_path):
+    go_on(searching(tmp_path), 4)
+    assert searching(tmp_path).answered() == 4
+    assert searching(tmp_path, "student.epochs=2").answered() == 0
+    assert searching(tmp_path, "seeds=[0, 1]").answered() == 0
+
+
+@needs_optuna
+def test_a_journal_whose_writer_was_killed_goes_on(tmp_path):
+    whole = go_on(searching(tmp_path / "whole"), 8)
+    go_on(searching(tmp_path / "killed"), 4)
+    journal = tmp_path / "killed" / "optuna.jsonl"
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":4,"worker_id":"ab')
+    (tmp_path / "killed" / "optuna.jsonl.lock").symlink_to(journal)
+    assert go_on(searching(tmp_path / "killed"), 8) == whole[4:]
+
+
+def test_mending_takes_half_a_line_and_nothing_else(tmp_path):
+    journal = tmp_path / "optuna.jsonl"
+    mend(journal)
+    assert not journal.exists()
+    for content, left in ((b"", b""), (b"{}\n", b"{}\n"), (b"{}\n{", b"{}\n"), (b"{", b"")):
+        journal.write_bytes(content)
+        mend(journal)
+        assert journal.read_bytes() == left
+
+
+def test_values_are_rounded_to_what_a_person_would_write():
+    assert rounded("alpha", 0.87654) == 0.877
+    assert rounded("temperature", 12.3456) == 12.3
+    assert rounded("step_size", 24.04 / 255) == 24 / 255
+    assert rounded("step_size", 1.234 / 255) == 0.00484
+
+
+# What is refused
+
+
+def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"pip install 'polyphony\[sweep\]'"):
+        searching(tmp_path).check()
+    monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: name)
+    with pytest.raises(RecipeError, match="--trials needs a range"):
+        searching(tmp_path, alpha="0.5").check()
+    with pytest.raises(RecipeError, match="--step-size match is no number"):
+        searching(tmp_path, step_size="1/255,match").check()
+    searching(tmp_path, alpha="0.5,1").check()
+
+
+# With trainings
+
+
+def run(
+    folder: Path, trials: int, stop: int | None = None, workers: int = 1
+) -> tuple[SweepOutcome, list[str]]:
+    recipe = read_recipe("digits", TINY)
+    sweep = Sweep(plan_sweep(recipe, "kd-ods", {"alpha": "0.5,1", "temperature": "1,8"}), folder)
+    board = Silent(stop)
+    return run_sweep(sweep, board, trials=trials, workers=workers), board.jobs
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The hash of everything that was made, but for logs and records, which hold times."""
+    kept = [p for p in sorted(folder.rglob("*")) if p.suffix in (".safetensors", ".csv", ".json")]
+    kept = [p for p in kept if p.name != "done.json"]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepOutcome, list[str]]:
+    folder = tmp_path_factory.mktemp("searched") / "run"
+    return folder, *run(folder, 4)
+
+
+@needs_optuna
+def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nll(searched):
+    folder, outcome, jobs = searched
+    with (folder / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 4
+    assert rows[0]["method"] == "a0.9-t4-s24_255"
+    assert outcome.ran == len(jobs) == 2 + 4 + 5
+    recipe = read_recipe("digits", TINY)
+    swept = plan_sweep(recipe, "kd-ods", {"alpha": "0.5,1", "temperature": "1,8"})
+    told = [trial.value for trial in Search(swept, folder / "optuna.jsonl").study.trials]
+    assert told == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
+
+
+@needs_optuna
+def test_a_second_call_does_nothing_and_a_longer_one_goes_on(searched, tmp_path):
+    folder, outcome, jobs = searched
+    again, nothing = run(folder, 4)
+    assert nothing == []
+    assert (again.ran, again.skipped, again.scores) == (0, 11, outcome.scores)
+    run(tmp_path / "run", 2)
+    _, rest = run(tmp_path / "run", 4)
+    assert rest == jobs[7:]
+    assert (tmp_path / "run" / "sweep.csv").read_bytes() == (folder / "sweep.csv").read_bytes()
+
+
+@needs_optuna
+@pytest.mark.parametrize("stop", [1, 4, 8])
+def test_a_search_that_was_interrupted_ends_as_one_that_was_not(searched, tmp_path, stop):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", 4, stop)
+    run(tmp_path / "run", 4)
+    assert files(tmp_path / "run") == files(searched[0])
+
+
+@needs_optuna
+def test_a_trial_that_diverges_does_not_end_the_search(searched, tmp_path, monkeypatch):
+    train = TrainStudent.run
+
+    def fail(job: TrainStudent, watch: Any) -> None:
+        if job.method == "a0.9-t4-s24_255":
+            raise DivergedError("the loss is not a number")
+        train(job, watch)
+
+    monkeypatch.setattr(TrainStudent, "run", fail)
+    outcome, _ = run(tmp_path / "run", 3)
+    assert [point.name for point in outcome.diverged] == ["a0.9-t4-s24_255"]
+    assert len(outcome.scores) == 2 * 2
+    again, jobs = run(tmp_path / "run", 3)
+    assert jobs == []
+    assert again.diverged == outcome.diverged

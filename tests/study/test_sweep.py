@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, logsumexp
+
+from polyphony.data import Split
+from polyphony.recipe import RecipeError, read_recipe
+from polyphony.recipe.sweep import plan_sweep
+from polyphony.store import StoreError
+from polyphony.study import Study, TrainStudent, plan, run_study
+from polyphony.study.run import Part
+from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
+from polyphony.train import DivergedError
+
+TINY = (
+    "members=2",
+    "seeds=[0, 1]",
+    "data.per_class=5",
+    "data.valid=60",
+    "data.test=70",
+    "teachers.network.width=2",
+    "teachers.extra=1",
+    "teachers.epochs=3",
+    "teachers.batch=25",
+    "teachers.learning_rate=0.1",
+    "teachers.warm_up=1",
+    "student.epochs=2",
+    "student.batch=25",
+    "student.learning_rate=0.1",
+    "student.warm_up=1",
+)
+GRID = {"alpha": "0.5,1", "temperature": "1,4"}
+POINTS = ("a0.5-t1-s24_255", "a0.5-t4-s24_255", "a1-t1-s24_255", "a1-t4-s24_255")
+
+
+class Silent:
+    """A board that remembers which jobs were started, and stops at one of them."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.jobs: list[str] = []
+        self.stop = stop
+
+    def started(self, name: str, epochs: int) -> None:
+        if len(self.jobs) == self.stop:
+            raise KeyboardInterrupt
+        self.jobs.append(name)
+
+    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None: ...
+
+    def epoch(self, name: str, row: dict[str, float]) -> None: ...
+
+    def warn(self, name: str, sentence: str) -> None: ...
+
+    def finished(self, name: str) -> None: ...
+
+
+def tiny(folder: Path, *overrides: str, method: str = "kd-ods", **texts: str) -> Sweep:
+    return Sweep(plan_sweep(read_recipe("digits", [*TINY, *overrides]), method, texts or GRID), folder)
+
+
+def run(sweep: Sweep, stop: int | None = None, **settings: Any) -> tuple[SweepOutcome, list[str]]:
+    board = Silent(stop)
+    return run_sweep(sweep, board, **{"workers": 1, **settings}), board.jobs
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The hash of everything that was made, but for logs and records, which hold times."""
+    kept = [p for p in sorted(folder.rglob("*")) if p.suffix in (".safetensors", ".csv", ".json")]
+    kept = [p for p in kept if p.name != "done.json"]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, SweepOutcome, list[str]]:
+    """A finished grid that nobody may change."""
+    sweep = tiny(tmp_path_factory.mktemp("swept") / "digits-sweep")
+    return sweep, *run(sweep)
+
+
+# What comes out
+
+
+def test_every_point_and_seed_is_a_student_and_a_row(swept):
+    sweep, outcome, jobs = swept
+    assert jobs[:2] == ["teacher 0", "teacher 1"]  # and none for a DEE curve, which a sweep does not draw
+    assert jobs[2:10] == [f"{name}, seed {seed}" for name in POINTS for seed in (0, 1)]
+    assert (outcome.ran, outcome.skipped) == (len(jobs), 0) == (2 + 8 + 9, 0)
+    assert (sweep.folder / "sweep.csv").read_text().splitlines()[0] == (
+        "method,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld"
+    )
+    found = [(r["method"], r["seed"], r["calibration"]) for r in rows_of(sweep.folder)]
+    assert found == list(itertools.product(POINTS, "01", ("standard", "calibrated")))
+    first = rows_of(sweep.folder)[0]
+    assert (float(first["alpha"]), float(first["temperature"]), float(first["step_size"])) == (
+        0.5,
+        1,
+        24 / 255,
+    )
+
+
+def test_the_scores_are_those_of_a_naive_loop_over_the_saved_logits(swept):
+    sweep, _, _ = swept
+    for row in rows_of(sweep.folder):
+        saved = load_file(sweep.folder / "predictions" / row["method"] / row["seed"] / "valid.safetensors")
+        members = log_softmax(saved["logits"].astype(np.float64), axis=-1)
+        mean, labels = logsumexp(members, axis=0) - np.log(2), saved["labels"]
+
+        def nll(inverse: float, mean: np.ndarray = mean, labels: np.ndarray = labels) -> float:
+            return float(-log_softmax(inverse * mean, axis=-1)[np.arange(60), labels].mean())
+
+        if row["calibration"] == "calibrated":
+            best = minimize_scalar(lambda log: nll(np.exp(log)), bounds=(-12, 5), method="bounded")
+            assert float(row["nll"]) == pytest.approx(best.fun, abs=1e-5)
+        else:
+            assert float(row["nll"]) == pytest.approx(nll(1.0))
+        assert float(row["acc"]) == pytest.approx((mean.argmax(-1) == labels).mean())
+        p = np.exp(members)
+        klds = [(p[j] * (members[j] - members[1 - j])).sum(-1).mean() for j in (0, 1)]
+        assert float(row["kld"]) == pytest.approx(np.mean(klds), rel=1e-5)
+
+
+def test_a_point_is_the_student_that_a_study_with_its_settings_trains(swept, tmp_path):
+    settings = ("methods={mine={perturb='ods', alpha=1.0, temperature=1.0}}", "seeds=[1]")
+    study = Study(read_recipe("digits", [*TINY, *settings]), tmp_path / "run")
+    run_study(study, Silent(), workers=1, upto=Part.DISTILL)
+    mine = tmp_path / "run" / "students" / "mine" / "1" / "weights.safetensors"
+    theirs = swept[0].folder / "students" / "a1-t1-s24_255" / "1" / "weights.safetensors"
+    assert mine.read_bytes() == theirs.read_bytes()
+
+
+def test_what_was_swept_is_written_down(swept):
+    said = json.loads((swept[0].folder / "sweep.json").read_text())
+    assert said["recipe"] == "digits"
+    assert said["method"] == "kd-ods"
+    assert said["settings"] == {"perturb": "ods"}
+    assert said["own"] == {"alpha": 0.9, "temperature": 4.0, "step_size": 24 / 255}
+    assert said["values"] == {"alpha": [0.5, 1.0], "temperature": [1.0, 4.0], "step_size": [24 / 255]}
+    recipe = json.loads((swept[0].folder / "recipe.json").read_text())["recipe"]
+    assert list(recipe["methods"]) == list(POINTS)
+
+
+# The test images
+
+
+class Forbidden(Split):
+    """A split that may be counted and named, but whose images and labels may not be seen."""
+
+    def __init__(self, split: Split) -> None:
+        object.__setattr__(self, "fingerprint", split.fingerprint)  # recipe.json says which images they are
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("images", "labels"):
+            raise AssertionError("a sweep looked at test images")
+        return super().__getattribute__(name)
+
+
+def test_the_test_images_stay_unseen(swept, tmp_path, monkeypatch):
+    sweep = tiny(tmp_path / "digits-sweep")
+    splits = sweep.study([sweep.swept.own]).splits
+    unseen = replace(splits, test=Forbidden(splits.test))
+    with pytest.raises(AssertionError, match="looked at test images"):
+        unseen.test.images  # noqa: B018
+    monkeypatch.setattr(plan, "load_splits", lambda data, root: unseen)
+    outcome, _ = run(sweep)
+    assert outcome.scores == swept[1].scores
+    saved = {path.name for path in sweep.folder.rglob("*.safetensors")}
+    assert saved == {"weights.safetensors", "valid.safetensors"}
+    assert not (sweep.folder / "scores.csv").exists()
+
+
+# Done, half done, changed
+
+
+def test_a_second_call_does_nothing(swept):
+    sweep, outcome, _ = swept
+    before = {path: path.stat().st_mtime_ns for path in sweep.folder.rglob("*.safetensors")}
+    again, jobs = run(sweep)
+    assert jobs == []
+    assert (again.ran, again.skipped) == (0, outcome.ran)
+    assert again.scores == outcome.scores
+    assert {path: path.stat().st_mtime_ns for path in sweep.folder.rglob("*.safetensors")} == before
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 12])
+def test_a_sweep_that_was_interrupted_ends_as_one_that_was_not(swept, tmp_path, stop):
+    sweep = tiny(tmp_path / "digits-sweep")
+    with pytest.raises(KeyboardInterrupt):
+        run(sweep, stop)
+    assert not (sweep.folder / "sweep.csv").exists()
+    _, jobs = run(sweep)
+    assert jobs == swept[2][stop:]
+    assert files(sweep.folder) == files(swept[0].folder)
+
+
+def test_more_values_train_only_the_points_that_are_new(tmp_path):
+    run(tiny(tmp_path / "run", alpha="0.5,1", temperature="1"))
+    outcome, jobs = run(tiny(tmp_path / "run", alpha="0.5,0.9,1", temperature="1"))
+    new = "a0.9-t1-s24_255"
+    assert jobs == [f"{new}, seed {s}" for s in (0, 1)] + [
+        f"predict {new}, seed {s}, on valid" for s in (0, 1)
+    ]
+    assert {row.method for row in outcome.scores} == {"a0.5-t1-s24_255", new, "a1-t1-s24_255"}
+    fewer, jobs = run(tiny(tmp_path / "run", alpha="0.5", temperature="1"))
+    assert jobs == []
+    assert {row["method"] for row in rows_of(tmp_path / "run")} == {"a0.5-t1-s24_255"}
+    assert len(fewer.scores) == 4
+
+
+def test_another_recipe_is_refused_and_what_is_there_stays(swept, tmp_path):
+    folder = tmp_path / "run"
+    run(tiny(folder, alpha="1"))
+    before = files(folder)
+    with pytest.raises(StoreError, match=r"schedule\.epochs \(2, now 1\)"):
+        run(tiny(folder, "student.epochs=1", alpha="1"))
+    assert files(folder) == before
+    outcome, jobs = run(tiny(folder, "student.epochs=1", alpha="1"), redo=True)
+    assert [job for job in jobs if job.startswith("a1")] == ["a1-t4-s24_255, seed 0", "a1-t4-s24_255, seed 1"]
+    assert len(outcome.scores) == 4
+
+
+def test_a_batch_larger_than_the_data_leaves_no_folder(tmp_path):
+    with pytest.raises(RecipeError, match="a batch of 51 is larger"):
+        run(tiny(tmp_path / "run", "student.batch=51"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Trainings that fail
+
+
+@pytest.fixture
+def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the trainings of some points diverge."""
+
+    def let(*names: str) -> None:
+        train = TrainStudent.run
+
+        def fail(job: TrainStudent, watch: Any) -> None:
+            if job.method in names:
+                raise DivergedError("the loss is not a number")
+            train(job, watch)
+
+        monkeypatch.setattr(TrainStudent, "run", fail)
+
+    return let
+
+
+def test_a_point_that_diverges_is_left_out_and_named(swept, tmp_path, diverging):
+    diverging(POINTS[1])
+    outcome, _ = run(tiny(tmp_path / "run"))
+    assert [point.name for point in outcome.diverged] == [POINTS[1]]
+    assert outcome.scores == [row for row in swept[1].scores if row.method != POINTS[1]]
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe"]
+    assert set(recipe["methods"]) == set(POINTS)
+
+
+def test_where_all_points_diverge_that_is_said(tmp_path, diverging):
+    diverging(*POINTS)
+    with pytest.raises(DivergedError, match="every point of"):
+        run(tiny(tmp_path / "run"))
+    assert not (tmp_path / "run" / "sweep.csv").exists()
+
+
+def test_a_method_that_takes_no_step_is_swept_without_one(tmp_path):
+    outcome, _ = run(tiny(tmp_path / "run", method="kd", alpha="0.5,1"))
+    assert [row.method for row in outcome.scores[::4]] == ["a0.5-t4", "a1-t4"]
+    assert {row["step_size"] for row in rows_of(tmp_path / "run")} == {""}
