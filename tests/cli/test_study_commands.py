@@ -218,8 +218,7 @@ def test_a_bad_recipe_is_one_sentence_and_leaves_no_folder(say, tmp_path, verb, 
 
 
 def test_a_study_without_its_data_is_refused_but_can_be_shown(say, tmp_path):
-    settings = ["--device", "cpu", "--data", tmp_path / "nowhere", "--set", "student.network.width=2"]
-    settings += ["--set", "teachers.network.width=2"]
+    settings = ["--device", "cpu", "--data", tmp_path / "nowhere", "--set", "teachers.network.width=2"]
     refused(say("study", "cifar10-desk", "--out", "run", *settings), "cifar10 is not in")
     said = say("show", "cifar10-desk", *settings)
     assert said.code == 0, said

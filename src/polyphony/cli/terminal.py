@@ -199,9 +199,7 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
     """What was done, the table, the verdict, where the files are."""
     from polyphony.study import verdict
 
-    if outcome.adopted:
-        line(f"{outcome.adopted} trainings were taken over from other runs in {study.folder.parent}.")
-    if outcome.ran == outcome.adopted == 0:
+    if outcome.ran == 0:
         line(f"Nothing to do: all {outcome.skipped} parts of {study.folder} are done and unchanged.")
     elif outcome.skipped:
         line(f"{outcome.ran} parts were run, {outcome.skipped} were done before.")
