@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,14 +101,49 @@ class Stage:
         write_whole(self.folder / "log.jsonl", lines.encode())
 
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Keep the final weights, say so, and drop what was only for resuming."""
+        """Keep the final weights, and say so."""
         data = safetensors.torch.save({name: value.cpu().contiguous() for name, value in weights.items()})
         write_whole(self.folder / "weights.safetensors", data)
         done = {"key": self.key, "weights": sha256(data), **facts, "spec": self.spec}
         write_json(self.folder / "done.json", done)
+        self.clean()
+
+    def clean(self) -> None:
+        """Drop what was only for resuming."""
         half_written = self.folder.glob(".*")  # by a process that was killed
         for path in (self.folder / "resume.pt", self.folder / "started.json", *half_written):
             path.unlink(missing_ok=True)
+
+    def adopt(self, folders: Iterable[Path]) -> bool:
+        """Take over the result of an equal stage from one of these folders; whether there was one.
+
+        Files of a finished stage never change, so that they are shared and not copied where possible.
+        """
+        for folder in folders:
+            other = Stage(folder, self.spec)
+            if folder != self.folder and other.is_equal() and other.is_sound():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for name in ("weights.safetensors", "log.jsonl"):
+                    share_file(folder / name, self.folder / name)
+                write_json(self.folder / "done.json", other.done() | {"adopted": str(folder)})
+                self.clean()
+                return True
+        return False
+
+    def is_equal(self) -> bool:
+        """Whether the folder holds the finished result of this very spec; anything else is no fault."""
+        try:
+            return bool(self.done()["key"] == self.key)
+        except StoreError:
+            return False
+
+    def is_sound(self) -> bool:
+        """Whether all that `finish` left is there, unharmed."""
+        try:
+            self.weights()
+        except StoreError:
+            return False
+        return (self.folder / "log.jsonl").is_file()
 
     def done(self) -> dict[str, Any]:
         """What `finish` wrote."""
@@ -189,6 +225,15 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
     """A file that is there complete or not at all: written beside, flushed, renamed."""
     with whole(path) as beside:
         beside.write_bytes(data)
+
+
+def share_file(source: Path, target: Path) -> None:
+    """The same file in another place, whole: a second name for it, or a copy where there can be none."""
+    with whole(target) as beside:
+        try:
+            os.link(source, beside)
+        except OSError:
+            shutil.copyfile(source, beside)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from polyphony.nn import ResNet, WideResNet
-from polyphony.perturb import ODS, Adversarial, Clean, Gaussian
-from polyphony.recipe import RecipeError, read_recipe, shipped
+from polyphony.ensembles import MIMO, BatchEnsemble, Dirichlet, Hydra, LatentBE, Single
+from polyphony.nn import ResNet, WideResNet, resnet
+from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup
+from polyphony.recipe import RecipeError, Surroundings, read_recipe, shipped
 
 SMALL = """
 members = 2
@@ -35,6 +36,9 @@ scratch = {}
 kd = { perturb = "clean" }
 kd-ods = { perturb = "ods", temperature = 2, step_size = 0.5 }
 """
+
+
+STUDENT = BatchEnsemble(resnet(8, 4, 1, 2), 2)
 
 
 @pytest.fixture
@@ -86,11 +90,60 @@ def test_networks_are_built_as_named(small):
         ("ods", ODS(0.25)),
         ("confods", ODS(0.25, scale_by_confidence=True)),
         ("adversarial", Adversarial(0.25)),
+        ("mixup", Mixup()),
+        ("diversify", Diversify(STUDENT, 0.25)),
+        ("mixup+ods", Chain((Mixup(), ODS(0.25)))),
     ],
 )
 def test_a_perturbation_is_the_one_named(small, name, perturbation):
     method = read_recipe(small, [f"methods.kd.perturb={name}"]).distillation("kd")
-    assert method.perturbation(0.25) == perturbation
+    assert method.perturbation(Surroundings(0.25, STUDENT)) == perturbation
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "members"),
+    [
+        ("batch_ensemble", BatchEnsemble, 2),
+        ("mimo", MIMO, 2),
+        ("hydra", Hydra, 2),
+        ("single", Single, 1),
+        ("latent_be", LatentBE, 1),
+        ("dirichlet", Dirichlet, 1),
+        ("proxy_dirichlet", Dirichlet, 1),
+    ],
+)
+def test_a_student_has_the_form_named(small, form, kind, members):
+    recipe = read_recipe(small, [f"methods.kd.form={form}"])
+    made = recipe.form("kd").build(resnet(8, 4, 2, 2), 2, None)
+    assert isinstance(made, kind)
+    assert recipe.form("kd").predictors(2) == members
+    assert recipe.form("scratch").kind == "batch_ensemble"
+    assert recipe == read_recipe(small, [f"methods.kd.form={{kind = '{form}'}}"])
+
+
+def test_a_method_may_have_a_learning_rate_of_its_own(small):
+    recipe = read_recipe(small, ["methods.kd.learning_rate=0.001"])
+    assert (recipe.schedule("kd").learning_rate, recipe.schedule("scratch").learning_rate) == (0.001, 0.05)
+    assert recipe.distillation("kd") == read_recipe(small).distillation("kd")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("methods.kd.form=mino", "methods.kd.form knows no kind 'mino'; did you mean 'mimo'?"),
+        ("methods.kd.form.batch=2", "methods.kd.form needs the key 'kind': one of batch_ensemble, mimo"),
+        ("methods.kd={form = {kind = 'mimo', batch_repeat = 2}}", "did you mean 'batch_repetition'?"),
+        ("methods.scratch.form=latent_be", "methods.scratch: a latent_be student learns from teachers"),
+        ("methods.scratch.form=dirichlet", "methods.scratch: a dirichlet student learns from teachers"),
+        ("methods.kd.perturb=odss", "methods.kd.perturb must be one of clean, gaussian, ods"),
+        ("methods.kd.perturb=mixup+", "methods.kd.perturb must be one of clean, gaussian, ods"),
+        ("methods.kd={perturb = 'diversify', step_size = 'match'}", "methods.kd.step_size cannot be matched"),
+        ("methods.kd={perturb = 'diversify', form = 'single'}", "needs a student with two members or more"),
+        ("methods.kd={perturb = 'mixup', source = 'extra'}", "methods.kd.source needs perturb = 'ods'"),
+    ],
+)
+def test_an_impossible_form_or_perturbation_is_one_sentence(small, override, sentence):
+    assert sentence in complaint(small, override)
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
@@ -209,7 +262,7 @@ def test_a_misspelt_or_missing_key_is_named_with_the_nearest_right_one(small, ov
         ("student.alpha=true", "student.alpha", "True"),
         ("student.temperature=0", "student.temperature", "0"),
         ("student.temperature=inf", "student.temperature", "inf"),
-        ("student.member_norm=1", "student.member_norm", "1"),
+        ("student.form={kind = 'batch_ensemble', member_norm = 1}", "student.form.member_norm", "1"),
         ("members=0", "members", "0"),
         ("members=-1", "members", "-1"),
         ("members=2.5", "members", "2.5"),

@@ -73,7 +73,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, program, environment):
-    whole, killed = stripes / "whole", stripes / "killed"
+    whole, killed = stripes / "whole" / "run", stripes / "killed" / "run"  # runs side by side share trainings
     run_study(Study(read_recipe("digits", TINY), whole), Unseen(), workers=1)
 
     settings = [part for override in TINY for part in ("--set", override)]

@@ -133,7 +133,7 @@ def show(
     """
     from polyphony.study import costs, parameter_counts
 
-    study = prepare(recipe, Running(overrides=overrides, data=data, device=device))
+    study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, device=device)))
     terminal.show_recipe(study)
     terminal.show_parameters(parameter_counts(study))
     terminal.show_costs(study, list(costs(study)))
@@ -147,6 +147,21 @@ def prepare(recipe: str, running: Running) -> Study:
     resolved = read_recipe(recipe, running.overrides)
     folder = running.out or Path("runs", resolved.name)
     return Study(resolved, folder, running.data, chosen(running.device))
+
+
+def outlined_if_absent(study: Study) -> Study:
+    """The study itself, or its outline where its data is not here."""
+    from polyphony.data import MissingDataError
+    from polyphony.study import OutlinedStudy
+
+    try:
+        study.splits  # noqa: B018 (read to see whether it can be)
+    except MissingDataError as error:
+        outlined = OutlinedStudy(study.recipe, study.folder, study.data_root, study.device)
+        count = len(outlined.splits.train)
+        terminal.line(f"{error}. Counted with the official {count:,} training images instead.")
+        return outlined
+    return study
 
 
 def chosen(device: str) -> str:

@@ -1,9 +1,10 @@
 """Data sets as splits of uint8 tensors: readers, augmented batches, corruptions."""
 
 from polyphony.data.batches import Augmentation, batches, pixels
-from polyphony.data.errors import DataError
+from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.load import load
 from polyphony.data.options import Options
+from polyphony.data.outline import outline
 from polyphony.data.shifted import Corrupted, corrupted, load_unknown
 from polyphony.data.splits import Split, Splits
 
@@ -11,6 +12,7 @@ __all__ = [
     "Augmentation",
     "Corrupted",
     "DataError",
+    "MissingDataError",
     "Options",
     "Split",
     "Splits",
@@ -18,5 +20,6 @@ __all__ = [
     "corrupted",
     "load",
     "load_unknown",
+    "outline",
     "pixels",
 ]

@@ -210,6 +210,8 @@ CIFAR10 = Dataset(
         Place("cifar-10-binary.tar.gz", CIFAR10_BINARY, {"": "c32a1d4ab5d03f1284b67883e8d87530"}),
     ),
     counts=COUNTS,
+    shape=(3, 32, 32),
+    labels=10,
     downloads=(
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
@@ -253,6 +255,8 @@ CIFAR100 = Dataset(
         ),
     ),
     counts=COUNTS,
+    shape=(3, 32, 32),
+    labels=100,
     downloads=(
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",

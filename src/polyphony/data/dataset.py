@@ -59,7 +59,9 @@ class Download:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A known data set. `counts` are the official numbers of images by part."""
+    """A known data set. `counts` are the official numbers of images by part, `shape` is [c h w] of each, and
+    `labels` how many classes it has, where these are fixed.
+    """
 
     name: str
     title: str
@@ -69,3 +71,5 @@ class Dataset:
     counts: Mapping[str, int]
     downloads: tuple[Download, ...] = ()
     holdout: Holdout = stratified
+    shape: tuple[int, int, int] | None = None
+    labels: int = 0

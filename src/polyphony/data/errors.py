@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class DataError(ValueError):
     """A fault in data on disk: one sentence that names the file, the fault and what to do."""
+
+
+class MissingDataError(DataError):
+    """A known data set is not on this machine."""

@@ -107,6 +107,8 @@ MNIST = Dataset(
         ),
     ),
     counts=COUNTS,
+    shape=(1, 28, 28),
+    labels=10,
     downloads=_downloads(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "mnist",
@@ -140,6 +142,8 @@ FASHION_MNIST = Dataset(
         ),
     ),
     counts=COUNTS,
+    shape=(1, 28, 28),
+    labels=10,
     downloads=_downloads(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "fashion-mnist",

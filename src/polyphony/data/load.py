@@ -12,7 +12,7 @@ from polyphony.data.cache import cached
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.check import check
 from polyphony.data.dataset import Contents, Dataset, Place
-from polyphony.data.errors import DataError
+from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.files import data_root
 from polyphony.data.options import Holdout, Options, resized, share, stratified, trim
 from polyphony.data.own import own
@@ -49,7 +49,7 @@ def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
     for place in dataset.places:
         if not place.path or (root / place.path).exists():
             return place, root / place.path
-    raise DataError(
+    raise MissingDataError(
         f"{dataset.name} is not in {root}: put {dataset.places[0].path} there "
         f"or run 'polyphony data get {dataset.name}'"
     )

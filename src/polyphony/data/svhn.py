@@ -75,6 +75,8 @@ SVHN = Dataset(
         Place("test_32x32.mat", read_test, {"": TEST_MD5}),
     ),
     counts={"train": 73_257, "test": 26_032},
+    shape=(3, 32, 32),
+    labels=10,
     downloads=(
         Download(
             "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",

@@ -91,6 +91,8 @@ TINYIMAGENET = Dataset(
         Place("tiny-imagenet-200.zip", read, {"": "90528d7ca1a48142e341f4ef8d21d0de"}),
     ),
     counts={"train": 100_000, "test": 10_000},
+    shape=(3, 64, 64),
+    labels=200,
     downloads=(
         Download(
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip",

@@ -12,7 +12,10 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from polyphony.recipe.parts import Part, Recipe
+from polyphony.recipe.forms import Form
+from polyphony.recipe.networks import Network
+from polyphony.recipe.parts import Recipe
+from polyphony.recipe.table import Part
 
 
 class RecipeError(ValueError):
@@ -80,7 +83,7 @@ def check(table: dict[str, Any], where: str) -> Recipe:
 def explain(fault: ErrorDetails) -> str:
     """A fault in plain words, with the nearest right spelling of a wrong key."""
     *parents, key = [str(part) for part in fault["loc"]] or [""]
-    table = ".".join(part for part in parents if part not in tags())
+    table = ".".join(part for part in parents if part not in TAGS)
     place = f"{table}.{key}" if table else key
     match fault["type"]:
         case "extra_forbidden":
@@ -88,10 +91,10 @@ def explain(fault: ErrorDetails) -> str:
         case "missing":
             return f"{table or 'the recipe'} needs the key '{key}'"
         case "union_tag_not_found":
-            return f"{place} needs the key 'kind': one of {', '.join(tags())}"
+            return f"{place} needs the key 'kind': one of {', '.join(kinds_at([*parents, key]))}"
         case "union_tag_invalid":
             kind = fault["ctx"]["tag"]
-            return f"{place} knows no kind '{kind}'; {suggestion(kind, tags())}"
+            return f"{place} knows no kind '{kind}'; {suggestion(kind, kinds_at([*parents, key]))}"
     message = fault["msg"].removeprefix("Value error, ")
     if message.startswith("Input should be "):
         message = message.replace("Input should be ", "must be ", 1)
@@ -108,6 +111,16 @@ def suggestion(word: str, known: Sequence[str]) -> str:
 
 def keys_at(path: Sequence[str]) -> list[str]:
     """The keys that the table at a path may have."""
+    return sorted({key for part in parts_at(path) for key in part.model_fields})
+
+
+def kinds_at(path: Sequence[str]) -> list[str]:
+    """The tags by which the table at a path is chosen."""
+    return [kind_of(part) for part in parts_at(path)]
+
+
+def parts_at(path: Sequence[str]) -> list[type[Part]]:
+    """What the table at a path may be."""
     parts: list[type[Part]] = [Recipe]
     for step in path:
         fields = [part.model_fields[step] for part in parts if step in part.model_fields]
@@ -115,7 +128,7 @@ def keys_at(path: Sequence[str]) -> list[str]:
         parts = (
             list(parts_in(fields[0].annotation)) if fields else [p for p in parts if kind_of(p) in ("", step)]
         )
-    return sorted({key for part in parts for key in part.model_fields})
+    return parts
 
 
 def parts_in(annotation: Any) -> Iterator[type[Part]]:
@@ -132,6 +145,4 @@ def kind_of(part: type[Part]) -> str:
     return str(get_args(field.annotation)[0]) if field else ""
 
 
-def tags() -> list[str]:
-    """The tags of all tables that are chosen by one."""
-    return [kind for kind in map(kind_of, Part.__subclasses__()) if kind]
+TAGS = {kind_of(part) for union in (Network, Form) for part in parts_in(union)}

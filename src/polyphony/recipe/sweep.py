@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyphony.recipe.parts import Method, Recipe
+from polyphony.recipe.methods import Method
+from polyphony.recipe.parts import Recipe
 from polyphony.recipe.read import RecipeError, check, explain, suggestion
 
 PARAMETERS = ("alpha", "temperature", "step_size")

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from polyphony.distill import CrossEntropy, Distill
+from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
-from polyphony.recipe import Schedule
+from polyphony.recipe import Schedule, Surroundings
 from polyphony.study.plan import Study
 from polyphony.train import Loss
 
@@ -39,11 +39,19 @@ def costs(study: Study) -> Iterator[Cost]:
     networks = [study.network(recipe.teachers.network) for _ in range(recipe.members)]
     teachers = DeepEnsemble(networks).folded().to(study.device)
     for name in recipe.methods:
-        method = recipe.distillation(name)
-        loss: Loss = CrossEntropy()
-        if method:  # a step costs the same whatever its size
-            loss = Distill(teachers, method.alpha, method.temperature, method.perturbation(1 / 255))
-        yield cost(study, name, len(recipe.seeds), study.fresh_student(), loss, recipe.student)
+        student = study.fresh_student(name).to(study.device)
+        loss = probing_loss(study, name, teachers, student)
+        yield cost(study, name, len(recipe.seeds), student, loss, recipe.schedule(name))
+
+
+def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:
+    """A method's loss with untrained teachers: a step costs the same whatever they know and its size."""
+    method = study.recipe.distillation(name)
+    if method is None:
+        return CrossEntropy()
+    source = DeepEnsemble([teachers.networks[0]]) if method.source else None
+    perturb = method.perturbation(Surroundings(1 / 255, student, source))
+    return study.recipe.form(name).loss(teachers, method, perturb, study.student_steps)
 
 
 def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:

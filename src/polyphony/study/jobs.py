@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from polyphony.data import Split
-from polyphony.distill import CrossEntropy, Distill, match_step_size
+from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
-from polyphony.perturb import ODS, Perturbation
+from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
-from polyphony.recipe import Distillation
+from polyphony.recipe import Distillation, Surroundings
 from polyphony.store import Spec, Stage, load_predictions, save_predictions, spec_key
 from polyphony.study.plan import FORMAT, Study, generator
 from polyphony.train import Loss, Plan, Watch, fit
@@ -97,27 +97,54 @@ class TrainStudent:
 
     def run(self, watch: Watch) -> None:
         study, rng = self.study, generator("student", self.seed, self.study.device)
-        student = study.fresh_student(generator("student weights", self.seed))
-        loss = self.loss()
-        log = train(study, self.stage, student, loss, study.plan(study.recipe.student), rng, watch)
-        step_size = getattr(loss.perturb, "step_size", None) if isinstance(loss, Distill) else None
+        student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
+        loss, step_size = self.loss(student)
+        plan = study.plan(study.recipe.schedule(self.method))
+        log = train(study, self.stage, student, loss, plan, rng, watch)
         self.stage.finish(student.state_dict(), facts(log) | {"step_size": step_size})
 
-    def loss(self) -> CrossEntropy | Distill:
-        """What the method minimises; a step size to be matched is found here, the same for every seed."""
+    def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
+        """What the method minimises, and the size of the step it takes, if it takes one."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         if method is None:
-            return CrossEntropy()
-        members = study.recipe.members
-        teachers, step_size = study.load_teachers(members).folded(), method.step_size
-        source = study.load_teachers(1, first=members).folded() if method.source else None
-        make = partial(perturbation_from, method, source)
-        if step_size == "match":
-            share, rng = study.recipe.student.match_share, generator("match", 0, study.device)
-            step_size = match_step_size(
-                make, teachers, study.splits, method.temperature, rng, share, study.device
-            )
-        return Distill(teachers, method.alpha, method.temperature, make(step_size))
+            return CrossEntropy(), None
+        teachers = study.load_teachers(study.recipe.members).folded()
+        step_size = self.step_size(method, teachers, student)
+        perturb = self.perturbation(method, student, step_size)
+        form = study.recipe.form(self.method)
+        return form.loss(teachers, method, perturb, study.student_steps), step_size or None
+
+    def step_size(self, method: Distillation, teachers: DeepEnsemble, student: Ensemble) -> float:
+        """The method's step size; one to be matched is found here, the same for every seed."""
+        if method.step_size != "match":
+            return method.step_size
+        study = self.study
+        return match_step_size(
+            partial(self.perturbation, method, student),
+            teachers,
+            study.splits,
+            method.temperature,
+            generator("match", 0, study.device),
+            study.recipe.student.match_share,
+            study.device,
+        )
+
+    def perturbation(self, method: Distillation, student: Ensemble, step_size: float) -> Perturbation:
+        """The method's perturbation, for this student."""
+        source = self.study.load_teachers(1, first=self.study.recipe.members) if method.source else None
+        return method.perturbation(Surroundings(step_size, student, source and source.folded()))
+
+    def before(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The method's perturbation of a batch, as the trained student's training would do it next."""
+        study, method = self.study, self.study.recipe.distillation(self.method)
+        assert method is not None
+        student, size = study.load_training_student(self.method, self.seed), self.stage.done()["step_size"]
+        perturb, rng = (
+            self.perturbation(method, student, size or 0.0),
+            generator("perturbed training images", 0, study.device),
+        )
+        teachers = study.load_teachers(study.recipe.members).folded()
+        return lambda x, y: perturb(x, y, teachers, method.temperature, rng)
 
 
 @dataclass(frozen=True)
@@ -187,24 +214,10 @@ class Predict:
             if self.seed is not None
             else study.load_teachers(self.count)
         )
-        loss = self.perturbing.loss() if self.perturbing else None
-        before: Callable[[Tensor, Tensor], Tensor] = unchanged
-        if isinstance(loss, Distill):
-            before = partial(perturbed, loss, generator("perturbed training images", 0, study.device))
+        before = self.perturbing.before() if self.perturbing else unchanged
         predictions = predict(model, self.images, device=study.device, before=before)
         save_predictions(self.path, predictions, self.key)
         watch.epoch({})
-
-
-def perturbation_from(method: Distillation, source: DeepEnsemble | None, step_size: float) -> Perturbation:
-    """A method's perturbation, taking its directions from other networks where the method says so."""
-    perturb = method.perturbation(step_size)
-    return replace(perturb, source=source) if isinstance(perturb, ODS) else perturb
-
-
-def perturbed(loss: Distill, rng: torch.Generator, x: Tensor, y: Tensor) -> Tensor:
-    """A batch as a distillation loss would perturb it."""
-    return loss.perturb(x, y, loss.teachers, loss.temperature, rng)
 
 
 def train(

@@ -13,8 +13,8 @@ import torch
 from pydantic import BaseModel
 from torch import nn
 
-from polyphony.data import Split, Splits, load
-from polyphony.ensembles import BatchEnsemble, DeepEnsemble
+from polyphony.data import Split, Splits, load, outline
+from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Data, Network, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
@@ -61,12 +61,12 @@ class Study:
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
-        method, student = self.recipe.distillation(name), self.recipe.student
-        spec = self._spec("student", seed, student) | {
+        method, form = self.recipe.distillation(name), self.recipe.form(name)
+        spec = self._spec("student", seed, self.recipe.schedule(name)) | {
             "members": self.recipe.members,
-            "member_norm": student.member_norm,
             "network": dump(self.recipe.student_network),
             "method": dump(method) if method else "scratch",
+            **(dump(form, {"member_norm"}) if form.kind == "batch_ensemble" else {"form": dump(form)}),
         }
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
@@ -74,7 +74,7 @@ class Study:
         if method and method.source:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
         if method and method.step_size == "match":
-            spec["match_share"] = student.match_share
+            spec["match_share"] = self.recipe.student.match_share
         return Stage(self.folder / "students" / name / str(seed), spec)
 
     def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
@@ -98,18 +98,23 @@ class Study:
             )
         return schedule.plan(self.recipe.data.augment, self.recipe.precision)
 
-    def network(self, part: Network, rng: torch.Generator | None = None) -> nn.Module:
-        """A fresh network for this data, with its normalisation."""
-        network = part.build(len(self.splits.classes), self.splits.train.images.shape[1], rng)
-        network.normalize.set(*statistics(self.splits.train))
+    @property
+    def student_steps(self) -> int:
+        """How many steps a student's training has."""
+        return len(self.splits.train) // self.recipe.student.batch * self.recipe.student.epochs
+
+    def network(self, part: Network, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
+        """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
+        classes, channels = len(self.splits.classes), self.splits.train.images.shape[1]
+        network = part.build(copies * classes, copies * channels, rng)
+        network.normalize.set(*(copies * values for values in statistics(self.splits.train)))
         return network
 
-    def fresh_student(self, rng: torch.Generator | None = None) -> BatchEnsemble:
-        """The student before training."""
-        network = self.network(self.recipe.student_network, rng)
-        return BatchEnsemble(
-            network, self.recipe.members, rng=rng, member_norm=self.recipe.student.member_norm
-        )
+    def fresh_student(self, name: str, rng: torch.Generator | None = None) -> Ensemble:
+        """A method's student before training."""
+        members, form = self.recipe.members, self.recipe.form(name)
+        network = self.network(self.recipe.student_network, rng, form.copies(members))
+        return form.build(network, members, rng)
 
     def load_teachers(self, count: int, first: int = 0) -> DeepEnsemble:
         """`count` trained teachers; those from `members` on are extra ones, which no student learns from."""
@@ -120,11 +125,35 @@ class Study:
             networks.append(network)
         return DeepEnsemble(networks).to(self.device)
 
-    def load_student(self, name: str, seed: int) -> BatchEnsemble:
-        """A trained student."""
-        student = self.fresh_student()
+    def load_student(self, name: str, seed: int) -> Ensemble:
+        """A trained student, as it predicts."""
+        return self.recipe.form(name).trained(self.load_training_student(name, seed))
+
+    def load_training_student(self, name: str, seed: int) -> Ensemble:
+        """A trained student, as it was while it was trained."""
+        student = self.fresh_student(name)
         student.load_state_dict(self.student_stage(name, seed).weights())
         return student.to(self.device)
+
+    def members(self, name: str) -> int:
+        """How many members a method's student predicts with."""
+        return self.recipe.form(name).predictors(self.recipe.members)
+
+
+@dataclass(frozen=True)
+class OutlinedStudy(Study):
+    """A study whose data is not here: blank images stand for it, enough to count what it would cost."""
+
+    @property
+    def splits(self) -> Splits:
+        """As many images as the official data has, all blank."""
+        return outline_splits(self.recipe.data)
+
+
+@lru_cache(maxsize=1)
+def outline_splits(data: Data) -> Splits:
+    """The outline of a recipe's data, made once."""
+    return outline(data.name, data.options())
 
 
 @lru_cache(maxsize=1)

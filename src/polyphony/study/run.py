@@ -36,6 +36,7 @@ class Outcome:
 
     ran: int
     skipped: int
+    adopted: int
     scores: list[Score]
 
 
@@ -51,21 +52,23 @@ def run_study(
         lambda: [TrainStudent(study, method, seed) for method, seed in study.students],
         lambda: score_jobs(study),
     ]
-    ran = total = 0
+    ran = total = adopted = 0
     with locked(study.folder):
         for jobs in (phase() for phase in phases[:upto]):
-            todo = pending(study, jobs, redo)
-            if todo:  # nothing is written before it is known that what is there fits
+            missing = pending(study, jobs, redo)
+            todo = [job for job in missing if not adopt(job)]
+            if missing:  # nothing is written before it is known that what is there fits
                 write_provenance(study)
             run_jobs(todo, board, workers, study.threads)
             ran, total = ran + len(todo), total + len(jobs)
+            adopted += len(missing) - len(todo)
         if upto < Part.DISTILL:  # the record must fit students that are there already
             pending(study, phases[1](), redo)
         write_provenance(study)
         rows = score(study) if upto == Part.EVALUATE else []
         if rows:
             write_scores(study.folder / "scores.csv", rows)
-    return Outcome(ran, total - ran, rows)
+    return Outcome(ran, total - ran, adopted, rows)
 
 
 def pending(study: Study, jobs: Sequence[Job], redo: bool) -> list[Job]:
@@ -75,6 +78,14 @@ def pending(study: Study, jobs: Sequence[Job], redo: bool) -> list[Job]:
     if any(discarded):
         forget(study.folder)
     return [job for job in jobs if not job.is_done()]
+
+
+def adopt(job: Job) -> bool:
+    """Take over a training that another run beside this one has done already; whether there is one."""
+    if not isinstance(job, TrainTeacher | TrainStudent):
+        return False
+    pattern = "*/teachers/*/done.json" if isinstance(job, TrainTeacher) else "*/students/*/*/done.json"
+    return job.stage.adopt(path.parent for path in sorted(job.study.folder.parent.glob(pattern)))
 
 
 def forget(folder: Path) -> None:

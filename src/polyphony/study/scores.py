@@ -7,7 +7,7 @@ import io
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
@@ -107,10 +107,16 @@ def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:
 
 
 def parameter_counts(study: Study) -> dict[str, int]:
-    """Parameters of the teachers together, and of each method's student."""
-    teacher, student = study.network(study.recipe.teachers.network), study.fresh_student()
-    one, compact = (sum(p.numel() for p in model.parameters()) for model in (teacher, student))
-    return {TEACHERS: study.recipe.members * one, **dict.fromkeys(study.recipe.methods, compact)}
+    """Parameters of the teachers together, and of each method's student as it predicts."""
+    teacher, recipe = study.network(study.recipe.teachers.network), study.recipe
+    students = {name: recipe.form(name).trained(study.fresh_student(name)) for name in recipe.methods}
+    counts = {name: parameters(student) for name, student in students.items()}
+    return {TEACHERS: recipe.members * parameters(teacher), **counts}
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers a model learns."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def write_scores(path: Path, rows: list[Score]) -> None:

@@ -1,0 +1,172 @@
+"""The forms a student takes: how it is built, what it learns from teachers, what predicts in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+
+import torch
+from pydantic import BeforeValidator, Field, PositiveInt
+from torch import nn
+
+from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillPerturbed, DistillProxy
+from polyphony.ensembles import (
+    MIMO,
+    BatchEnsemble,
+    DeepEnsemble,
+    Dirichlet,
+    Ensemble,
+    Hydra,
+    LatentBE,
+    Single,
+)
+from polyphony.perturb import Perturbation
+from polyphony.recipe.table import Part, Share
+from polyphony.train import Loss
+
+if TYPE_CHECKING:
+    from polyphony.recipe.methods import Distillation
+
+
+class FormPart(Part):
+    """What forms have in common: members learn one-to-one, and predict as they were trained."""
+
+    needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
+    is_one_network: ClassVar[bool] = False  # without members from the start
+
+    def copies(self, members: int) -> int:
+        """For how many members the network has inputs and outputs."""
+        return 1
+
+    def predictors(self, members: int) -> int:
+        """How many members it has when it is trained."""
+        return 1 if self.is_one_network else members
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        """The student before training, from a fresh network."""
+        raise NotImplementedError
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        """What it minimises, in a training of so many steps."""
+        return Distill(teachers, method.alpha, method.temperature, perturb)
+
+    def trained(self, student: Ensemble) -> Ensemble:
+        """What predicts after training."""
+        return student
+
+
+class BatchEnsembleForm(FormPart):
+    """Members by rank-one factors, the paper's student."""
+
+    kind: Literal["batch_ensemble"] = "batch_ensemble"
+    member_norm: bool = False
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return BatchEnsemble(network, members, rng=rng, member_norm=self.member_norm)
+
+
+class MIMOForm(FormPart):
+    """Members by inputs and outputs of their own in one network."""
+
+    kind: Literal["mimo"]
+    batch_repetition: PositiveInt = 1
+    input_repetition: Share = 0.0
+
+    def copies(self, members: int) -> int:
+        return members
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return MIMO(
+            network,
+            members,
+            batch_repetition=self.batch_repetition,
+            input_repetition=self.input_repetition,
+        )
+
+
+class HydraForm(FormPart):
+    """Members by classifiers of their own on one trunk."""
+
+    kind: Literal["hydra"]
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return Hydra(network, members, rng=rng)
+
+
+class SingleForm(FormPart):
+    """One network, which learns the teachers' mean."""
+
+    is_one_network: ClassVar[bool] = True
+    kind: Literal["single"]
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return Single(network)
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        return DistillMean(teachers, method.alpha, method.temperature, perturb)
+
+
+class LatentBEForm(FormPart):
+    """Rank-one factors while it trains, averaged into one network at the end."""
+
+    needs_teachers: ClassVar[bool] = True  # nothing else tells its members apart
+    kind: Literal["latent_be"]
+
+    def predictors(self, members: int) -> int:
+        return 1
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return LatentBE(network, members)
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        return DistillPerturbed(teachers, method.alpha, method.temperature, perturb)
+
+    def trained(self, student: Ensemble) -> Ensemble:
+        return Single(cast(LatentBE, student).merge())
+
+
+class DirichletForm(FormPart):
+    """One network that gives a distribution over the teachers' predictions (EnD²)."""
+
+    needs_teachers: ClassVar[bool] = True
+    is_one_network: ClassVar[bool] = True
+    kind: Literal["dirichlet"]
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return Dirichlet(network)
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        return DistillDistribution(teachers, steps, perturb=perturb)
+
+
+class ProxyDirichletForm(FormPart):
+    """The same, towards a proxy of the teachers' distribution by reverse KL: for many classes."""
+
+    needs_teachers: ClassVar[bool] = True
+    is_one_network: ClassVar[bool] = True
+    kind: Literal["proxy_dirichlet"]
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return Dirichlet(network, offset=1.0)
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        return DistillProxy(teachers, perturb=perturb)
+
+
+def as_table(value: object) -> object:
+    """A form's name stands for the table that says no more than the name."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Form = Annotated[
+    Annotated[
+        BatchEnsembleForm
+        | MIMOForm
+        | HydraForm
+        | SingleForm
+        | LatentBEForm
+        | DirichletForm
+        | ProxyDirichletForm,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(as_table),
+]

@@ -1,0 +1,52 @@
+"""The networks a recipe can name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, PositiveInt, field_validator
+
+from polyphony.nn import ResNet, WideResNet, resnet, wide_resnet
+from polyphony.recipe.table import Part
+
+
+class ResNetPart(Part):
+    """ResNet of depth 6n + 2."""
+
+    kind: Literal["resnet"]
+    depth: int
+    width: PositiveInt = 16
+
+    @field_validator("depth")
+    @classmethod
+    def _has_whole_stages(cls, depth: int) -> int:
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError("must be 6n + 2 (8, 14, 20, 32, …) for a ResNet")
+        return depth
+
+    def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> ResNet:
+        """The network with fresh weights."""
+        return resnet(self.depth, classes, channels, self.width, rng)
+
+
+class WideResNetPart(Part):
+    """WideResNet of depth 6n + 4."""
+
+    kind: Literal["wide_resnet"]
+    depth: int
+    widen: PositiveInt
+
+    @field_validator("depth")
+    @classmethod
+    def _has_whole_stages(cls, depth: int) -> int:
+        if depth < 10 or (depth - 4) % 6:
+            raise ValueError("must be 6n + 4 (10, 16, 22, 28, …) for a WideResNet")
+        return depth
+
+    def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> WideResNet:
+        """The network with fresh weights."""
+        return wide_resnet(self.depth, self.widen, classes, channels, rng)
+
+
+Network = Annotated[ResNetPart | WideResNetPart, Field(discriminator="kind")]

@@ -1,0 +1,68 @@
+"""A training that another run beside this one has done is taken over, not done again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+WEIGHTS = "weights.safetensors"
+
+
+@pytest.fixture
+def first(run, tmp_path):
+    """A run with teachers and two students."""
+    study, _, _ = run(tmp_path / "first", "methods={scratch = {}, kd = {perturb = 'clean'}}")
+    return study
+
+
+def test_teachers_and_students_are_taken_over_by_another_study(run, first, tmp_path):
+    study, outcome, jobs = run(
+        tmp_path / "second", "methods={renamed = {perturb = 'clean'}, kd-ods = {perturb = 'ods'}}"
+    )
+    trained = [job for job in jobs if not job.startswith("predict")]
+    assert trained == ["kd-ods, seed 0", "kd-ods, seed 1"]
+    assert outcome.adopted == study.teachers + 2
+    for seed in (0, 1):
+        mine, other = study.student_stage("renamed", seed), first.student_stage("kd", seed)
+        assert mine.folder.joinpath(WEIGHTS).read_bytes() == other.folder.joinpath(WEIGHTS).read_bytes()
+        assert (
+            mine.folder.joinpath("log.jsonl").read_bytes() == other.folder.joinpath("log.jsonl").read_bytes()
+        )
+        assert mine.done()["adopted"] == str(other.folder)
+
+
+def test_what_was_taken_over_outlives_the_run_it_came_from(run, first, tmp_path):
+    import shutil
+
+    study, _, _ = run(tmp_path / "second")
+    shutil.rmtree(first.folder)
+    assert study.load_teachers(study.recipe.members).members == study.recipe.members
+    _, again, jobs = run(tmp_path / "second")
+    assert (again.ran, jobs) == (0, [])
+
+
+def test_another_schedule_is_trained_anew(run, first, tmp_path):
+    _, outcome, _ = run(tmp_path / "second", "teachers.epochs=2", "methods={scratch = {}}")
+    assert outcome.adopted == 2  # scratch needs no teachers, so that its two seeds are the same
+
+
+@pytest.mark.parametrize("harm", [WEIGHTS, "log.jsonl", "done.json"])
+def test_a_damaged_training_is_not_taken_over(run, first, tmp_path, harm):
+    path = first.teacher_stage(0).folder / harm
+    path.write_bytes(b"{}") if harm != "log.jsonl" else path.unlink()
+    study, _, jobs = run(tmp_path / "second", "methods={scratch = {}}")
+    assert [job for job in jobs if job.startswith("teacher")] == ["teacher 0"]
+    assert json.loads(study.teacher_stage(0).folder.joinpath("done.json").read_text())["key"]
+
+
+def test_an_interrupted_training_is_completed_from_another_run(run, first, tmp_path):
+    folder = tmp_path / "second" / "teachers" / "0"
+    study, _, _ = run(tmp_path / "second", "methods={scratch = {}}")
+    folder.joinpath("done.json").unlink()
+    folder.joinpath(WEIGHTS).unlink()
+    study.teacher_stage(0).start()
+    _, outcome, jobs = run(tmp_path / "second", "methods={scratch = {}}")
+    assert outcome.adopted == 1
+    assert not [job for job in jobs if job.startswith("teacher")]
+    assert not folder.joinpath("started.json").exists()
