@@ -13,13 +13,14 @@ from torch.autograd.functional import jacobian
 from polyphony.analysis import factor_distance
 from polyphony.cli.analyse import analyse as command
 from polyphony.data import pixels
-from polyphony.ensembles import DeepEnsemble
+from polyphony.ensembles import MIMO, DeepEnsemble, Dirichlet, Hydra, Single
 from polyphony.perturb import ODS
 from polyphony.recipe import check
 from polyphony.store import StoreError
 from polyphony.study import Study, analysis_jobs, parameter_counts, run_study
 from polyphony.study.analyses import ANALYSES, analyse
 from polyphony.study.plan import generator
+from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {
@@ -92,7 +93,7 @@ def test_snr_covers_both_perturbations_around_the_recipes_step(analysed):
         *(("ods", pytest.approx(size)) for size in sizes),
     ]
     assert {row["samples"] for row in rows} == {"4"}
-    assert analysis_jobs.plain_student(analysed) == ("kd", 0)  # the paper looks at plain distillation
+    assert plain_student(analysed) == ("kd", 0)  # the paper looks at plain distillation
 
 
 def test_transfer_takes_its_directions_from_the_extra_teacher(analysed):
@@ -163,3 +164,36 @@ def test_the_command_says_where_the_files_are(analysed, capsys):
     said = capsys.readouterr().out
     assert "Nothing to do" in said
     assert str(analysed.folder / "analysis" / "factors.csv") in said.replace("\n", "")
+
+
+@pytest.fixture
+def mixed(analysed, monkeypatch):
+    """The same study, as if its methods had students of other forms."""
+    forms = {"scratch": Single, "kd-ods": lambda net: Hydra(net, 2), "kd": Dirichlet}
+
+    def load(study, name, seed):
+        return forms[name](study.network(study.recipe.student_network))
+
+    def use(**changed):
+        forms.update(changed)
+        monkeypatch.setattr(Study, "load_student", load)
+        return analysed
+
+    return use
+
+
+def test_students_without_a_member_for_each_teacher_are_left_out_by_name(mixed):
+    study = mixed()
+    assert one_to_one(study) == ["kd-ods"]
+    assert plain_student(study) == ("kd-ods", 0)
+    assert with_factors(study) == []
+    done = analyse(study, ["jacobians", "factors"], Quiet(), workers=1, examples=3)
+    assert set(done.left_out) == {"jacobians of scratch", "jacobians of kd", "factors"}
+    assert "no member for each teacher" in done.left_out["jacobians of kd"]
+    assert "no student has members" in done.left_out["factors"]
+    _, rows = table(study, "jacobians")
+    assert {row["method"] for row in rows} == {"kd-ods"}
+
+
+def test_mimos_members_share_inputs_and_are_not_compared_one_to_one(mixed):
+    assert one_to_one(mixed(**{"kd-ods": lambda net: MIMO(net, 2)})) == []

@@ -23,29 +23,52 @@ from polyphony.study.analysis_jobs import (
 from polyphony.study.evaluation import run_missing, trained, weight_hashes
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board
+from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
 
 @dataclass(frozen=True)
 class Table:
-    """An analysis whose jobs make the rows of analysis/NAME.csv. `alone`: nothing else may run meanwhile."""
+    """An analysis whose jobs make the rows of analysis/NAME.csv.
+
+    `alone`: nothing else may run meanwhile. `methods`: those whose students it can be made of, and `lacking`:
+    what the others lack.
+    """
 
     columns: str
-    jobs: Callable[[Study, int], Sequence[TabledJob]]
+    jobs: Callable[[Study, Sequence[str], int], Sequence[TabledJob]]
     alone: bool = False
+    methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
+    lacking: str = ""
 
 
+def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[MatchJacobians]:
+    """Every student of these methods."""
+    return [MatchJacobians(study, m, s, examples) for m, s in study.students if m in methods]
+
+
+def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[MeasureSnr]:
+    """One student, every noise and step."""
+    student = plain_student(study)
+    return [MeasureSnr(study, kind, scale, student) for kind in NOISES for scale in SNR_STEPS]
+
+
+_NO_MEMBERS = "it has no member for each teacher that depends on its own input alone"
 TABLES = {
     "jacobians": Table(
         "split,method,seed,member,example,cosine",
-        lambda study, examples: [MatchJacobians(study, m, s, examples) for m, s in study.students],
+        jacobian_jobs,
+        methods=one_to_one,
+        lacking=_NO_MEMBERS,
     ),
-    "snr": Table(
-        "perturbation,step_size,snr,samples",
-        lambda study, _: [MeasureSnr(study, kind, scale) for kind in NOISES for scale in SNR_STEPS],
+    "snr": Table("perturbation,step_size,snr,samples", snr_jobs, methods=one_to_one),
+    "factors": Table(
+        "method,seed,distance",
+        lambda study, methods, _: [MeasureFactors(study, tuple(methods))],
+        methods=with_factors,
+        lacking="its members do not differ by rank-one factors",
     ),
-    "factors": Table("method,seed,distance", lambda study, _: [MeasureFactors(study)]),
     "latency": Table(
-        "model,params,milliseconds,batch,threads", lambda study, _: [MeasureLatency(study)], alone=True
+        "model,params,milliseconds,batch,threads", lambda study, *_: [MeasureLatency(study)], alone=True
     ),
 }
 SINGLE: dict[str, Callable[[Study], Transfer | ShowMembers]] = {"transfer": Transfer, "members": ShowMembers}
@@ -73,7 +96,11 @@ def analyse(
     chosen = [name for name in ANALYSES if name in what and name not in left_out]
     with locked(study.folder):
         weight_hashes(study)  # says what is not trained, before anything starts
-        tabled = {name: TABLES[name].jobs(study, examples) for name in chosen if name in TABLES}
+        fitting = {name: TABLES[name].methods(study) for name in chosen if name in TABLES}
+        left_out |= {
+            what: why for name, methods in fitting.items() for what, why in unfit(study, name, methods)
+        }
+        tabled = {name: TABLES[name].jobs(study, fit, examples) for name, fit in fitting.items() if fit}
         single = {name: SINGLE[name](study) for name in chosen if name in SINGLE}
         together = [job for name, jobs in tabled.items() if not TABLES[name].alone for job in jobs]
         ran = run_missing(study, [*together, *single.values()], board, workers)
@@ -94,6 +121,14 @@ def obstacle(study: Study, name: str) -> str | None:
     if name == "factors" and members == 1:
         return "the student has one member, which is at no distance from itself"
     return None
+
+
+def unfit(study: Study, name: str, methods: Sequence[str]) -> list[tuple[str, str]]:
+    """Of which methods an analysis cannot be made, and why; of none at all, if none has what it needs."""
+    if not methods:
+        return [(name, "no student has members that it could be made of")]
+    others = [method for method in study.recipe.methods if method not in methods]
+    return [(f"{name} of {method}", TABLES[name].lacking) for method in others if TABLES[name].lacking]
 
 
 def write_rows(study: Study, name: str, jobs: Sequence[TabledJob]) -> Path:

@@ -25,6 +25,7 @@ from polyphony.study.evaluation import FORMAT, models_key, weight_hashes
 from polyphony.study.jobs import TRAIN_SHOWN, Job
 from polyphony.study.plan import Study, generator
 from polyphony.study.scores import TEACHERS, parameter_counts
+from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch
 
 EXAMPLES = 500  # images of a split whose Jacobians are compared
@@ -33,28 +34,6 @@ SNR_STEPS = (1 / 4, 1 / 2, 1, 2, 4)  # times the recipe's ODS step size
 NOISES: dict[str, Callable[[float], Perturbation]] = {"gaussian": Gaussian, "ods": ODS}
 IMAGES_SHOWN = 8
 LATENCY_BATCH = 64
-
-
-def ods_setting(study: Study) -> tuple[float, float]:
-    """Step size and temperature of the recipe's first method with ODS, or ConfODS, or of all students."""
-    recipe = study.recipe
-    for kind in ("ods", "confods"):
-        for name, method in recipe.methods.items():
-            settings = recipe.distillation(name)
-            if method.perturb == kind and settings:
-                done = study.student_stage(name, recipe.seeds[0]).done()
-                return float(done["step_size"]), settings.temperature
-    step_size = recipe.student.step_size
-    return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
-
-
-def plain_student(study: Study) -> tuple[str, int]:
-    """Whose gradients are looked at: the student of plain distillation, else the first distilled one."""
-    methods = study.recipe.methods
-    order = sorted(
-        methods, key=lambda name: (methods[name].perturb != "clean", methods[name].perturb is None)
-    )
-    return order[0], study.recipe.seeds[0]
 
 
 def part_of(study: Study, name: str, spec: Spec) -> Part:
@@ -131,6 +110,7 @@ class MeasureSnr(TabledJob):
     study: Study
     perturbation: str
     scale: float  # of the recipe's ODS step size
+    student: tuple[str, int]  # whose gradients: method and seed
     epochs: int = 1
 
     @property
@@ -142,7 +122,7 @@ class MeasureSnr(TabledJob):
         """One row: perturbation, step size, SNR, samples."""
         weights = weight_hashes(self.study)
         spec = {
-            "weights": [weights[TEACHERS, None], weights[plain_student(self.study)]],
+            "weights": [weights[TEACHERS, None], weights[self.student]],
             "images": self.study.splits.train.some(SNR_BATCH).fingerprint,
             "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
         }
@@ -152,7 +132,7 @@ class MeasureSnr(TabledJob):
         study, (base, temperature) = self.study, ods_setting(self.study)
         batch, step_size = study.splits.train.some(SNR_BATCH), self.scale * base
         found = analysis.gradient_snr(
-            study.load_student(*plain_student(study)),
+            study.load_student(*self.student),
             study.load_teachers(study.recipe.members),
             pixels(batch.images.to(study.device)),
             batch.labels.to(study.device),
@@ -279,9 +259,10 @@ class MeasureLatency(TabledJob):
 
 @dataclass(frozen=True)
 class MeasureFactors(TabledJob):
-    """How far apart the rank-one factors of every student's members are."""
+    """How far apart the rank-one factors of some methods' members are."""
 
     study: Study
+    methods: tuple[str, ...]
     name: str = "distances of factors"
     epochs: int = 1
 
@@ -292,8 +273,9 @@ class MeasureFactors(TabledJob):
 
     def run(self, watch: Watch) -> None:
         rows = []
-        for method, seed in self.study.students:
+        students = [(method, seed) for method, seed in self.study.students if method in self.methods]
+        for method, seed in students:
             rows.append((method, seed, analysis.factor_distance(self.study.load_student(method, seed))))
-            watch.step(len(rows), len(self.study.students), {})
+            watch.step(len(rows), len(students), {})
         self.part.save(rows)
         watch.epoch({})
