@@ -11,8 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyphony.data import Augmentation, Options, Split, Splits, load
-    from polyphony.distill import CrossEntropy, Distill, DistillPerturbed, match_step_size
-    from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE, Single
+    from polyphony.distill import (
+        CrossEntropy,
+        Distill,
+        DistillDistribution,
+        DistillMean,
+        DistillPerturbed,
+        DistillProxy,
+        match_step_size,
+    )
+    from polyphony.ensembles import (
+        MIMO,
+        BatchEnsemble,
+        DeepEnsemble,
+        Dirichlet,
+        Ensemble,
+        Hydra,
+        LatentBE,
+        Single,
+    )
     from polyphony.nn import add_members, resnet, wide_resnet
     from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
     from polyphony.predictions import Predictions, predict
@@ -31,8 +48,12 @@ __all__ = [
     "Clean",
     "CrossEntropy",
     "DeepEnsemble",
+    "Dirichlet",
     "Distill",
+    "DistillDistribution",
+    "DistillMean",
     "DistillPerturbed",
+    "DistillProxy",
     "Diversify",
     "Ensemble",
     "Gaussian",
