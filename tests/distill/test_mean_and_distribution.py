@@ -163,14 +163,21 @@ def test_the_proxy_distillation_reads_softmax_of_the_teachers_and_softplus_of_th
     assert float(parts["loss"].detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
-@pytest.mark.parametrize("make", [lambda t, p: DistillDistribution(t, 9, perturb=p), DistillProxy])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t, p: DistillDistribution(t, 9, perturb=p, temperature=4.0),
+        lambda t, p: DistillProxy(t, p, temperature=4.0),
+    ],
+    ids=["end2", "proxy"],
+)
 def test_distributions_are_distilled_on_perturbed_inputs_in_one_pass_and_only_the_student_learns(make):
     ensemble, student, (x, y) = teachers(), Dirichlet(small(9).float(), 1.0), batch()
     ensemble, perturb, calls = ensemble.float(), Shifted([]), []
     x = x.float()
     student.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0]))
     make(ensemble, perturb)(student, x, y, seeded())["loss"].backward()
-    assert perturb.temperatures == [1.0]
+    assert perturb.temperatures == [4.0]
     assert len(calls) == 1
     assert torch.equal(calls[0][0], perturb(x, y, None, 1.0, None))
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in student.parameters())
@@ -204,7 +211,7 @@ def test_fitting_finds_the_teachers_mean_prediction_and_precision(make, offset, 
     data = Split(torch.zeros(80, 1, 2, 2, dtype=torch.uint8), torch.zeros(80, dtype=torch.int64))
     student = Dirichlet(Answer(torch.zeros(3)), offset)
     plan = Plan(
-        epochs=300, batch=80, learning_rate=rate, weight_decay=0.0, warm_up=0, augment=Augmentation(0, False)
+        epochs=30, batch=8, learning_rate=rate, weight_decay=0.0, warm_up=0, augment=Augmentation(0, False)
     )
     fit(student, make(DeepEnsemble([Answer(a) for a in answers])), data, data, plan, seeded())
     log_alpha = student.eval()(torch.zeros(1, 1, 1, 2, 2)).detach()[0, 0].double()

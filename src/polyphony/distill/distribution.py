@@ -6,7 +6,6 @@ Neither uses the labels, as in their papers; they are read for the accuracy in t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +41,7 @@ class DistillDistribution:
     smoothing: float = 1e-4
     gradient_limit: float = 1.0
     perturb: Perturbation = field(default_factory=Clean)
-    temperature: ClassVar[float] = 1.0  # at which a perturbation reads the teachers: that of the end
+    temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         temperature = self.temperature_at(dirichlet(student).steps)
@@ -73,7 +72,7 @@ class DistillProxy:
 
     teachers: DeepEnsemble
     perturb: Perturbation = field(default_factory=Clean)
-    temperature: ClassVar[float] = 1.0  # at which a perturbation reads the teachers
+    temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         dirichlet(student)

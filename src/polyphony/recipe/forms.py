@@ -135,7 +135,7 @@ class DirichletForm(FormPart):
         return Dirichlet(network)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillDistribution(teachers, steps, perturb=perturb)
+        return DistillDistribution(teachers, steps, perturb=perturb, temperature=method.temperature)
 
 
 class ProxyDirichletForm(FormPart):
@@ -149,7 +149,7 @@ class ProxyDirichletForm(FormPart):
         return Dirichlet(network, offset=1.0)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillProxy(teachers, perturb=perturb)
+        return DistillProxy(teachers, perturb, method.temperature)
 
 
 def as_table(value: object) -> object:

@@ -152,6 +152,9 @@ def verdict(study: Study, rows: list[Score]) -> str:
     for name in order:
         student = select(rows, name, "test", "calibrated")
         dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teachers)
-        parts.append(f"{name} keeps {mean(student, 'kld').mean / teachers:.0%} of it and has a DEE of {dee}")
+        share = mean(student, "kld").mean / teachers
+        parts.append(
+            f"{name} {f'keeps {share:.0%} of it' if share else 'is one network'}, with a DEE of {dee}"
+        )
     diversity = f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD)"
     return f"{diversity}: {'; '.join(parts)}." if parts else f"{diversity}; no student was distilled."

@@ -1,0 +1,117 @@
+"""Students of one network through a whole study: distributions are scored by closed forms, plain ones by 0."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+from sklearn.metrics import roc_auc_score
+
+from polyphony.data import load_unknown, pixels
+from polyphony.metrics import mean_kld
+from polyphony.recipe import check
+from polyphony.store import load_predictions
+from polyphony.study import Study, run_study, verdict
+from polyphony.study.analyses import analyse
+from polyphony.study.evaluation import evaluate_unknown
+from polyphony.study.jobs import Predict
+
+SHORT = {"epochs": 2, "batch": 25, "learning_rate": 0.1, "warm_up": 1}
+RECIPE = {
+    "name": "tiny",
+    "members": 2,
+    "data": {"name": "digits", "per_class": 5, "valid": 50, "test": 40, "augment": {"pad": 0, "flip": False}},
+    "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 2}, **SHORT},
+    "student": {"step_size": "20/255", **SHORT},
+    "methods": {
+        "mean-kd": {"form": "single", "perturb": "clean"},
+        "end2": {"form": "dirichlet", "perturb": "clean"},
+        "proxy": {"form": "proxy_dirichlet", "perturb": "ods"},
+    },
+}
+DIRICHLET = {"end2": 0.0, "proxy": 1.0}  # and what is added to the concentrations
+
+
+class Quiet:
+    def started(self, name, epochs): ...
+
+    def step(self, name, done, steps, row): ...
+
+    def epoch(self, name, row): ...
+
+    def warn(self, name, sentence): ...
+
+    def finished(self, name): ...
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    noise = np.random.default_rng(3).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    np.savez(root / "noise.npz", images=noise, labels=np.arange(30) % 10)
+    study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"), root)
+    return study, run_study(study, Quiet(), workers=1)
+
+
+def alphas(study: Study, method: str, images: torch.Tensor) -> np.ndarray:
+    """Straight from the network inside the student. [n k]"""
+    network = study.load_student(method, 0).eval().network
+    return (DIRICHLET[method] + network(pixels(images)).double().exp()).detach().numpy()
+
+
+def test_scores_hold_the_mean_prediction_and_the_divergence_of_draws(finished):
+    study, outcome = finished
+    labels = study.splits.test.labels.numpy()
+    for row in outcome.scores:
+        if row.split == "test" and row.calibration == "standard" and row.model in DIRICHLET:
+            alpha = alphas(study, row.model, study.splits.test.images)
+            mean = alpha / alpha.sum(-1, keepdims=True)
+            assert row.nll == pytest.approx(-np.log(mean[np.arange(40), labels]).mean(), rel=1e-4)
+            assert row.kld == pytest.approx((9 / alpha.sum(-1)).mean(), rel=1e-4)
+    assert {row.kld for row in outcome.scores if row.model == "mean-kd"} == {0.0}
+    with (study.folder / "scores.csv").open() as file:
+        assert file.readline() == "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params\n"
+
+
+def test_teachers_are_scored_as_members(finished):
+    study, outcome = finished
+    job = Predict(study, "teachers", None, "test")
+    saved = load_predictions(job.path, job.key)
+    rows = [row for row in outcome.scores if row.model == "teachers" and row.split == "test"]
+    assert not saved.dirichlet
+    assert {row.kld for row in rows} == {mean_kld(saved.logits[:2])}
+
+
+def test_unknown_inputs_are_told_by_the_dirichlets_own_information(finished):
+    study, _ = finished
+    source = str(study.data_root / "noise.npz")
+    rows = evaluate_unknown(study, source, Quiet(), workers=1)
+    unknown = load_unknown(source, study.splits.test, study.data_root).images
+    truth = np.r_[np.zeros(40), np.ones(len(unknown))]
+    for method in DIRICHLET:
+        alpha = alphas(study, method, torch.cat([study.splits.test.images, unknown]))
+        total = alpha.sum(-1, keepdims=True)
+        mean = alpha / total
+        shared = -(mean * (special.digamma(alpha + 1) - special.digamma(total + 1))).sum(-1)
+        information = special.entr(mean).sum(-1) - shared
+        (row,) = (r for r in rows if (r.model, r.score) == (method, "mutual_information"))
+        assert row.auroc == pytest.approx(roc_auc_score(truth, information), abs=2e-3)
+    (plain,) = (r for r in rows if (r.model, r.score) == ("mean-kd", "mutual_information"))
+    assert plain.auroc == 0.5  # one network has none
+
+
+def test_the_verdict_does_not_ask_one_network_for_diversity(finished):
+    study, outcome = finished
+    sentence = verdict(study, outcome.scores)
+    assert "mean-kd is one network, with a DEE" in sentence
+    assert "proxy keeps" in sentence
+
+
+def test_analyses_of_members_say_that_there_are_none_and_the_others_are_made(finished):
+    study, _ = finished
+    done = analyse(
+        study, ["jacobians", "snr", "factors", "members", "latency"], Quiet(), workers=1, examples=2
+    )
+    assert set(done.left_out) == {"jacobians", "snr", "factors"}
+    assert sorted(path.name for path in done.files) == ["latency.csv", "members.safetensors"]
