@@ -1,4 +1,4 @@
-"""Students of one network through a whole study: distributions are scored by closed forms, plain ones by 0."""
+"""One-network students through a whole study: a distribution is scored by closed forms, a plain one as 0."""
 
 from __future__ import annotations
 
