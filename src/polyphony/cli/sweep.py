@@ -117,7 +117,7 @@ def table(run: SweepRun) -> Table:
         title=f"{run.name}: {run.method} on validation images, mean ± s.d., n = {n}; calibrated NLL decides",
         box=box.SIMPLE_HEAD,
     )
-    for heading in ("α", "τ", "η", "NLL ↓", "standard", "ACC ↑", "ECE ↓", "mean-KLD"):
+    for heading in ("α", "τ", "η", "NLL ↓", "standard", "ACC ↑", "mean-KLD"):
         found.add_column(heading, min_width=len(heading), no_wrap=len(heading) == 1)
     for each in run.ranked[:MOST_ROWS]:
         found.add_row(*cells(each), style="bold" if each is run.best else "")
@@ -136,7 +136,6 @@ def cells(each: Tried) -> list[str]:
         format_mean_sd(each.nll),
         format_mean_sd(each.scores[OTHER]["nll"]),
         format_mean_sd(acc, 2),
-        format_mean_sd(scores["ece"]),
         format_mean_sd(scores["kld"]),
     ]
     settings = [text_of(value, name) or "–" for name, value in each.settings.items()]

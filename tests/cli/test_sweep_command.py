@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import csv
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from polyphony.cli import main
+
+TINY = (
+    "members=2",
+    "data.per_class=5",
+    "data.valid=60",
+    "data.test=70",
+    "teachers.network.width=2",
+    "teachers.epochs=1",
+    "teachers.batch=25",
+    "student.epochs=1",
+    "student.batch=25",
+)
+
+
+class Said(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: object
+    out: str
+    err: str
+
+
+Say = Callable[..., Said]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Say:
+    """Run `polyphony sweep digits ARGUMENTS`, made tiny, in this process and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+
+    def run(*arguments: object) -> Said:
+        settings = [part for override in TINY for part in ("--set", override)]
+        code: object = 0
+        try:
+            main(["sweep", "digits", "--device", "cpu", *settings, *map(str, arguments)])
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+def test_help_answers_without_the_heavy_libraries(environment):
+    script = (
+        "import sys\nfrom polyphony.cli import main\n"
+        "try:\n    main(['sweep', '--help'])\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "print([name for name in ('torch', 'numpy', 'optuna', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for option in ("--alpha", "--temperature", "--step-size", "--method", "--seeds", "--trials"):
+        assert option in done.stdout
+
+
+def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_page(say, tmp_path):
+    arguments = ("--method", "kd-ods", "--alpha", "0.5,1", "--step-size", "8/255,24/255", "--seeds", "0,1")
+    arguments += ("--workers", "1")
+    first = say(*arguments)
+    assert first.code == 0, first.err
+    assert "2 teachers, then 4 points of kd-ods, 2 seeds each." in first.out
+    assert "About" in first.out
+    folder = tmp_path / "runs" / "digits-sweep"
+    with (folder / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 2 * 2
+    means: dict[str, float] = {}
+    for row in rows:
+        if row["calibration"] == "calibrated":
+            means[row["method"]] = means.get(row["method"], 0) + float(row["nll"]) / 2
+    printed = [line.split() for line in first.out.splitlines() if "±" in line and "/255" in line]
+    best_first = sorted(means, key=lambda name: means[name])
+    assert [f"a{p[0]}-t{p[1]}-s{p[2].replace('/', '_')}" for p in printed] == best_first
+    assert float(printed[0][3]) == pytest.approx(means[best_first[0]], abs=6e-4)
+    alpha, step = printed[0][0], printed[0][2]
+    line = f'kd-ods = {{ perturb = "ods", alpha = {alpha}, temperature = 4, step_size = "{step}" }}'
+    assert line in first.out
+    assert "within one s.d. of the best" in first.out
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+
+    before = (folder / "sweep.csv").read_bytes()
+    second = say(*arguments)
+    assert second.code == 0, second.err
+    assert "Nothing to do: all 19 parts of runs/digits-sweep are done and unchanged." in second.out
+    assert line in second.out
+    assert (folder / "sweep.csv").read_bytes() == before
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("optuna") is None,
+    reason="optuna is not installed: pip install 'polyphony[sweep]'",
+)
+def test_a_search_from_the_command_line(say, tmp_path):
+    said = say("--alpha", "0.5,1", "--seeds", "0", "--trials", "3", "--out", "here", "--workers", "1")
+    assert said.code == 0, said.err
+    assert "Every point was trained once" in said.out
+    with (tmp_path / "here" / "sweep.csv").open() as file:
+        assert len({row["method"] for row in csv.DictReader(file)}) == 3
+    assert (tmp_path / "here" / "optuna.jsonl").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--alpha", "2"], "--alpha must be less than or equal to 1, not '2'"),
+        (["--alpha", "-0.5"], "--alpha must be greater than or equal to 0, not '-0.5'"),
+        (["--temperature", "0"], "--temperature must be greater than 0, not '0'"),
+        (["--step-size", "x"], "--step-size must be a number or a fraction above 0"),
+        (["--method", "kdods"], "did you mean 'kd-ods'?"),
+        (["--method", "kd", "--step-size", "1/255"], "--step-size does not concern the method 'kd'"),
+        (["--method", "scratch"], "learns from the labels alone"),
+        (["--seeds", "a"], "seeds must be a valid array"),
+        (["--seeds", "0,0"], "seeds must be different from each other"),
+        (["--seeds", "-1"], "seeds.0 must be greater than or equal to 0"),
+        (["--trials", "0"], "trials"),
+        (["--trials", "4", "--alpha", "0.5"], "--trials needs a range to search"),
+        (["--set", "student.batch=51"], "a batch of 51 is larger than the data's 50 training images"),
+        (["--set", "student.alfa=1"], "did you mean 'alpha'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_swept_is_one_sentence_and_leaves_nothing(say, tmp_path, arguments, sentence):
+    said = say(*arguments)
+    assert said.code == 2, said
+    assert said.err.count("\n") == 1, said.err
+    assert said.err.startswith("polyphony: ")
+    assert sentence in said.err
+    assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
