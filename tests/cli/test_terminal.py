@@ -3,7 +3,7 @@
 import pytest
 from rich.progress import Progress
 
-from polyphony.cli.terminal import Bars, Lines, count, duration
+from polyphony.cli.terminal import Bars, Lines
 
 
 def completed(bars: Bars) -> float:
@@ -36,18 +36,6 @@ def test_a_bar_of_a_resumed_training_begins_where_it_was():
     assert completed(bars) == 6.5
     bars.epoch("teacher 0", {"epoch": 6, "loss": 1.0})
     assert completed(bars) == 7
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (240, "4 min"), (7200, "2.0 h"), (864000, "10 d")]
-)
-def test_durations_are_in_the_unit_a_person_would_take(seconds, text):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("parameters", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M")])
-def test_parameter_counts_are_short(parameters, text):
-    assert count(parameters) == text
 
 
 @pytest.mark.parametrize("board", [bars_with_fields, Lines])

@@ -48,7 +48,7 @@ def test_teachers_set_the_scale():
     [
         (0.8, Verdict.WEAK, "no better than one teacher (DEE 0.80)"),
         (2.5, Verdict.DIVERSE, "as well as 2.50 teachers"),
-        (math.inf, Verdict.DIVERSE, "more teachers than were compared"),
+        (math.inf, Verdict.DIVERSE, "better than all the teachers"),
     ],
 )
 def test_dee_speaks_in_words(dee, verdict, words):

@@ -27,6 +27,33 @@ METHODS: dict[str, dict[str, str]] = {
 }
 SEEDS = (0, 1)
 
+
+def of_form(kind: str, **settings: str) -> dict[str, Any]:
+    return {"form": {"kind": kind}, **settings}
+
+
+# Every kind of student that a report may have to show side by side.
+MANY: dict[str, dict[str, Any]] = {
+    "scratch": {},
+    "kd": {"perturb": "clean"},
+    "kd-gaussian": {"perturb": "gaussian"},
+    "kd-ods": {"perturb": "ods"},
+    "kd-confods": {"perturb": "confods"},
+    "kd-adversarial": {"perturb": "adversarial"},
+    "kd-ods-external": {"perturb": "ods", "source": "extra"},
+    "kd-mixup": {"perturb": "mixup"},
+    "kd-mixup-ods": {"perturb": "mixup+ods"},
+    "mimo-ods": of_form("mimo", perturb="ods"),
+    "hydra-ods": of_form("hydra", perturb="ods"),
+    "one-network": of_form("single"),
+    "mean-kd": of_form("single", perturb="clean"),
+    "end2": of_form("dirichlet", perturb="clean"),
+    "latentbe": of_form("latent_be", perturb="clean"),
+    "latentbe-diversify": of_form("latent_be", perturb="diversify"),
+}
+SPREADS = {"scratch": 0.9, "kd": 0.2, "kd-gaussian": 0.25, "kd-ods": 0.6}
+ONE_NETWORK = ("single", "dirichlet", "latent_be")
+
 _START = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(n), fcntl.F_DUPFD, 20) for n in sys.argv[1:3])
@@ -131,8 +158,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 class RunMaker:
     """Writes run folders whose numbers are known, by the layout alone."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, methods: dict[str, dict[str, Any]] = METHODS) -> None:
         self.rng = rng
+        self.methods = methods
         self.labels = rng.integers(CLASSES, size=EXAMPLES)
 
     def write(self, folder: Path, name: str = "small") -> Path:
@@ -144,7 +172,7 @@ class RunMaker:
             "data": {"name": "digits", "test": EXAMPLES},
             "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 16}, "extra": EXTRA},
             "student": {},
-            "methods": METHODS,
+            "methods": self.methods,
         }
         facts = {
             "recipe": recipe,
@@ -156,9 +184,23 @@ class RunMaker:
         (folder / "recipe.json").write_text(json.dumps(facts))
         rows = self.predict_and_score(folder)
         write_csv(folder / "scores.csv", rows)
-        for place in ("teachers/0", "teachers/1", *(f"students/{m}/{s}" for m in METHODS for s in SEEDS)):
-            self.log(folder / place)
+        for j in range(MEMBERS + EXTRA):
+            self.log(folder / "teachers" / str(j), 1, 20.0)
+        for place, method in enumerate(self.methods):
+            for seed in SEEDS:
+                self.log(
+                    folder / "students" / method / str(seed), self.members(method), 30.0 + 5 * place + seed
+                )
         return folder
+
+    def kind(self, method: str) -> str:
+        return str(self.methods[method].get("form", {}).get("kind", "batch_ensemble"))
+
+    def members(self, method: str) -> int:
+        return 1 if self.kind(method) in ONE_NETWORK else MEMBERS
+
+    def params(self, method: str) -> int:
+        return {"batch_ensemble": 1100, "mimo": 1150, "hydra": 1040}.get(self.kind(method), 1000)
 
     def logits(self, members: int, spread: float) -> np.ndarray:
         """Members that agree up to a spread, right more often than not. [m n k]"""
@@ -168,18 +210,19 @@ class RunMaker:
 
     def predict_and_score(self, folder: Path) -> list[dict[str, Any]]:
         rows = []
-        spreads = dict(zip(METHODS, (0.9, 0.2, 0.25, 0.6), strict=True))
-        for split in ("train", "train+kd-gaussian", "train+kd-ods", "valid", "test"):
+        perturbing = [m for m, own in self.methods.items() if own.get("perturb", "clean") != "clean"]
+        for split in ("train", *(f"train+{method}" for method in perturbing), "valid", "test"):
             members = MEMBERS + EXTRA * (split in ("valid", "test"))
             logits = self.logits(members, 1.0)
             self.save(folder, "teachers", split, logits)
             rows += self.rows("teachers", "", split, logits[:MEMBERS], params=3000)
-        for method in METHODS:
+        for place, method in enumerate(self.methods):
+            spread = SPREADS.get(method, 0.2 + 0.05 * place)
             for seed in SEEDS:
                 for split in ("valid", "test"):
-                    logits = self.logits(MEMBERS, spreads[method])
+                    logits = self.logits(self.members(method), spread)
                     self.save(folder, f"{method}/{seed}", split, logits)
-                    rows += self.rows(method, seed, split, logits, params=1100)
+                    rows += self.rows(method, seed, split, logits, self.params(method))
         return rows
 
     def save(self, folder: Path, who: str, split: str, logits: np.ndarray) -> None:
@@ -205,28 +248,34 @@ class RunMaker:
         named = {"model": model, "seed": seed, "split": split}
         return [{**named, "calibration": kind, **numbers} for kind in ("standard", "calibrated")]
 
-    def log(self, folder: Path) -> None:
+    def log(self, folder: Path, members: int, seconds: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [{"epoch": e, "valid_nll": 2.0 / (e + 1), "valid_acc": e / 5} for e in range(4)]
+        rows: list[dict[str, float]] = [
+            {"epoch": e, "valid_nll": (2.0 + seconds / 100) / (e + 1), "valid_acc": e / 5} for e in range(4)
+        ]
+        if members > 1:
+            rows = [row | {"valid_kld": seconds / 100 / (1 + row["epoch"])} for row in rows]
         (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "done.json").write_text(json.dumps({"seconds": 30.0}))
+        (folder / "done.json").write_text(json.dumps({"seconds": seconds}))
 
     def analyse(self, folder: Path) -> Path:
         """Add everything that analyses and evaluations on other data leave behind."""
         self.save(folder, "teachers", "train+external", self.logits(MEMBERS, 1.5))
         self.save(folder, "teachers", "ood-svhn", self.logits(MEMBERS, 3.0) / 4)
-        for method in METHODS:
+        for method in self.methods:
             for seed in SEEDS:
-                self.save(folder, f"{method}/{seed}", "ood-svhn", self.logits(MEMBERS, 2.0) / 4)
+                self.save(folder, f"{method}/{seed}", "ood-svhn", self.logits(self.members(method), 2.0) / 4)
         analysis = folder / "analysis"
         analysis.mkdir()
-        centres = dict(zip(METHODS, (0.1, 0.3, 0.32, 0.5), strict=True))
+        centres = {m: 0.1 if not own.get("perturb") else 0.3 for m, own in self.methods.items()}
+        centres |= {m: 0.5 for m, own in self.methods.items() if "ods" in own.get("perturb", "")}
         write_csv(
             analysis / "jacobians.csv",
             [
                 {"split": split, "method": m, "seed": 0, "member": j, "example": i, "cosine": cosine}
                 for split in ("train", "valid")
-                for m in METHODS
+                for m in self.methods
+                if self.members(m) > 1
                 for j in range(MEMBERS)
                 for i, cosine in enumerate(self.rng.normal(centres[m], 0.15, 20).round(3))
             ],
@@ -239,12 +288,12 @@ class RunMaker:
                 for k, s in steps
             ],
         )
-        models = [("teachers", ""), *((m, s) for m in METHODS for s in SEEDS)]
+        models = [("teachers", ""), *((m, s) for m in self.methods for s in SEEDS)]
         write_csv(
             analysis / "latency.csv",
             [
                 {"model": m, "params": 1100, "milliseconds": 4.0 + i, "batch": 64, "threads": 1}
-                for i, m in enumerate(["teachers", *METHODS])
+                for i, m in enumerate(["teachers", *self.methods])
             ],
         )
         write_csv(
@@ -267,15 +316,18 @@ class RunMaker:
                 for severity in (1, 2, 3)
             ],
         )  # fmt: skip
-        shape = (2, MEMBERS, 5, CLASSES)
         tensors = {
             "images": self.rng.integers(0, 255, (5, 1, 8, 8), dtype=np.uint8),
             "perturbed": self.rng.integers(0, 255, (5, 1, 8, 8), dtype=np.uint8),
-            "teachers": softmax(self.rng.normal(size=shape) * 3).astype(np.float32),
+            "teachers": self.probabilities(MEMBERS, 3.0),
         }
-        tensors |= {f"students.{m}": softmax(self.rng.normal(size=shape)).astype(np.float32) for m in METHODS}
+        tensors |= {f"students.{m}": self.probabilities(self.members(m), 1.0) for m in self.methods}
         save_file(tensors, analysis / "members.safetensors")
         return folder
+
+    def probabilities(self, members: int, scale: float) -> np.ndarray:
+        """Members on five images and on five perturbed ones. [2 m 5 k]"""
+        return softmax(scale * self.rng.normal(size=(2, members, 5, CLASSES))).astype(np.float32)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -284,9 +336,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def naive_kld(logits: np.ndarray) -> float:
-    """Mean over examples and ordered pairs of KL(p_j ‖ p_i), pair by pair."""
+    """Mean over examples and ordered pairs of KL(p_j ‖ p_i), pair by pair; 0 where there are none."""
     probs = softmax(logits)
     pairs = [(i, j) for i in range(len(probs)) for j in range(len(probs)) if i != j]
+    if not pairs:
+        return 0.0
     return float(np.mean([(probs[j] * np.log(probs[j] / probs[i])).sum(-1).mean() for i, j in pairs]))
 
 
@@ -309,6 +363,17 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     maker = RunMaker(np.random.default_rng(0))
     folder = maker.analyse(maker.write(tmp_path_factory.mktemp("reported") / "full", "full"))
+    write_report([folder])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of sixteen methods with every analysis, and its report; to look at, not to change."""
+    from polyphony.report import write_report
+
+    maker = RunMaker(np.random.default_rng(1), MANY)
+    folder = maker.analyse(maker.write(tmp_path_factory.mktemp("many") / "many", "many"))
     write_report([folder])
     return folder
 

@@ -74,7 +74,9 @@ def test_a_report_is_a_page_and_every_figure_and_table_as_files(reported: Path):
         "diversity-teachers", "diversity-students", "diversity-external", "members", "dee", "pareto",
         "reliability", "entropy-svhn", "corrupted-digits-c", "jacobians", "snr", "learning",
     }  # fmt: skip
-    tables = {"scores-calibrated", "scores-standard", "unknown-svhn", "corrupted-digits-c", "jacobians"}
+    tables = {
+        "scores-calibrated", "scores-standard", "students", "unknown-svhn", "corrupted-digits-c", "jacobians",
+    }  # fmt: skip
     expected = {f"{chart}.{kind}" for chart in charts for kind in ("svg", "pdf", "csv")}
     assert names == expected | {f"{table}.{kind}" for table in tables for kind in ("md", "tex")}
     html = (reported / "report.html").read_text()

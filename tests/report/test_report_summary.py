@@ -122,7 +122,7 @@ def test_the_verdict_names_the_student_of_least_nll_and_its_three_numbers(small_
 def test_the_verdict_says_when_a_student_is_worse_than_one_teacher(small_run: Path):
     rows = (small_run / "scores.csv").read_text().replace(",3.0,", ",0.5,")
     (small_run / "scores.csv").write_text(rows)
-    assert "predicts worse than a single one of them (DEE 0.50)" in verdict(Run.open(small_run)).sentence
+    assert "predicts worse than a single teacher (DEE 0.50)" in verdict(Run.open(small_run)).sentence
 
 
 def test_the_health_check_finds_a_collapsed_student(small_run: Path, maker):

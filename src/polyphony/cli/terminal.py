@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.syntax import Syntax
 from rich.table import Table
 
+from polyphony.words import count, duration
+
 if TYPE_CHECKING:
     from polyphony.study import Board, Cost, Outcome, Score, Study
     from polyphony.train import Row
@@ -146,14 +148,6 @@ def caution(text: str) -> None:
     console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def duration(seconds: float) -> str:
-    """ "45 s", "4 min", "3.1 h", "12 d" """
-    for size, unit, digits in ((86400, "d", 0), (3600, "h", 1), (60, "min", 0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def show_recipe(study: Study) -> None:
     """The resolved recipe."""
     text = json.dumps(study.recipe.model_dump(mode="json", exclude_none=True), indent=2)
@@ -163,8 +157,8 @@ def show_recipe(study: Study) -> None:
 def show_parameters(counts: dict[str, int]) -> None:
     """How many parameters teachers and students have."""
     table = Table("model", "parameters", title="Parameters")
-    for model, count in counts.items():
-        table.add_row(model, f"{count:,}")
+    for model, parameters in counts.items():
+        table.add_row(model, f"{parameters:,}")
     console.print(table)
 
 
@@ -238,8 +232,3 @@ def cells(rows: list[Score], teachers: int) -> list[str]:
         metrics.format_mean_sd(mean(rows, "kld")),
     ]
     return [cell.replace("± ", "±") for cell in shown]  # a narrow terminal breaks the line before ±
-
-
-def count(parameters: int) -> str:
-    """ "1.86 M", "77.0 k" """
-    return f"{parameters / 1e6:.2f} M" if parameters >= 1e6 else f"{parameters / 1e3:.1f} k"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -19,11 +20,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from polyphony.report.run import TEACHERS
 from polyphony.report.style import INKS, MUTED, RULE, TEXT, Look
 from polyphony.report.tables import Numbers
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels
+BESIDE = 9  # panels, or models in a legend, up to which words stand beside a chart and not above it
+LINES = 7  # models that one panel can show on top of each other
 _POINTS = 72.0
 _TITLE, _LEGEND = 26.0, 30.0  # heights in points
 
@@ -96,12 +100,17 @@ class Margins:
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing: a title, how it is drawn into its axes, and its width over its height."""
+    """One drawing: a title, how it is drawn into its axes, and its width over its height.
+
+    `legend` is for panels that do not all show the same models, `of` how many of them show all together.
+    """
 
     title: str
     draw: Callable[[Axes], None]
     aspect: float = 1.3
     margins: Margins = Margins()
+    legend: tuple[Look, ...] = ()
+    of: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,14 +127,21 @@ class Chart:
 
     @property
     def wide(self) -> bool:
-        """Whether small panels fill rows of four better than rows of three."""
-        return self.width == SMALL and len(self.panels) % 3 == 1 and len(self.panels) > 1
+        """Whether the page gives it the whole width: for many panels, many models, or rows of four."""
+        many = len(self.page_legend) > BESIDE or any(panel.of > 2 for panel in self.panels)
+        count = len(self.panels)
+        return many or (self.width == SMALL and (count > BESIDE or (count % 3 == 1 and count > 1)))
 
-    def figure(self, columns: int = 4) -> Figure:
-        """All panels side by side, with a legend, for a file."""
-        across = min(columns, len(self.panels))
+    @property
+    def page_legend(self) -> tuple[Look, ...]:
+        """The legend beside all panels on the page: none where each panel has its own."""
+        return () if any(panel.legend for panel in self.panels) else self.legend
+
+    def figure(self, most: int = 4) -> Figure:
+        """All panels side by side, at most so many in a row, with a legend, for a file."""
+        across = min(most, len(self.panels))
         down = math.ceil(len(self.panels) / across)
-        foot = _LEGEND if self.legend else 0.0
+        columns, foot = self._legend_room(across * self.width)
         margins = replace(self.panels[0].margins, top=_TITLE)
         height = self.width / min(panel.aspect for panel in self.panels) + _TITLE
         with matplotlib.rc_context(_SETTINGS):
@@ -138,8 +154,16 @@ class Chart:
                 axes.set_title(panel.title)
             if self.legend:
                 handles = [_handle(look) for look in self.legend]
-                figure.legend(handles=handles, loc="lower center", ncols=len(handles))
+                figure.legend(handles=handles, loc="lower center", ncols=columns)
             return figure
+
+    def _legend_room(self, width: float) -> tuple[int, float]:
+        """How many entries of the legend fit into a row of a file, and how high all rows are, in points."""
+        if not self.legend:
+            return 1, 0.0
+        entry = 55.0 + 6.4 * max(len(look.label) for look in self.legend)
+        columns = max(1, min(len(self.legend), int(width / entry)))
+        return columns, _LEGEND + 17.0 * (math.ceil(len(self.legend) / columns) - 1)
 
     def drawing(self, place: int) -> Figure:
         """One panel by itself, without its title, which the page says in its own letters."""
@@ -197,6 +221,30 @@ def for_page(drawn: str, label: str) -> str:
     for ink in INKS:
         element = element.replace(ink.light, f"var({ink.variable})")
     return element.strip()
+
+
+def grouped(
+    title: str,
+    models: Sequence[str],
+    look: Mapping[str, Look],
+    draw: Callable[[Sequence[str]], Callable[[Axes], None]],
+    aspect: float,
+) -> list[Panel]:
+    """As few panels as can show all models, each a few of them, nearly equally many; the teachers in all.
+
+    Panels have a legend each where there are several. `draw` gives the drawing of some models.
+    """
+    always = [model for model in models if model == TEACHERS]
+    others = [model for model in models if model != TEACHERS]
+    count = max(1, math.ceil(len(others) / LINES))
+    edges = [round(place * len(others) / count) for place in range(count + 1)]
+    panels = []
+    for place, (low, high) in enumerate(pairwise(edges)):
+        shown, several = [*always, *others[low:high]], count > 1
+        words = f"{title}, {place + 1} of {count}" if several else title
+        legend = tuple(look[model] for model in shown) if several else ()
+        panels.append(Panel(words, draw(shown), aspect, legend=legend, of=count))
+    return panels
 
 
 def thin(values: Sequence[float], most: int) -> list[int]:

@@ -12,12 +12,13 @@ import jinja2
 from markupsafe import Markup
 
 from polyphony.report import figures
-from polyphony.report.chart import Absent, Chart
+from polyphony.report.chart import Absent, Chart, Panel
 from polyphony.report.paper import Comparison, compare
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import CALIBRATIONS, Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
+from polyphony.report.students import student_table
 from polyphony.report.style import INKS, looks
 from polyphony.report.summary import health_checks, score_table, verdict
 from polyphony.report.tables import Table, shown
@@ -62,7 +63,8 @@ class Report:
 def report_of(run: Run) -> Report:
     """The page of one run, and its figures and tables."""
     paper = compare(run.recipe)
-    scores = [score_table(run, calibration, paper) for calibration in CALIBRATIONS]
+    calibrated, standard = (score_table(run, calibration, paper) for calibration in CALIBRATIONS)
+    scores = [calibrated, student_table(run), standard]
     sections = sections_of(run, paper)
     html = render(
         "run.html",
@@ -114,9 +116,9 @@ def render(template: str, **values: Any) -> str:
     return _templates().get_template(template).render(values)
 
 
-def drawings(chart: Chart) -> list[tuple[str, Markup]]:
-    """(title, SVG) of each panel."""
-    return [(panel.title, Markup(chart.inline(place))) for place, panel in enumerate(chart.panels)]
+def drawings(chart: Chart) -> list[tuple[Panel, Markup]]:
+    """Each panel and its SVG."""
+    return [(panel, Markup(chart.inline(place))) for place, panel in enumerate(chart.panels)]
 
 
 def numbers(chart: Chart) -> Sequence[Sequence[str]]:

@@ -7,6 +7,7 @@ from typing import Any
 from polyphony.data.check import VERDICTS
 from polyphony.report.run import Run
 from polyphony.store import flat
+from polyphony.words import duration as duration
 
 Facts = list[tuple[str, str]]
 
@@ -21,14 +22,6 @@ def provenance(run: Run) -> dict[str, Facts]:
         "Recipe": _facts(flat(run.recipe)),
     }
     return {title: facts for title, facts in groups.items() if facts}
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: "45 s", "12 min", "3 h 20 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _data(data: dict[str, Any]) -> Facts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from polyphony.report.run import TEACHERS, Run
 
@@ -25,7 +26,8 @@ TEXT = Ink("--ink", "#1b2330", "#e9edf3")
 MUTED = Ink("--muted", "#5a6675", "#9aa7b6")
 RULE = Ink("--rule", "#d5dbe3", "#38424f")
 
-# Okabe and Ito's colours, darkened for white paper until each has a contrast of 3 : 1, lightened for dark.
+# Okabe and Ito's colours, darkened for white paper until each has a contrast of 3 : 1, lightened for dark;
+# then, one after the other, the colour farthest (in OKLab) from all before it.
 _BY_KIND: dict[str | None, Ink] = {
     None: Ink("--scratch", "#b5568a", "#dd8fb8"),
     "clean": Ink("--clean", "#2f8fc9", "#6fc0f0"),
@@ -33,14 +35,18 @@ _BY_KIND: dict[str | None, Ink] = {
     "ods": Ink("--ods", "#d14f00", "#ff8a4a"),
     "confods": Ink("--confods", "#b98000", "#f0b93a"),
     "adversarial": Ink("--adversarial", "#0b5fa5", "#5b9bea"),
+    "mixup": Ink("--mixup", "#275108", "#8be57f"),
+    "diversify": Ink("--diversify", "#9767f2", "#b47efa"),
 }
 _SPARE = (
-    Ink("--spare-1", "#6b4fc0", "#a994f5"),
-    Ink("--spare-2", "#7a6a1f", "#c9b75a"),
-    Ink("--spare-3", "#a03030", "#f08080"),
-    Ink("--spare-4", "#4f7a7a", "#8cc4c4"),
-    Ink("--spare-5", "#8a4fa0", "#cf9be3"),
-    Ink("--spare-6", "#3d6b2f", "#8fcb7c"),
+    Ink("--spare-1", "#770366", "#f5b3fa"),
+    Ink("--spare-2", "#7d3317", "#ba8464"),
+    Ink("--spare-3", "#bd0a3d", "#f9667c"),
+    Ink("--spare-4", "#7a710d", "#9aa80c"),
+    Ink("--spare-5", "#1f0e99", "#bccdf2"),
+    Ink("--spare-6", "#9e299e", "#e482ed"),
+    Ink("--spare-7", "#570823", "#febab1"),
+    Ink("--spare-8", "#642bb4", "#a085b8"),
 )
 INKS = (TEXT, MUTED, RULE, *_BY_KIND.values(), *_SPARE)
 # Markers, and the same shapes for the page's legend in a box of 12 by 12.
@@ -54,6 +60,10 @@ _SHAPES = {
     "X": "M1 3.5L3.5 1L6 3.5L8.5 1L11 3.5L8.5 6L11 8.5L8.5 11L6 8.5L3.5 11L1 8.5L3.5 6z",
     "<": "M1 6l9.6-5.2v10.4z",
     ">": "M11 6l-9.6-5.2v10.4z",
+    "p": "M6 0.8L11.2 4.6L9.2 10.8H2.8L0.8 4.6z",
+    "*": "M6.0 0.6L7.5 4.4L11.5 4.6L8.4 7.2L9.4 11.1L6.0 8.9L2.6 11.1L3.6 7.2L0.5 4.6L4.5 4.4z",
+    "h": "M6 0.5L10.8 3.2V8.8L6 11.5L1.2 8.8V3.2z",
+    "d": "M6 0.3L9.4 6L6 11.7L2.6 6z",
 }
 _MARKERS = tuple(_SHAPES)
 
@@ -83,14 +93,13 @@ def looks(run: Run) -> dict[str, Look]:
 
 
 def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:
-    """Looks for methods given with their perturbations, and for the teachers."""
+    """Looks for methods given with their perturbations, and for the teachers; no two are the same."""
+    kinds = [kind for _, kind in methods]
+    firsts = {kind: kinds.index(kind) for kind in _BY_KIND if kind in kinds}
+    own = {place: _BY_KIND[kind] for kind, place in firsts.items()}
+    left = cycle([*_SPARE, *(ink for ink in _BY_KIND.values() if ink not in own.values())])
     found = {TEACHERS: Look(TEACHERS, TEXT, "o")}
-    spare = 0
-    taken: set[Ink] = set()
-    for place, (name, kind) in enumerate(methods):
-        ink = _BY_KIND.get(kind)
-        if ink is None or ink in taken:
-            ink, spare = _SPARE[spare % len(_SPARE)], spare + 1
-        taken.add(ink)
+    for place, (name, _) in enumerate(methods):
+        ink = own[place] if place in own else next(left)
         found[name] = Look(name, ink, _MARKERS[(place + 1) % len(_MARKERS)])
     return found

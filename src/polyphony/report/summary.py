@@ -13,6 +13,7 @@ from polyphony.report.forms import form_of
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import TEACHERS, Run
 from polyphony.report.tables import Cell, Table
+from polyphony.words import listed
 
 COLUMNS = {
     "acc": "ACC % ↑",
@@ -93,6 +94,8 @@ def score_text(run: Run, model: str, column: str, calibration: str) -> str:
     values = [getattr(score, column) for score in run.scored(model, calibration=calibration)]
     if column == "dee":
         return dee_text(values, curve_size(run))
+    if column == "kld" and not any(values):
+        return "–"  # one network
     scale, digits = (100, 2) if column == "acc" else (1, 3)
     return metrics.format_mean_sd(metrics.mean_sd([scale * value for value in values]), digits)
 
@@ -141,7 +144,7 @@ def verdict(run: Run) -> Verdict:
     small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
     sentence = (
         f"The best student by NLL, {champion}, {_as_diverse_as(share)}"
-        f" and {_as_good_as(run, champion)}, with {small:.0%} of their parameters."
+        f" and {_as_good_as(run, champion)}, with {small:.0%} of the teachers’ parameters."
     )
     qualified = [_spread(run, champion), *_most_diverse(run, champion), *_collapsed(run)]
     return Verdict(sentence, tuple(filter(None, qualified)), _headlines(run, champion))
@@ -160,6 +163,8 @@ def median_dee(run: Run, model: str) -> float | None:
 
 
 def _as_diverse_as(share: float) -> str:
+    if share == 0:
+        return "is one network without members"
     if share > 1.05:
         return f"is {share:.1f} times as diverse as its teachers"
     return f"keeps {share:.0%} of its teachers’ diversity"
@@ -170,7 +175,7 @@ def _as_good_as(run: Run, model: str) -> str:
     if dee is None:
         return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
     if dee < 1:
-        return f"predicts worse than a single one of them (DEE {dee:.2f})"
+        return f"predicts worse than a single teacher (DEE {dee:.2f})"
     count = metrics.format_dee(dee, curve_size(run)).replace(">", "more than ")
     return f"predicts as well as {count} teachers averaged"
 
@@ -185,13 +190,18 @@ def _spread(run: Run, champion: str) -> str:
         return ""
     if not close:
         return f"It is ahead of every other student in NLL by more than the spread over {here.n} seeds."
-    return f"In NLL it is level with {_and(close)}: they differ by less than the spread over {here.n} seeds."
+    return (
+        f"In NLL it is level with {listed(close)}: they differ by less than the spread over {here.n} seeds."
+    )
 
 
 def _most_diverse(run: Run, champion: str) -> list[str]:
     distilled = [name for name in run.methods if run.perturbation(name) is not None]
     if not distilled:
         return ["No student was distilled: all were trained on labels alone."]
+    distilled = [name for name in distilled if kept(run, name) > 0]
+    if not distilled:
+        return ["No distilled student has members: all are one network."]
     top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
     if top == champion:
         return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
@@ -202,7 +212,7 @@ def _collapsed(run: Run) -> list[str]:
     dead = [
         name for name, health in health_checks(run).items() if health.verdict == metrics.Verdict.COLLAPSED
     ]
-    return [f"The members of {_and(dead)} have collapsed into one predictor."] if dead else []
+    return [f"The members of {listed(dead)} have collapsed into one predictor."] if dead else []
 
 
 def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
@@ -237,7 +247,7 @@ def health_checks(run: Run) -> dict[str, Health]:
         tested = run.pooled(method, "test")
         if tested is None:
             continue
-        health = HealthCheck()(tested.logits, tested.labels, teachers_kld, median_dee(run, method))
+        health = HealthCheck().judge(tested.spread(), teachers_kld, median_dee(run, method))
         found[method] = Health(health.verdict, (*health.findings, *_factors(run, method)))
     return found
 
@@ -248,7 +258,3 @@ def _factors(run: Run, method: str) -> list[str]:
         return []
     distance = statistics.fmean(float(row["distance"]) for row in rows)
     return [f"Their rank-one factors are apart by {distance:.2f} of their norm (fresh ones: about 0.85)."]
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
-from torch import Tensor
 
-from polyphony import metrics
 from polyphony.metrics import DiversityBins
+from polyphony.predictions import Predictions
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
 from polyphony.report.run import TEACHERS, Run
 from polyphony.report.style import MUTED, TEXT, looks
 from polyphony.report.tables import Numbers
 
 EXTERNAL = "train+external"
+_WAY = ("perturb", "source", "temperature", "step_size")  # what decides how a method perturbs
 _READING = (
     "Each bar holds the examples whose least confident member has this confidence; its height is how far"
     " apart the members are there (mean pairwise KL), its shade how many examples that is."
@@ -27,18 +27,19 @@ _READING = (
 
 @dataclass(frozen=True)
 class Group:
-    """Members on some examples: [m n k], in one colour."""
+    """What differs on some examples, in one colour."""
 
     label: str
     colour: str
-    logits: Tensor
+    predictions: Predictions
 
 
 def teacher_diversity(run: Run) -> Chart | Absent:
     """Teachers on training images, as they are and perturbed, and on test images."""
-    splits = ["train", *(f"train+{method}" for method in run.methods), "test"]
+    same = alike(run)
+    splits = {f"train+{first}": f"training, as in {', '.join(names)}" for first, names in same.items()}
     title = "Diversity of the teachers"
-    groups = _teachers_on(run, splits)
+    groups = _teachers_on(run, {"train": "training images", **splits, "test": "test images"})
     if not groups:
         return Absent(title, "the teachers' predictions are not in the run folder.")
     return diversity_chart("diversity-teachers", title, f"{_READING} {_POINT}", groups)
@@ -49,21 +50,42 @@ _POINT = (
 )
 
 
+def alike(run: Run) -> dict[str, list[str]]:
+    """Methods that perturb in the same way, by the first of them: their teachers see the same images."""
+    shared = run.recipe.get("student", {})
+    found: dict[str, list[str]] = {}
+    ways: dict[tuple[str, ...], str] = {}
+    for method in run.methods:
+        own = run.recipe.get("methods", {}).get(method, {})
+        way = tuple(str(own.get(key, shared.get(key))) for key in _WAY)
+        by_student = "diversify" in way[0]  # which looks at the student too
+        first = method if by_student else ways.setdefault(way, method)
+        found.setdefault(first, []).append(method)
+    return found
+
+
 def student_diversity(run: Run) -> Chart | Absent:
-    """Each student on test images, all seeds together."""
+    """Each student that has members, or a distribution, on test images, all seeds together."""
     look = looks(run)
     pooled = {method: run.pooled(method, "test") for method in run.methods}
-    groups = [
-        Group(method, look[method].colour, tested.logits)
-        for method, tested in pooled.items()
-        if tested is not None
-    ]
+    tested = {method: each for method, each in pooled.items() if each is not None}
+    single = [method for method, each in tested.items() if not each.varies]
+    groups = [Group(method, look[method].colour, each) for method, each in tested.items() if each.varies]
     title = "Diversity of the students"
     if not groups:
+        if single:
+            return Absent(title, "every student is one network, without members.")
         return Absent(title, "the students' test predictions are not in the run folder.")
     reading = (
         "The same for every student on test images, all seeds together: compare with the teachers on test."
     )
+    if any(group.predictions.dirichlet for group in groups):
+        reading += (
+            " Where one network predicts a distribution, bars are by its mean prediction's confidence, and"
+            " the divergence is that of two draws."
+        )
+    if single:
+        reading += f" Not shown, as one network each: {', '.join(single)}."
     return diversity_chart("diversity-students", title, reading, groups)
 
 
@@ -74,19 +96,20 @@ def external_diversity(run: Run) -> Chart | Absent:
         return Absent(
             title, "no training images were perturbed by an extra teacher; 'polyphony analyse' does it."
         )
-    gaussian = [f"train+{method}" for method in run.methods_with("gaussian")[:1]]
+    gaussian = {f"train+{m}": f"training, as in {m}" for m in run.methods_with("gaussian")[:1]}
+    external = {EXTERNAL: "training, ODS of an extra teacher"}
     reading = (
         "ODS directions of a network outside the ensemble still pull its members apart, if the last panel is"
         " higher than the others."
     )
-    groups = _teachers_on(run, ["train", *gaussian, EXTERNAL])
+    groups = _teachers_on(run, {"train": "training images", **gaussian, **external})
     return diversity_chart("diversity-external", title, reading, groups)
 
 
 def diversity_chart(name: str, title: str, reading: str, groups: Sequence[Group]) -> Chart:
     """One panel a group, all to the same height."""
-    plots = [metrics.diversity_bins(group.logits) for group in groups]
-    means = [metrics.mean_kld(group.logits) for group in groups]
+    plots = [group.predictions.diversity_bins() for group in groups]
+    means = [group.predictions.mean_kld() for group in groups]
     top = max(float(plot.kld.nan_to_num(0.0, posinf=0.0).max()) for plot in plots)
     panels = [
         Panel(group.label, partial(_bars, plot=plot, mean=mean, colour=group.colour, top=top), 1.25)
@@ -101,24 +124,18 @@ def diversity_chart(name: str, title: str, reading: str, groups: Sequence[Group]
     return Chart(name, title, reading, tuple(panels), Numbers(header, tuple(rows)), width=SMALL)
 
 
-def _teachers_on(run: Run, splits: Sequence[str]) -> list[Group]:
+def _teachers_on(run: Run, splits: Mapping[str, str]) -> list[Group]:
+    """The ensemble's teachers on each split that was predicted, under the words given for it."""
     look = looks(run)
     found = []
-    for split in splits:
+    for split, words in splits.items():
         predictions = run.predictions(TEACHERS, None, split)
         if predictions is not None:
             external = run.methods_with("ods")[:1] if split == EXTERNAL else []
             method = external[0] if external else split.removeprefix("train+")
             colour = look[method].colour if method in look else TEXT.light
-            found.append(Group(_words(split), colour, predictions.logits[: run.members]))
+            found.append(Group(words, colour, predictions.first(run.members)))
     return found
-
-
-def _words(split: str) -> str:
-    if split == EXTERNAL:
-        return "training, ODS of an extra teacher"
-    plain = {"train": "training images", "test": "test images"}
-    return plain.get(split) or f"training, as in {split.removeprefix('train+')}"
 
 
 def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: float) -> None:

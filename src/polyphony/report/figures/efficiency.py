@@ -1,4 +1,4 @@
-"""NLL against what a model costs: parameters and milliseconds."""
+"""NLL against what a model costs: parameters, training time and milliseconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -35,8 +36,11 @@ class Costs:
 
 
 def quality_for_cost(run: Run, curves: Mapping[str, Sequence[float]]) -> list[Chart | Absent]:
-    """NLL against parameters, and against milliseconds where they were measured."""
+    """NLL against parameters, seconds of training, and milliseconds where they were measured."""
     found = {"parameters": by_parameters(run, curves)}
+    trained = by_training(run, curves)
+    if trained.students:
+        found["seconds of training"] = trained
     rows = run.analysis("latency")
     if not rows:
         why = "latencies were not measured; 'polyphony analyse' does it."
@@ -53,6 +57,18 @@ def by_parameters(run: Run, curves: Mapping[str, Sequence[float]]) -> Costs:
     sizes = list(enumerate(curves.get("calibrated", [])))[1:]
     ensembles = [(size * together / run.members, nll) for size, nll in sizes]
     return Costs(students, ensembles or [(together, run.mean(TEACHERS, "nll").mean)])
+
+
+def by_training(run: Run, curves: Mapping[str, Sequence[float]]) -> Costs:
+    """Deep ensembles at the time their teachers took, and every student at its own, without its teachers'."""
+    times = {model: run.seconds(model) for model in run.models}
+    students = [Priced(m, fmean(times[m]), run.mean(m, "nll")) for m in run.methods if times[m]]
+    if not times[TEACHERS]:
+        return Costs(students, [])
+    sizes = list(enumerate(curves.get("calibrated", [])))[1:]
+    each = fmean(times[TEACHERS])
+    together = [(run.members, run.mean(TEACHERS, "nll").mean)]
+    return Costs(students, [(size * each, nll) for size, nll in sizes or together])
 
 
 def by_latency(run: Run, rows: Sequence[Row]) -> Costs:
@@ -74,8 +90,9 @@ def cost_chart(found: Mapping[str, Costs], look: Mapping[str, Look], how: str = 
         rows += [(cost, each.model, each.cost, each.nll.mean, each.nll.sd) for each in costs.students]
     reading = (
         "Lower left is better: the line is 1, 2, … teachers averaged, the marks are students with their"
-        " standard deviation over seeds. A student below the line is cheaper than deep ensembles as"
-        f" good.{how} Rank-one members save memory, not arithmetic."
+        " standard deviation over seeds; marks of equal cost stand side by side. A student below the line is"
+        " cheaper than deep ensembles as good; its training time does not count its teachers'."
+        f"{how} Rank-one members save memory, not arithmetic."
     )
     numbers = Numbers(("cost", "model", "value", "nll", "nll_sd"), tuple(rows))
     return Chart("pareto", "Quality for its cost", reading, panels, numbers, tuple(look.values()))
@@ -91,20 +108,34 @@ def _scatter(
     if costs.ensembles:
         x, y = zip(*costs.ensembles, strict=True)
         axes.plot(x, y, color=TEXT.light, marker="o", markersize=4.5)
-    for student in costs.students:
-        spread = 0.0 if math.isnan(student.nll.sd) else student.nll.sd
-        axes.errorbar(
-            student.cost, student.nll.mean, yerr=spread, color=look[student.model].colour,
-            marker=look[student.model].marker, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9,
-        )  # fmt: skip
     each = [student.cost for student in costs.students] + [price for price, _ in costs.ensembles]
-    if max(each) > 3 * min(each):
+    logarithmic = max(each) > 3 * min(each)
+    if logarithmic:
         _logarithmic(axes, min(each), max(each))
         label = f"{label} (log scale)"
     else:
         axes.set_xlim(0, 1.15 * max(each))
+    places = side_by_side([s.cost for s in costs.students], axes.get_xlim(), logarithmic=logarithmic)
+    for student, place in zip(costs.students, places, strict=True):
+        spread = 0.0 if math.isnan(student.nll.sd) else student.nll.sd
+        axes.errorbar(
+            place, student.nll.mean, yerr=spread, color=look[student.model].colour,
+            marker=look[student.model].marker, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9,
+        )  # fmt: skip
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set(xlabel=label, ylabel="calibrated NLL on test")
+
+
+def side_by_side(costs: Sequence[float], limits: tuple[float, float], *, logarithmic: bool) -> list[float]:
+    """Where marks stand: those of equal cost spread evenly around it, three hundredths of the axis apart."""
+    across = [math.log(value) for value in costs] if logarithmic else list(costs)
+    low, high = map(math.log, limits) if logarithmic else limits
+    places = []
+    for place, value in enumerate(across):
+        same = [other for other, each in enumerate(across) if math.isclose(each, value)]
+        at = value + (same.index(place) - (len(same) - 1) / 2) * 0.03 * (high - low)
+        places.append(math.exp(at) if logarithmic else at)
+    return places
 
 
 def _logarithmic(axes: Axes, low: float, high: float) -> None:

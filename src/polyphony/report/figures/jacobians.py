@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.report.chart import Absent, Chart, Panel, thin
+from polyphony.report.chart import Absent, Chart, Panel, grouped, thin
 from polyphony.report.run import Row, Run
 from polyphony.report.style import MUTED, Look, assign, looks
 from polyphony.report.tables import Cell, Numbers, Table, Value
@@ -25,14 +25,22 @@ _POINTS = 150
 def jacobian_matching(run: Run) -> list[Chart | Table | Absent]:
     """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
     rows = run.analysis("jacobians")
-    scratch = run.methods_with(None)
     if not rows:
         return [Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it.")]
-    if not scratch or scratch[0] not in {row["method"] for row in rows}:
+    against = references(run, list(dict.fromkeys(row["method"] for row in rows)))
+    if not against:
         return [Absent(_TITLE, "there is no student from scratch to compare with.")]
     splits = {split: cosines(rows, split) for split in dict.fromkeys(row["split"] for row in rows)}
-    look = looks(run)
-    return [jacobian_chart(splits, scratch[0], look), jacobian_table(splits, scratch[0])]
+    return [jacobian_chart(splits, against, looks(run)), jacobian_table(splits, against)]
+
+
+def references(run: Run, methods: Sequence[str]) -> dict[str, str]:
+    """The student from scratch that each method is compared with: of its own form, or else the first."""
+    scratch = [method for method in run.methods_with(None) if method in methods]
+    if not scratch:
+        return {}
+    by_form = {run.form(method): method for method in reversed(scratch)}
+    return {m: m if m in scratch else by_form.get(run.form(m), scratch[0]) for m in methods}
 
 
 def cosines(rows: Sequence[Row], split: str) -> Cosines:
@@ -57,34 +65,32 @@ def roc(scratch: Tensor, distilled: Tensor) -> tuple[Tensor, Tensor]:
     return rates[0], rates[1]
 
 
-def jacobian_chart(splits: Mapping[str, Cosines], scratch: str, look: Mapping[str, Look]) -> Chart:
-    """For each split a panel of ROC curves against the student from scratch, and one of distributions."""
-    panels = [
-        Panel(f"ROC, {_WORDS.get(split, split)}", partial(_roc, each=each, scratch=scratch, look=look), 1.15)
-        for split, each in splits.items()
-    ]
-    panels += [
-        Panel(f"cosines, {_WORDS.get(split, split)}", partial(_density, each=each, look=look), 1.15)
-        for split, each in splits.items()
-    ]
+def jacobian_chart(
+    splits: Mapping[str, Cosines], against: Mapping[str, str], look: Mapping[str, Look]
+) -> Chart:
+    """For each split panels of ROC curves against students from scratch, and panels of distributions."""
+    rocs = [panel for split, each in splits.items() for panel in _rocs(split, each, against, look)]
+    panels = rocs + [panel for split, each in splits.items() for panel in _densities(split, each, look)]
     rows: list[tuple[Value, ...]] = [
         (split, method, float(x), float(y))
         for split, each in splits.items()
         for method, values in each.items()
-        if method != scratch
-        for x, y in zip(*roc(each[scratch], values), strict=True)
+        if method != against[method]
+        for x, y in zip(*roc(each[against[method]], values), strict=True)
     ]
+    used = list(dict.fromkeys(against.values()))
+    own = "" if len(used) == 1 else ", of the same form where there is one"
     reading = (
         "A student that copied its teacher's function also bends where the teacher does: the cosine between"
-        " their Jacobians is high. The ROC asks how well that cosine tells a distilled student from the one"
-        f" trained without teachers ({scratch}); further to the upper left is better."
+        " their Jacobians is high. The ROC asks how well that cosine tells a distilled student from one"
+        f" trained without teachers ({', '.join(used)}{own}); further to the upper left is better."
     )
     shown = tuple(look[method] for method in look if any(method in each for each in splits.values()))
     header = ("split", "method", "false_positive_rate", "true_positive_rate")
     return Chart("jacobians", _TITLE, reading, tuple(panels), Numbers(header, tuple(rows)), shown)
 
 
-def jacobian_table(splits: Mapping[str, Cosines], scratch: str) -> Table:
+def jacobian_table(splits: Mapping[str, Cosines], against: Mapping[str, str]) -> Table:
     """COS and AUROC of every method on every split."""
     methods = list(dict.fromkeys(method for each in splits.values() for method in each))
     header = ["Method"]
@@ -94,11 +100,13 @@ def jacobian_table(splits: Mapping[str, Cosines], scratch: str) -> Table:
     for method in methods:
         cells = [Cell(method)]
         for each in splits.values():
-            cells += _summary(each, method, scratch)
+            cells += _summary(each, method, against[method])
         body.append(tuple(cells))
+    used = list(dict.fromkeys(against.values()))
+    own = "" if len(used) == 1 else ", that of the same form where there is one"
     caption = (
         "Cosine between the Jacobians of teacher j and member j, mean over examples, members and seeds (COS),"
-        f" and the area under the ROC against {scratch} (AUROC)."
+        f" and the area under the ROC against {' or '.join(used)}{own} (AUROC)."
     )
     return Table("jacobians", caption, tuple(header), tuple(body))
 
@@ -112,26 +120,47 @@ def _summary(each: Cosines, method: str, scratch: str) -> list[Cell]:
     return [Cell(mean), Cell(f"{metrics.detect(each[scratch], each[method]).auroc:.3f}")]
 
 
-def _roc(axes: Axes, *, each: Cosines, scratch: str, look: Mapping[str, Look]) -> None:
+def _rocs(split: str, each: Cosines, against: Mapping[str, str], look: Mapping[str, Look]) -> list[Panel]:
+    def draw(methods: Sequence[str]) -> Callable[[Axes], None]:
+        return partial(_roc, each=each, methods=methods, against=against, look=look)
+
+    distilled = [method for method in each if method != against[method]]
+    return grouped(f"ROC, {_WORDS.get(split, split)}", distilled, look, draw, 1.15)
+
+
+def _roc(
+    axes: Axes, *, each: Cosines, methods: Sequence[str], against: Mapping[str, str], look: Mapping[str, Look]
+) -> None:
     axes.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
-    for method, values in each.items():
-        if method == scratch:
-            continue
-        x, y = roc(each[scratch], values)
+    for method in methods:
+        x, y = roc(each[against[method]], each[method])
         kept = thin(x.tolist(), _POINTS)
         axes.plot(x[kept].tolist(), y[kept].tolist(), color=look[method].colour)
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
 
 
-def _density(axes: Axes, *, each: Cosines, look: Mapping[str, Look]) -> None:
+def _densities(split: str, each: Cosines, look: Mapping[str, Look]) -> list[Panel]:
     low = min(float(values.min()) for values in each.values())
     high = max(float(values.max()) for values in each.values())
     fewest = min(len(values) for values in each.values())
     edges = np.linspace(low, high, min(40, max(8, round(2 * fewest ** (1 / 3)))) + 1)
-    for method, values in each.items():
-        heights, _ = np.histogram(values.numpy(), edges, density=True)
-        axes.stairs(heights, edges, color=look[method].colour, linewidth=1.6)
-    axes.set(xlabel="cosine of Jacobians", ylabel="density")
+
+    heights = {m: np.histogram(values.numpy(), edges, density=True)[0] for m, values in each.items()}
+    top = 1.05 * max(float(height.max()) for height in heights.values())
+
+    def draw(methods: Sequence[str]) -> Callable[[Axes], None]:
+        some = {method: heights[method] for method in methods}
+        return partial(_density, heights=some, edges=edges, top=top, look=look)
+
+    return grouped(f"cosines, {_WORDS.get(split, split)}", list(each), look, draw, 1.15)
+
+
+def _density(
+    axes: Axes, *, heights: Mapping[str, np.ndarray], edges: np.ndarray, top: float, look: Mapping[str, Look]
+) -> None:
+    for method, height in heights.items():
+        axes.stairs(height, edges, color=look[method].colour, linewidth=1.6)
+    axes.set(xlabel="cosine of Jacobians", ylabel="density", ylim=(0, top))
     axes.grid(visible=False, axis="x")
 
 

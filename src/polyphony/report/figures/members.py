@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from polyphony.report.style import MUTED, Look, looks
 from polyphony.report.tables import Numbers, Value
 
 MOST = 3  # examples on the page
+MODELS = 7  # models under an example, the teachers among them
 _MARGINS = Margins(2.0, 12.0, 4.0, 4.0)
 _TITLE = "What the members say"
 _PREFIX = "students."
@@ -36,7 +37,8 @@ def member_predictions(run: Run) -> Chart | Absent:
     tensors = run.tensors("members")
     if tensors is None:
         return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
-    return member_chart(examples(tensors), looks(run))
+    best = sorted(run.methods, key=lambda method: run.mean(method, "nll").mean)
+    return member_chart(examples(tensors), looks(run), best)
 
 
 def examples(tensors: Mapping[str, Tensor]) -> list[Example]:
@@ -53,9 +55,15 @@ def examples(tensors: Mapping[str, Tensor]) -> list[Example]:
     ]
 
 
-def member_chart(found: list[Example], look: Mapping[str, Look]) -> Chart:
-    """Images on top; under them a matrix for each model, a row a member, a column a class."""
-    order = [model for model in look if model in found[0].probabilities]
+def member_chart(found: list[Example], look: Mapping[str, Look], best: Sequence[str]) -> Chart:
+    """Images on top; under them a matrix for each model, a row a member, a column a class.
+
+    Of many students the best that have members are shown; `best` has them in order.
+    """
+    here = found[0].probabilities
+    kept = sorted((m for m in best if m in here), key=lambda m: here[m].shape[1] == 1)[: MODELS - 1]
+    order = [model for model in look if model in here and (model == TEACHERS or model in kept)]
+    left_out = [model for model in here if model not in order]
     draw = partial(_example, order=order, look=look)
     aspect = 1 / _height(len(order))
     panels = tuple(
@@ -76,6 +84,8 @@ def member_chart(found: list[Example], look: Mapping[str, Look]) -> Chart:
         " more probable. Rows that are alike say the same; the perturbation should make the teachers' rows"
         " differ, and a good student's rows differ in the same way."
     )
+    if left_out:
+        reading += f" Shown are the {len(kept)} best students by NLL that have members; the file has all."
     numbers = Numbers(("example", "model", "when", "member", "class", "probability"), tuple(rows))
     return Chart("members", _TITLE, reading, panels, numbers, tuple(look[m] for m in order), width=SMALL)
 
@@ -108,12 +118,15 @@ def _example(axes: Axes, *, example: Example, order: list[str], look: Mapping[st
         inset.set_xlabel(words, fontsize=9.5, labelpad=3)
     for side, words in enumerate(("before", "after")):
         _small(axes, side * 0.52, 1 - 0.475 * unit, words, MUTED.light)
+    most = max(values.shape[1] for values in example.probabilities.values())
     for place, model in enumerate(order):
         top = 1 - (0.56 + 0.24 * place) * unit
         _small(axes, 0, top, model, look[model].colour)
         for side in range(2):
-            inset = axes.inset_axes((side * 0.52, top - 0.165 * unit, 0.48, 0.155 * unit))
-            tinted = _tinted(example.probabilities[model][side], look[model])
+            rows = example.probabilities[model][side]
+            height = 0.155 * unit * (len(rows) / most) if len(rows) == 1 else 0.155 * unit
+            inset = axes.inset_axes((side * 0.52, top - 0.01 * unit - height, 0.48, height))
+            tinted = _tinted(rows, look[model])
             inset.imshow(tinted, interpolation="none", aspect="auto")
             _bare(inset)
 
@@ -128,11 +141,11 @@ def _small(axes: Axes, x: float, y: float, words: str, colour: str) -> None:
 
 
 def _tinted(values: Tensor, look: Look) -> np.ndarray:
-    """Probabilities [m k] as the opacity of one colour, a grey for the teachers. → [m k 4]"""
-    # Pixels cannot follow the page from light to dark: a mid-grey shows on both.
-    colour = "#7d8896" if look.label == TEACHERS else look.colour
+    """Probabilities [m k] as the opacity of a model's colour. → [m k 4]"""
+    # Pixels cannot follow the page from light to dark: half-way between its two colours one sees both.
+    light, dark = to_rgb(look.ink.light), to_rgb(look.ink.dark)
     tinted = np.empty((*values.shape, 4))
-    tinted[..., :3] = to_rgb(colour)
+    tinted[..., :3] = [(one + other) / 2 for one, other in zip(light, dark, strict=True)]
     tinted[..., 3] = values.numpy().clip(0, 1)
     return tinted
 

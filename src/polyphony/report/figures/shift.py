@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.report.chart import SMALL, Absent, Chart, Panel
+from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped
 from polyphony.report.run import Row, Run
 from polyphony.report.style import MUTED, TEXT, Look, looks
 from polyphony.report.tables import Numbers, slug
@@ -127,12 +127,7 @@ def corruption_chart(name: str, rows: Sequence[Row], look: Mapping[str, Look]) -
     """Panels for NLL and ECE; rows as in corrupted.csv, of one data set."""
     scores = {column: by_corruption(rows, column) for column in ("nll", "ece")}
     models = [model for model in look if model in scores["nll"]]
-    panels = tuple(
-        Panel(
-            column.upper(), partial(_boxes, scores=each, models=models, look=look, label=column.upper()), 1.25
-        )
-        for column, each in scores.items()
-    )
+    panels = tuple(panel for column, each in scores.items() for panel in _panels(column, each, models, look))
     numbers = [
         (model, kind, severity, nll, scores["ece"][model][kind, severity])
         for model in models
@@ -144,15 +139,18 @@ def corruption_chart(name: str, rows: Sequence[Row], look: Mapping[str, Look]) -
         " whiskers: all), seeds averaged; lower is better, and what matters is how slowly it rises."
     )
     header = ("model", "corruption", "severity", "nll", "ece")
-    shown = tuple(look[model] for model in models)
-    return Chart(
-        f"corrupted-{slug(name)}",
-        f"{_CORRUPTED}: {name}",
-        reading,
-        panels,
-        Numbers(header, tuple(numbers)),
-        shown,
-    )
+    legend = tuple(look[model] for model in models)
+    title = f"{_CORRUPTED}: {name}"
+    return Chart(f"corrupted-{slug(name)}", title, reading, panels, Numbers(header, tuple(numbers)), legend)
+
+
+def _panels(column: str, scores: Scores, models: Sequence[str], look: Mapping[str, Look]) -> list[Panel]:
+    top = 1.05 * max(value for each in scores.values() for value in each.values())
+
+    def draw(some: Sequence[str]) -> Callable[[Axes], None]:
+        return partial(_boxes, scores=scores, models=some, look=look, label=column.upper(), top=top)
+
+    return grouped(column.upper(), models, look, draw, 1.25)
 
 
 def by_corruption(rows: Sequence[Row], column: str) -> Scores:
@@ -167,7 +165,7 @@ def by_corruption(rows: Sequence[Row], column: str) -> Scores:
 
 
 def _boxes(
-    axes: Axes, *, scores: Scores, models: Sequence[str], look: Mapping[str, Look], label: str
+    axes: Axes, *, scores: Scores, models: Sequence[str], look: Mapping[str, Look], label: str, top: float
 ) -> None:
     severities = sorted({severity for _, severity in scores[models[0]]})
     step = 0.82 / len(models)
@@ -181,5 +179,5 @@ def _boxes(
             boxprops={"facecolor": look[model].colour, "edgecolor": look[model].colour, "alpha": 0.35},
         )  # fmt: skip
     axes.set_xticks(range(len(severities)), [str(severity) for severity in severities])
-    axes.set(xlabel="severity", ylabel=label, ylim=(0, None))
+    axes.set(xlabel="severity", ylabel=label, ylim=(0, top))
     axes.grid(visible=False, axis="x")

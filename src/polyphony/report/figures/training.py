@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from polyphony.report.chart import Absent, Chart, Panel
+from polyphony.report.chart import Absent, Chart, Panel, grouped
 from polyphony.report.run import Run
 from polyphony.report.style import Look, looks
 from polyphony.report.tables import Numbers
 
 Series = list[tuple[int, float, float, float]]  # epoch, mean, least, largest over seeds
-_COLUMNS = {"valid_nll": "validation NLL", "valid_acc": "validation accuracy"}
+_COLUMNS = {
+    "valid_nll": "validation NLL",
+    "valid_acc": "validation accuracy",
+    "valid_kld": "members’ mean-KLD on validation",
+}
 _TITLE = "How training went"
 
 
 def learning_curves(run: Run) -> Chart | Absent:
-    """Validation NLL and accuracy of the teachers and every student."""
+    """Validation NLL, accuracy and, where members were compared, diversity of the teachers and students."""
     logs = {model: run.logs(model) for model in run.models}
     return learning_chart({model: log for model, log in logs.items() if log}, looks(run))
 
@@ -28,16 +32,14 @@ def learning_curves(run: Run) -> Chart | Absent:
 def learning_chart(
     logs: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], look: Mapping[str, Look]
 ) -> Chart | Absent:
-    """A panel for each column of the logs; models by name, a log for each of their trainings."""
+    """Panels for each column of the logs; models by name, a log for each of their trainings."""
     series = {
-        column: {model: over_seeds(each, column) for model, each in logs.items()} for column in _COLUMNS
+        column: {model: line for model, each in logs.items() if (line := over_seeds(each, column))}
+        for column in _COLUMNS
     }
-    if not any(line for lines in series.values() for line in lines.values()):
+    if not any(series.values()):
         return Absent(_TITLE, "the run folder has no training logs.")
-    panels = tuple(
-        Panel(_COLUMNS[column], partial(_lines, lines=lines, look=look, column=column), 1.3)
-        for column, lines in series.items()
-    )
+    panels = [panel for column, lines in series.items() for panel in _panels(column, lines, look)]
     rows = [
         (column, model, *point)
         for column, lines in series.items()
@@ -48,10 +50,23 @@ def learning_chart(
         "Lines are means over seeds and bands reach from the least to the largest; the model kept is the best"
         " on validation near the end. A curve that rises at the end means longer training would hurt."
     )
+    if series["valid_kld"]:
+        reading += " Members whose mean-KLD falls towards 0 are becoming one predictor."
     numbers = Numbers(("score", "model", "epoch", "mean", "least", "largest"), tuple(rows))
-    return Chart(
-        "learning", _TITLE, reading, panels, numbers, tuple(look[model] for model in logs if model in look)
-    )
+    legend = tuple(look[model] for model in logs if model in look)
+    return Chart("learning", _TITLE, reading, tuple(panels), numbers, legend)
+
+
+def _panels(column: str, lines: Mapping[str, Series], look: Mapping[str, Look]) -> list[Panel]:
+    if not lines:
+        return []
+    limits = _limits(column, list(lines.values()))
+
+    def draw(models: Sequence[str]) -> Callable[[Axes], None]:
+        some = {model: lines[model] for model in models}
+        return partial(_lines, lines=some, look=look, column=column, limits=limits)
+
+    return grouped(_COLUMNS[column], list(lines), look, draw, 1.3)
 
 
 def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Series:
@@ -64,17 +79,29 @@ def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Se
     return [(epoch, sum(v) / len(v), min(v), max(v)) for epoch, v in sorted(values.items())]
 
 
-def _lines(axes: Axes, *, lines: Mapping[str, Series], look: Mapping[str, Look], column: str) -> None:
+def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
+    """The range worth showing: the first epochs are far from everything that matters."""
+    ends = [line[-1][1] for line in lines]
+    if column == "valid_nll":
+        return 0.9 * min(ends), 3 * max(ends)
+    late = [point for line in lines for point in line[len(line) // 5 :]]
+    low, high = min(least for *_, least, _ in late), max(largest for *_, largest in late)
+    return (0.0, 1.1 * high) if column == "valid_kld" else (low - 0.05 * (high - low), min(1.0, 1.02 * high))
+
+
+def _lines(
+    axes: Axes,
+    *,
+    lines: Mapping[str, Series],
+    look: Mapping[str, Look],
+    column: str,
+    limits: tuple[float, float],
+) -> None:
     for model, line in lines.items():
-        if not line:
-            continue
         epochs, mean, least, largest = (list(part) for part in zip(*line, strict=True))
         axes.fill_between(epochs, least, largest, color=look[model].colour, alpha=0.13, linewidth=0)
         axes.plot(epochs, mean, color=look[model].colour, linewidth=1.5)
-    ends = [line[-1][1] for line in lines.values() if line]
-    if column == "valid_nll":  # the first epochs are far above everything that matters
-        axes.set_ylim(0.9 * min(ends), 3 * max(ends))
-    else:
-        axes.set_ylim(top=min(1.0, 1.02 * max(ends)))
+        axes.plot(epochs[-1], mean[-1], color=look[model].colour, marker=look[model].marker, markersize=5)
+    axes.set_ylim(*limits)
     axes.set(xlabel="epoch", ylabel=_COLUMNS[column])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

@@ -1,0 +1,85 @@
+"""Every model side by side: what it is, how good, how diverse, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from polyphony import metrics
+from polyphony.predictions import Predictions
+from polyphony.report.forms import form_words
+from polyphony.report.run import TEACHERS, Run
+from polyphony.report.summary import curve_size, median_dee
+from polyphony.report.tables import Cell, Table
+from polyphony.words import count, duration
+
+_SCORES = {"acc": "ACC % ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
+_DIVERSITY = ("mean-KLD", "Disagree", "Mutual inf.")
+_COST = ("Training", "× teachers")
+
+
+def student_table(run: Run) -> Table:
+    """Means over seeds on test; costs of training, and of a batch where latency was measured."""
+    rows = run.analysis("latency") or []
+    times = {row["model"]: float(row["milliseconds"]) for row in rows}
+    latency = ("Latency, ms",) if times else ()
+    header = (
+        "Model", "Form", "Members", "Parameters",
+        *_SCORES.values(), "DEE ↑", *_DIVERSITY, *_COST, *latency,
+    )  # fmt: skip
+    body = []
+    for model in run.models:
+        cells = (*_what(run, model), *_quality(run, model), *_diversity(run, model), *_training(run, model))
+        last = (f"{times[model]:.3g}" if model in times else "–",) if times else ()
+        body.append(tuple(Cell(text) for text in (*cells, *last)))
+    batch = f", latency of a batch of {rows[0]['batch']} on {rows[0]['threads']} thread(s)" if rows else ""
+    caption = (
+        "Side by side: means over seeds on test images (calibrated; DEE of the median seed), how often and"
+        " how much members differ, the time of one training without its teachers', also in times of what all"
+        f" teachers of the ensemble took{batch}. A dash is what a model does not have or was not measured."
+    )
+    return Table("students", caption, header, tuple(body))
+
+
+def _what(run: Run, model: str) -> tuple[str, ...]:
+    form = "deep ensemble" if model == TEACHERS else form_words(run.form(model))
+    return model, form, str(run.members_of(model)), count(run.scored(model)[0].params)
+
+
+def _quality(run: Run, model: str) -> tuple[str, ...]:
+    acc, nll, ece = (run.mean(model, column).mean for column in _SCORES)
+    dee = median_dee(run, model)
+    worth = _or_dash(dee, lambda value: metrics.format_dee(value, curve_size(run)))
+    return f"{100 * acc:.2f}", f"{nll:.3f}", f"{ece:.3f}", worth
+
+
+def _diversity(run: Run, model: str) -> tuple[str, ...]:
+    """Dashes for one network, unless it predicts a distribution of predictions, as a Dirichlet does."""
+    tested = run.ensemble(model, "test")
+    several = run.members_of(model) > 1
+    divergence = run.mean(model, "kld").mean
+    kld = f"{divergence:.3f}" if several or divergence > 0 else "–"
+    apart = [metrics.disagreement(each.logits) for each in tested] if several else []
+    shared = [value for each in tested if (value := information(each)) is not None]
+    return (
+        kld,
+        _or_dash(fmean(apart) if apart else None, lambda value: f"{value:.1%}"),
+        _or_dash(fmean(shared) if shared else None, lambda value: f"{value:.3f}"),
+    )
+
+
+def information(predictions: Predictions) -> float | None:
+    """The mean mutual information of label and member, in nats; none where there is nothing to differ."""
+    return float(predictions.uncertainties().mutual_information.mean()) if predictions.varies else None
+
+
+def _training(run: Run, model: str) -> tuple[str, ...]:
+    taught = run.seconds(TEACHERS)[: run.members]
+    mine = run.seconds(model)
+    seconds = (sum(taught) if model == TEACHERS else fmean(mine)) if mine else None
+    share = None if seconds is None or not taught else seconds / sum(taught)
+    return _or_dash(seconds, duration), _or_dash(share, lambda value: f"{value:.2f}")
+
+
+def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
+    return "–" if value is None else words(value)

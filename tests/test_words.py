@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from polyphony.words import count, duration, listed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (240, "4 min"), (7200, "2.0 h"), (864000, "10 d")]
+)
+def test_durations_are_in_the_unit_a_person_would_take(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("things", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M"), (512, "512")])
+def test_counts_are_short(things: int, text: str):
+    assert count(things) == text
+
+
+def test_lists_end_in_and():
+    assert [listed(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
