@@ -193,10 +193,12 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
     """What was done, the table, the verdict, where the files are."""
     from polyphony.study import verdict
 
-    if outcome.ran == 0:
+    if outcome.adopted:
+        line(f"{outcome.adopted} trainings were taken over from other runs in {study.folder.parent}.")
+    if outcome.ran == outcome.adopted == 0:
         line(f"Nothing to do: all {outcome.skipped} parts of {study.folder} are done and unchanged.")
-    elif outcome.skipped:
-        line(f"{outcome.ran} parts were run, {outcome.skipped} were done before.")
+    elif outcome.skipped > outcome.adopted:
+        line(f"{outcome.ran} parts were run, {outcome.skipped - outcome.adopted} were done before.")
     if outcome.scores:
         console.print(score_table(study, outcome.scores))
         line(verdict(study, outcome.scores))
