@@ -121,7 +121,7 @@ def test_a_search_from_the_command_line(say, tmp_path):
         (["--step-size", "x"], "--step-size must be a number or a fraction above 0"),
         (["--method", "kdods"], "did you mean 'kd-ods'?"),
         (["--method", "kd", "--step-size", "1/255"], "--step-size does not concern the method 'kd'"),
-        (["--method", "scratch"], "learns from the labels alone"),
+        (["--method", "scratch"], "has no α, temperature or step size to sweep"),
         (["--seeds", "a"], "seeds must be a valid array"),
         (["--seeds", "0,0"], "seeds must be different from each other"),
         (["--seeds", "-1"], "seeds.0 must be greater than or equal to 0"),

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyphony.recipe import Recipe, RecipeError, read_recipe
-from polyphony.recipe.parts import as_step_size
 from polyphony.recipe.sweep import PAPER, Point, plan_sweep, read_values, text_of
+from polyphony.recipe.table import as_step_size
 from polyphony.report import paper
 
 ALPHAS = st.floats(0, 1)
@@ -116,6 +116,23 @@ def test_values_are_read_as_a_recipe_reads_them_and_each_counts_once():
     assert read_values("alpha", "0,1.0,1") == (0.0, 1.0)
 
 
+def test_only_what_a_form_heeds_is_swept():
+    forms = "methods={end2={form='dirichlet', perturb='clean'}, far={form='dirichlet', perturb='ods'}}"
+    recipe = read_recipe("digits", [forms])
+    swept = plan_sweep(recipe, None, {})
+    assert (swept.method, swept.varied) == ("far", ("temperature",))  # it has no α: it never sees labels
+    with pytest.raises(RecipeError, match="--alpha does not concern the method 'far'"):
+        plan_sweep(recipe, "far", {"alpha": "0.5,1"})
+    with pytest.raises(RecipeError, match="the method 'end2' has no α, temperature or step size"):
+        plan_sweep(recipe, "end2", {})
+    both = read_recipe(
+        "digits", ["methods={both={form='hydra', perturb='mixup+ods'}, mix={perturb='mixup'}}"]
+    )
+    assert plan_sweep(both, None, {"step_size": "1/255,2/255"}).method == "both"
+    with pytest.raises(RecipeError, match="--step-size does not concern the method 'mix'"):
+        plan_sweep(both, "mix", {"step_size": "1/255"})
+
+
 # What is refused
 
 
@@ -130,7 +147,7 @@ def test_values_are_read_as_a_recipe_reads_them_and_each_counts_once():
         (None, {"step_size": "-1/255"}, "--step-size must be a number or a fraction above 0"),
         ("kdods", {}, "digits has no method 'kdods'; did you mean 'kd-ods'?"),
         ("kd", {"step_size": "1/255"}, "--step-size does not concern the method 'kd'"),
-        ("scratch", {"alpha": "1"}, "the method 'scratch' learns from the labels alone"),
+        ("scratch", {"alpha": "1"}, "the method 'scratch' has no α, temperature or step size to sweep"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(digits, method, texts, sentence):
@@ -140,5 +157,5 @@ def test_what_makes_no_sense_is_one_sentence(digits, method, texts, sentence):
 
 def test_a_recipe_of_labels_alone_has_nothing_to_sweep():
     recipe = read_recipe("digits", ["methods={scratch={}}"])
-    with pytest.raises(RecipeError, match="every method learns from the labels alone"):
+    with pytest.raises(RecipeError, match="no method has an α, temperature or step size to sweep"):
         plan_sweep(recipe, None, {})

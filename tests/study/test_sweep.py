@@ -223,6 +223,16 @@ def test_more_values_train_only_the_points_that_are_new(tmp_path):
     assert len(fewer.scores) == 4
 
 
+def test_trainings_of_a_study_beside_it_are_taken_over(tmp_path):
+    recipe = read_recipe("digits", [*TINY, "methods={mine={perturb='ods', alpha=1.0}}"])
+    run_study(Study(recipe, tmp_path / "digits"), Silent(), workers=1, upto=Part.DISTILL)
+    outcome, jobs = run(tiny(tmp_path / "digits-sweep", alpha="0.5,1"))
+    assert outcome.adopted == 2 + 2
+    assert [job for job in jobs if not job.startswith("predict")] == [
+        f"a0.5-t4-s24_255, seed {seed}" for seed in (0, 1)
+    ]
+
+
 def test_another_recipe_is_refused_and_what_is_there_stays(swept, tmp_path):
     folder = tmp_path / "run"
     run(tiny(folder, alpha="1"))

@@ -98,6 +98,8 @@ def show(run: SweepRun, outcome: SweepOutcome) -> None:
         terminal.line(f"Nothing to do: all {outcome.skipped} parts of {run.folder} are done and unchanged.")
     elif outcome.skipped:
         terminal.line(f"{outcome.ran} parts were run, {outcome.skipped} were done before.")
+    if outcome.adopted:
+        terminal.line(f"{outcome.adopted} trainings of them were taken over from the runs beside this one.")
     terminal.console.print(table(run))
     if len(run.ranked) > MOST_ROWS:
         terminal.line(f"… and {len(run.ranked) - MOST_ROWS} more in {run.folder / 'sweep.csv'}")

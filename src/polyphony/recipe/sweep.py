@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from polyphony.recipe.methods import Method
+from polyphony.recipe.methods import Method, Surroundings
 from polyphony.recipe.parts import Recipe
 from polyphony.recipe.read import RecipeError, check, explain, suggestion
 
@@ -94,7 +94,8 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
                 " choose another with --method"
             )
     own = own_point(recipe, name)
-    asked = given or PAPER.get(recipe.student_network.kind, PAPER["resnet"])
+    papers = PAPER.get(recipe.student_network.kind, PAPER["resnet"])
+    asked = given or {p: values for p, values in papers.items() if concerns(recipe, name, p)}
     values = {parameter: asked.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
     return Swept(recipe, name, values)
 
@@ -104,23 +105,39 @@ def chosen_method(recipe: Recipe, name: str | None) -> str:
     if name is not None and name not in recipe.methods:
         raise RecipeError(f"{recipe.name} has no method '{name}'; {suggestion(name, list(recipe.methods))}")
     candidates = [name] if name is not None else list(recipe.methods)
-    for parameter in ("step_size", "alpha"):
+    for parameter in ("step_size", "alpha", "temperature"):
         for each in candidates:
             if concerns(recipe, each, parameter):
                 return each
-    who = f"the method '{name}'" if name is not None else "every method"
-    raise RecipeError(f"{recipe.name}: {who} learns from the labels alone, so there is nothing to sweep")
+    who = f"the method '{name}' has no" if name is not None else "no method has an"
+    raise RecipeError(f"{recipe.name}: {who} α, temperature or step size to sweep")
 
 
 def concerns(recipe: Recipe, method: str, parameter: str) -> bool:
     """Whether a parameter makes a difference to what a method does."""
     one, other = (
-        recipe.model_copy(
-            update={"methods": {method: recipe.methods[method].model_copy(update={parameter: value})}}
-        ).distillation(method)
+        loss_of(
+            recipe.model_copy(
+                update={"methods": {method: recipe.methods[method].model_copy(update={parameter: value})}}
+            ),
+            method,
+        )
         for value in (0.25, 0.5)
     )
+    if parameter == "temperature" and not hasattr(one, "alpha"):
+        # A loss of distributions has temperatures of its own; this one is what a perturbation reads.
+        return bool(recipe.methods[method].steps)
     return one != other
+
+
+def loss_of(recipe: Recipe, method: str) -> object:
+    """What a method would minimise, but for the models in it; nothing for one on the labels alone."""
+    settings, nobody = recipe.distillation(method), cast(Any, None)
+    if settings is None:
+        return None
+    step_size = 0.0 if settings.step_size == "match" else settings.step_size
+    perturb = settings.perturbation(Surroundings(step_size, nobody))
+    return recipe.form(method).loss(nobody, settings, perturb, 1)
 
 
 def own_point(recipe: Recipe, method: str) -> Point:

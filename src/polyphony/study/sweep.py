@@ -15,7 +15,7 @@ from polyphony.store import locked, read_json, write_json, write_whole
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
-from polyphony.study.run import default_workers, pending, write_provenance
+from polyphony.study.run import adopt, default_workers, pending, write_provenance
 from polyphony.study.scores import TEACHERS, quality, read, versions
 from polyphony.study.search import Search
 from polyphony.train import DivergedError
@@ -46,6 +46,7 @@ class SweepOutcome:
 
     ran: int
     skipped: int  # jobs of these points that were done before
+    adopted: int  # trainings among them that were taken over from other runs
     scores: list[SweepScore]
     diverged: list[Point]
 
@@ -108,7 +109,7 @@ def run_sweep(
         rows = score(sweep.study(kept), kept)
         work.begin(sweep.study([*kept, *lost]))
         write_table(sweep.folder / "sweep.csv", rows)
-    return SweepOutcome(work.ran, max(0, work.count(points) - work.ran), rows, lost)
+    return SweepOutcome(work.ran, max(0, work.count(points) - work.ran), work.adopted, rows, lost)
 
 
 class Work:
@@ -116,7 +117,7 @@ class Work:
 
     def __init__(self, sweep: Sweep, board: Board, workers: int, redo: bool, facts: dict[str, Any]) -> None:
         self.sweep, self.board, self.workers, self.redo, self.facts = sweep, board, workers, redo, facts
-        self.ran = 0
+        self.ran = self.adopted = 0
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
         """Ask, train and tell, as many points a round as processes at a time; the points, and the lost."""
@@ -144,12 +145,14 @@ class Work:
         return []
 
     def run(self, study: Study, jobs: Sequence[Job]) -> None:
-        """Run the jobs that are not done."""
-        todo = pending(study, jobs, self.redo)
-        if todo:
+        """Run the jobs that are not done, here or in a run beside this one."""
+        missing = pending(study, jobs, self.redo)
+        todo = [job for job in missing if not adopt(job)]
+        if missing:
             self.begin(study)
         run_jobs(todo, self.board, self.workers, study.threads)
         self.ran += len(todo)
+        self.adopted += len(missing) - len(todo)
 
     def begin(self, study: Study) -> None:
         """Say in the folder what is in it; a table of another sweep goes."""
