@@ -116,7 +116,7 @@ def table(run: SweepRun) -> Table:
     """The points, that of least calibrated validation NLL first."""
     n = run.best.nll.n
     found = Table(
-        title=f"{run.name}: {run.method} on validation images, mean ± s.d., n = {n}; calibrated NLL decides",
+        title=f"{run.name}, {run.method}: validation, mean ± s.d., n = {n}; calibrated NLL decides",
         box=box.SIMPLE_HEAD,
     )
     for heading in ("α", "τ", "η", "NLL ↓", "standard", "ACC ↑", "mean-KLD"):

@@ -7,6 +7,7 @@ from polyphony.study.plan import OutlinedStudy, Study
 from polyphony.study.pool import Board, JobError, run_jobs
 from polyphony.study.run import Outcome, Part, default_workers, open_study, run_study
 from polyphony.study.scores import Score, mean, parameter_counts, score, select, verdict
+from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 
 __all__ = [
     "Board",
@@ -19,6 +20,8 @@ __all__ = [
     "Predict",
     "Score",
     "Study",
+    "Sweep",
+    "SweepOutcome",
     "TrainStudent",
     "TrainTeacher",
     "check_trained",
@@ -31,6 +34,7 @@ __all__ = [
     "parameter_counts",
     "run_jobs",
     "run_study",
+    "run_sweep",
     "score",
     "select",
     "verdict",

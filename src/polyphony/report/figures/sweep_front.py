@@ -103,7 +103,7 @@ def _scatter(
     for place, each in enumerate(best, 1):
         _mark(axes, each, ink.light, 1.0)
         axes.annotate(
-            str(place), (each.kld.mean, each.nll.mean), (7, -12), textcoords="offset points", size=10.5,
+            str(place), (each.kld.mean, each.nll.mean), (7, -12 if place % 2 else 6), textcoords="offset points", size=10.5,
             weight="bold", color=TEXT.light,
         )  # fmt: skip
     if teachers:
@@ -116,10 +116,10 @@ def _scatter(
 
 
 def _mark(axes: Axes, each: Tried, colour: str, alpha: float) -> None:
-    axes.errorbar(
-        each.kld.mean, each.nll.mean, xerr=_spread(each.kld), yerr=_spread(each.nll), color=colour,
-        marker="o", markersize=6.5, markeredgewidth=0, linestyle="", elinewidth=0.9, alpha=alpha,
-    )  # fmt: skip
+    place = each.kld.mean, each.nll.mean
+    spread = {"xerr": _spread(each.kld), "yerr": _spread(each.nll)}
+    axes.errorbar(*place, **spread, color=colour, linestyle="", elinewidth=1.0, alpha=0.5 * alpha)
+    axes.plot(*place, "o", color=colour, markersize=6.5, markeredgewidth=0, alpha=alpha)
 
 
 def _spread(value: MeanSd) -> float:
