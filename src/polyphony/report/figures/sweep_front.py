@@ -102,8 +102,9 @@ def _scatter(
         )
     for place, each in enumerate(best, 1):
         _mark(axes, each, ink.light, 1.0)
+        aside = (7, -12) if place % 2 else (-13, 5)  # the front rises to the right: both sides are free
         axes.annotate(
-            str(place), (each.kld.mean, each.nll.mean), (7, -12 if place % 2 else 6), textcoords="offset points", size=10.5,
+            str(place), (each.kld.mean, each.nll.mean), aside, textcoords="offset points", size=10.5,
             weight="bold", color=TEXT.light,
         )  # fmt: skip
     if teachers:
@@ -117,8 +118,10 @@ def _scatter(
 
 def _mark(axes: Axes, each: Tried, colour: str, alpha: float) -> None:
     place = each.kld.mean, each.nll.mean
-    spread = {"xerr": _spread(each.kld), "yerr": _spread(each.nll)}
-    axes.errorbar(*place, **spread, color=colour, linestyle="", elinewidth=1.0, alpha=0.5 * alpha)
+    axes.errorbar(
+        *place, xerr=_spread(each.kld), yerr=_spread(each.nll), color=colour, linestyle="", elinewidth=1.0,
+        alpha=0.5 * alpha,
+    )  # fmt: skip
     axes.plot(*place, "o", color=colour, markersize=6.5, markeredgewidth=0, alpha=alpha)
 
 
