@@ -1,8 +1,9 @@
 """The method as a textbook writes it, to measure ours against: same functions, same parameters, same names.
 
 BatchEnsemble layers multiply activations by r before and by s after the shared layer, with the factors
-repeated for every row (Wen et al. 2019); tensors are NCHW; the ODS direction is found by autograd through
-w·softmax, with the teachers' parameters tracked; teachers stay the networks they were trained as.
+repeated for every row (Wen et al. 2019); tensors are NCHW; teachers stay the networks they were trained as.
+The ODS direction is found as in the code published with ODS (Tashiro et al. 2020): backward() through
+w·softmax, then x.grad, with the teacher's parameters tracked, so that its unused gradients are computed too.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Distill:
         """clamp(x + η · confidence · g), where g = ∇ₓ wᵀ softmax(T(x)/τ) at unit RMS per pixel."""
         x = x.detach().requires_grad_()
         probs = F.softmax(teacher(x) / self.temperature, -1)
-        (g,) = torch.autograd.grad((guide * probs).sum(), x)
+        (guide * probs).sum().backward()
+        g = x.grad
         g = g * g[0].numel() ** 0.5 / g.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         confidence = probs.detach().amax(-1).view(-1, 1, 1, 1)
         return (x.detach() + self.step_size * confidence * g).clamp(0, 1)
