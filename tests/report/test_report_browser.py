@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyphony.report import write_report
+from polyphony.report import Run, report_of, write_report
 
 VISIBLE = """
 (() => [...document.querySelectorAll("svg[role=img]")].map(svg => {
@@ -48,9 +48,12 @@ CONTRAST = """
 
 
 @pytest.fixture
-def pages(reported: Path, maker: Any, tmp_path: Path) -> dict[str, Path]:
+def pages(reported: Path, many: Path, maker: Any, tmp_path: Path) -> dict[str, Path]:
     both = [reported, maker.write(tmp_path / "other", "other")]
-    return {"run": reported / "report.html", "comparison": write_report(both, tmp_path / "comparison.html")}
+    sixteen = tmp_path / "sixteen.html"
+    sixteen.write_text(report_of(Run.open(many)).html)
+    comparison = write_report(both, tmp_path / "comparison.html")
+    return {"run": reported / "report.html", "comparison": comparison, "sixteen methods": sixteen}
 
 
 def test_every_figure_is_seen_at_any_width_in_light_and_dark(pages: dict[str, Path], browser: Any):
@@ -94,12 +97,12 @@ def look_at_figures(browser: Any, width: int, where: str) -> None:
     assert min(browser.value(LETTERS)) >= 8.5, where
 
 
-def test_light_and_dark_differ_and_print_is_light(pages: dict[str, Path], browser: Any):
+def test_light_and_dark_differ_and_print_is_light(reported: Path, browser: Any):
     background = "getComputedStyle(document.body).backgroundColor"
     axis = 'getComputedStyle(document.querySelector("svg[role=img] text")).fill'
     colours = {}
     for scheme in ("light", "dark"):
-        browser.open(pages["run"], 1280, scheme)
+        browser.open(reported / "report.html", 1280, scheme)
         colours[scheme] = (browser.value(background), browser.value(axis))
     assert colours["light"][0] != colours["dark"][0]
     assert colours["light"][1] != colours["dark"][1]

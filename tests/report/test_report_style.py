@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from polyphony.report.style import INKS, RULE, Ink, assign
 
+KINDS = [None, "clean", "gaussian", "ods", "confods", "adversarial", "mixup", "diversify", *8 * ["other"]]
 PAPER = re.findall(
     r"--paper: (#[0-9a-f]{6})", (files("polyphony.report") / "templates/base.html").read_text()
 )
@@ -29,6 +32,26 @@ def test_every_colour_stands_out_on_light_and_on_dark(ink: Ink):
     light, dark = PAPER
     assert contrast(ink.light, light) >= 3
     assert contrast(ink.dark, dark) >= 3
+
+
+def oklab(colour: str) -> np.ndarray:
+    """Where a colour is as the eye sees it (Ottosson 2020)."""
+    channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    cones = np.array(
+        [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    ) @ linear  # fmt: skip
+    opponents = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    return np.array(opponents) @ np.cbrt(cones)
+
+
+@pytest.mark.parametrize("side", ["light", "dark"])
+def test_no_two_methods_have_colours_one_cannot_tell_apart(side: str):
+    inks = [look.ink for look in assign([(str(place), kind) for place, kind in enumerate(KINDS)]).values()]
+    assert len(set(inks)) == 17
+    colours = [oklab(getattr(ink, side)) for ink in inks]
+    nearest = min(np.linalg.norm(one - other) for one, other in combinations(colours, 2))
+    assert nearest > 0.08
 
 
 def test_methods_of_one_perturbation_look_different():

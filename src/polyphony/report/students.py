@@ -6,7 +6,6 @@ from collections.abc import Callable
 from statistics import fmean
 
 from polyphony import metrics
-from polyphony.predictions import Predictions
 from polyphony.report.forms import form_words
 from polyphony.report.run import TEACHERS, Run
 from polyphony.report.summary import curve_size, median_dee
@@ -60,17 +59,12 @@ def _diversity(run: Run, model: str) -> tuple[str, ...]:
     divergence = run.mean(model, "kld").mean
     kld = f"{divergence:.3f}" if several or divergence > 0 else "–"
     apart = [metrics.disagreement(each.logits) for each in tested] if several else []
-    shared = [value for each in tested if (value := information(each)) is not None]
+    told = [float(each.uncertainties().mutual_information.mean()) for each in tested if each.varies]
     return (
         kld,
         _or_dash(fmean(apart) if apart else None, lambda value: f"{value:.1%}"),
-        _or_dash(fmean(shared) if shared else None, lambda value: f"{value:.3f}"),
+        _or_dash(fmean(told) if told else None, lambda value: f"{value:.3f}"),
     )
-
-
-def information(predictions: Predictions) -> float | None:
-    """The mean mutual information of label and member, in nats; none where there is nothing to differ."""
-    return float(predictions.uncertainties().mutual_information.mean()) if predictions.varies else None
 
 
 def _training(run: Run, model: str) -> tuple[str, ...]:

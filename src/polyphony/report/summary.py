@@ -81,11 +81,11 @@ def paper_row(
     own, shared = run.recipe.get("methods", {}).get(model, {}), run.recipe.get("student", {})
     changed = [key for key in own.keys() - {"perturb", "form"} if own[key] != shared.get(key)]
     form = form_of(run.recipe, model)
+    method = run.perturbation(model) or "scratch"
+    if form["kind"] == "dirichlet":  # whose settings the paper does not state
+        return paper.row("endd", calibration, table, "dirichlet") if method == "clean" else None
     if changed or form.get("member_norm"):
         return None
-    method = run.perturbation(model) or "scratch"
-    if form["kind"] == "dirichlet":
-        method = "endd" if method == "clean" else ""
     return paper.row(method, calibration, table, form["kind"])
 
 

@@ -1,0 +1,258 @@
+"""Sixteen methods of every form: tables and figures that stay whole, and one network that is no collapse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from polyphony import metrics
+from polyphony.recipe import read_recipe, shipped
+from polyphony.report import Run, figures
+from polyphony.report.chart import LINES, Chart, grouped
+from polyphony.report.figures.diversity import alike
+from polyphony.report.figures.efficiency import by_training, side_by_side
+from polyphony.report.figures.jacobians import references
+from polyphony.report.forms import form_of, form_words
+from polyphony.report.paper import EXPERIMENTS, compare
+from polyphony.report.students import student_table
+from polyphony.report.style import assign, looks
+from polyphony.report.summary import health_checks, score_table, verdict
+
+ONE_NETWORK = ["one-network", "mean-kd", "latentbe", "latentbe-diversify"]
+
+
+@pytest.fixture(scope="module")
+def run(many: Path) -> Run:
+    return Run.open(many)
+
+
+def rows_of(table: Any) -> dict[str, dict[str, str]]:
+    return {
+        row[0].text: dict(zip(table.header, (cell.text for cell in row), strict=True)) for row in table.rows
+    }
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def entropy(probs: np.ndarray) -> np.ndarray:
+    return -(probs * np.log(probs)).sum(-1)
+
+
+# The table
+
+
+def test_the_table_says_what_each_student_is_and_costs(run: Run):
+    rows = rows_of(student_table(run))
+    assert list(rows) == run.models
+    forms = {name: rows[name]["Form"] for name in ("teachers", "kd", "mimo-ods", "one-network", "end2")}
+    assert list(forms.values()) == [
+        "deep ensemble",
+        "BatchEnsemble",
+        "MIMO",
+        "one network",
+        "Dirichlet (EnD²)",
+    ]
+    assert [rows[name]["Members"] for name in ("teachers", "kd", "latentbe")] == ["3", "3", "1"]
+    assert [rows[name]["Parameters"] for name in ("teachers", "hydra-ods")] == ["3.0 k", "1.0 k"]
+    # three of the five teachers, 20 s each; kd is the second method: 35 s and 36 s
+    assert (rows["teachers"]["Training"], rows["kd"]["Training"]) == ("60 s", "36 s")
+    assert rows["kd"]["× teachers"] == f"{35.5 / 60:.2f}"
+    assert rows["kd"]["Latency, ms"] == "6"
+
+
+def test_the_table_has_naive_numbers_of_diversity(run: Run, many: Path):
+    rows = rows_of(student_table(run))
+    shares, information = [], []
+    for seed in ("0", "1"):
+        probs = softmax(load_file(many / "predictions" / "kd-ods" / seed / "test.safetensors")["logits"])
+        named = probs.argmax(-1)
+        pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+        shares.append(np.mean([(named[i] != named[j]).mean() for i, j in pairs]))
+        information.append((entropy(probs.mean(0)) - entropy(probs).mean(0)).mean())
+    assert rows["kd-ods"]["Disagree"] == f"{np.mean(shares):.1%}"
+    assert rows["kd-ods"]["Mutual inf."] == f"{np.mean(information):.3f}"
+    assert all(rows[name]["Disagree"] == rows[name]["mean-KLD"] == "–" for name in ONE_NETWORK)
+
+
+def test_one_network_with_a_distribution_has_its_information(run: Run, many: Path):
+    """A Dirichlet's, against many draws from it."""
+    rng, found = np.random.default_rng(0), []
+    for seed in ("0", "1"):
+        logits = load_file(many / "predictions" / "end2" / seed / "test.safetensors")["logits"][0]
+        for alpha in np.exp(logits.astype(np.float64)):
+            draws = np.clip(rng.dirichlet(alpha, 400), 1e-300, None)
+            found.append(entropy(draws.mean(0)) - entropy(draws).mean(0))
+    shown = rows_of(student_table(run))["end2"]
+    assert float(shown["Mutual inf."]) == pytest.approx(np.mean(found), abs=0.004)
+    assert float(shown["mean-KLD"]) > 0
+    assert shown["Disagree"] == "–"
+
+
+def test_one_network_has_no_divergence_in_the_main_table(run: Run):
+    rows = rows_of(score_table(run, "calibrated", None))
+    assert [rows[name]["mean-KLD"] for name in ONE_NETWORK] == ["–"] * 4
+
+
+# The words
+
+
+def test_one_network_is_so_by_design_and_has_not_collapsed(run: Run):
+    found = health_checks(run)
+    single = [name for name, health in found.items() if health.verdict == metrics.Verdict.SINGLE]
+    assert sorted(single) == sorted([*ONE_NETWORK, "end2"])
+    assert not any(
+        name in words for words in verdict(run).qualified if "collapsed" in words for name in single
+    )
+
+
+def test_a_best_student_that_is_one_network_is_called_one(maker: Any, tmp_path: Path):
+    folder = maker.write(tmp_path / "run")
+    lines = (folder / "scores.csv").read_text().splitlines()
+    header = lines[0].split(",")
+    rows = list(csv.DictReader(lines))
+    for row in rows:
+        if row["model"] == "kd":
+            row |= {"kld": "0.0", "nll": "0.01"}
+    (folder / "scores.csv").write_text(
+        "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows)])
+    )
+    assert verdict(Run.open(folder)).sentence.startswith("The best student by NLL, kd, is one network")
+
+
+def test_an_unknown_form_keeps_its_name_and_the_students_form_is_the_default():
+    recipe = {"student": {"form": {"kind": "mimo"}}, "methods": {"a": {}, "b": {"form": {"kind": "my_own"}}}}
+    assert [form_of(recipe, method)["kind"] for method in ("a", "b")] == ["mimo", "my_own"]
+    assert form_words("my_own") == "my own"
+
+
+# The figures
+
+
+@given(st.integers(0, 40), st.booleans())
+def test_panels_of_a_few_show_every_model_once_and_the_teachers_in_each(count: int, taught: bool):
+    others = [f"m{place}" for place in range(count)]
+    look = assign([(name, None) for name in others])
+    shown: list[list[str]] = []
+
+    def draw(models: Sequence[str]) -> Any:
+        shown.append(list(models))
+
+    panels = grouped("NLL", [*(["teachers"] if taught else []), *others], look, draw, 1.0)
+    assert [name for group in shown for name in group if name != "teachers"] == others
+    assert all(("teachers" in group) == taught for group in shown)
+    sizes = [len(group) - taught for group in shown]
+    assert max(sizes) <= LINES
+    assert max(sizes) - min(sizes) <= 1
+    assert [bool(panel.legend) for panel in panels] == [len(panels) > 1] * len(panels)
+
+
+def test_no_panel_of_lines_shows_too_many(run: Run):
+    charts = [
+        figures.learning_curves(run),
+        *figures.corruption_boxes(run),
+        *figures.jacobian_matching(run)[:1],
+    ]
+    for chart in charts:
+        assert isinstance(chart, Chart)
+        for panel in chart.panels:
+            assert 0 < len(panel.legend) <= LINES + 1
+        named = {look.label for panel in chart.panels for look in panel.legend}
+        assert named == {look.label for look in chart.legend}
+
+
+def test_learning_curves_show_diversity_where_logs_have_it(run: Run):
+    chart = figures.learning_curves(run)
+    assert isinstance(chart, Chart)
+    rows = [row for row in chart.numbers.rows if row[0] == "valid_kld"]
+    assert {row[1] for row in rows} == set(run.methods) - {*ONE_NETWORK, "end2"}
+    # kd's two logs: (35 and 36) / 100 / (1 + epoch)
+    means = [row[3] for row in rows if row[1] == "kd"]
+    assert means == pytest.approx([0.355 / n for n in (1, 2, 3, 4)])
+
+
+def test_members_are_shown_of_the_best_students_that_have_some(run: Run):
+    chart = figures.member_predictions(run)
+    assert isinstance(chart, Chart)
+    nll = {m: np.mean([s.nll for s in run.scored(m)]) for m in run.methods}
+    best = sorted((m for m in run.methods if m not in [*ONE_NETWORK, "end2"]), key=lambda m: nll[m])[:6]
+    assert {look.label for look in chart.legend} == {"teachers", *best}
+    assert {row[1] for row in chart.numbers.rows} == set(run.models)
+
+
+def test_methods_that_perturb_alike_share_a_panel(run: Run):
+    found = alike(run)
+    assert found["kd-ods"] == ["kd-ods", "mimo-ods", "hydra-ods"]
+    assert found["kd-ods-external"] == ["kd-ods-external"]
+    chart = figures.teacher_diversity(run)
+    assert isinstance(chart, Chart)
+    assert "training, as in kd-ods, mimo-ods, hydra-ods" in [panel.title for panel in chart.panels]
+
+
+def test_students_without_members_have_no_diversity_plot(run: Run):
+    chart = figures.student_diversity(run)
+    assert isinstance(chart, Chart)
+    titles = [panel.title for panel in chart.panels]
+    assert titles == [method for method in run.methods if method not in ONE_NETWORK]
+    assert all(name in chart.reading for name in ONE_NETWORK)
+
+
+def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_path: Path):
+    facts = json.loads((many / "recipe.json").read_text())
+    facts["recipe"]["methods"]["kd-mixup"] = {"form": {"kind": "mimo"}}
+    (tmp_path / "recipe.json").write_text(json.dumps(facts))
+    (tmp_path / "scores.csv").write_text((many / "scores.csv").read_text())
+    against = references(Run(tmp_path), ["scratch", "kd", "mimo-ods", "hydra-ods", "kd-mixup"])
+    assert against == {
+        "scratch": "scratch", "kd": "scratch", "mimo-ods": "kd-mixup", "hydra-ods": "scratch",
+        "kd-mixup": "kd-mixup",
+    }  # fmt: skip
+
+
+def test_training_costs_are_seconds_of_one_student_and_of_so_many_teachers(run: Run):
+    costs = by_training(run, figures.ensemble_curves(run))
+    assert [price for price, _ in costs.ensembles] == [20.0, 40.0, 60.0, 80.0, 100.0]
+    assert {s.model: s.cost for s in costs.students}["kd"] == 35.5
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 5.0, 40.0]), min_size=1, max_size=20), st.booleans())
+def test_marks_of_equal_cost_stand_apart_around_it(costs: list[float], logarithmic: bool):
+    places = side_by_side(costs, (0.5, 80.0), logarithmic=logarithmic)
+    for cost in set(costs):
+        same = [place for place, each in zip(places, costs, strict=True) if each == cost]
+        assert len(set(same)) == len(same)
+        if len(same) == 1:
+            assert same[0] == pytest.approx(cost)
+        middle = math.exp(np.mean(np.log(same))) if logarithmic else np.mean(same)
+        assert middle == pytest.approx(cost)
+
+
+def test_sixteen_methods_look_different(run: Run):
+    found = looks(run)
+    assert len({look.ink for look in found.values()}) == 17
+    many = assign([(f"m{place}", "ods") for place in range(40)])
+    assert len({(look.ink, look.marker) for look in many.values()}) == 41
+
+
+# The paper's recipes
+
+
+@pytest.mark.parametrize("name", [*EXPERIMENTS, "cifar10-resnet32-adversarial"])
+def test_every_recipe_of_the_paper_is_known_by_its_content(name: str):
+    assert name in shipped()
+    found = compare(read_recipe(name).model_dump(mode="json", exclude_none=True) | {"name": "mine"})
+    assert found is not None
+    assert found.differences == ()
+    assert {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}.get(name, name) in found.experiments
