@@ -99,7 +99,7 @@ def write_sweep(
     valid = folder / "predictions" / "teachers" / "valid.safetensors"
     valid.parent.mkdir(parents=True)
     labels = rng.integers(4, size=80)
-    logits = (3 * np.eye(4)[labels] + rng.normal(0, 1.2, (base["members"], 80, 4))).astype(np.float32)
+    logits = (1.5 * np.eye(4)[labels] + rng.normal(0, 1.2, (base["members"], 80, 4))).astype(np.float32)
     save_file({"logits": logits, "labels": labels}, valid)
     return folder
 
