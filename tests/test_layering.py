@@ -13,11 +13,11 @@ LAYERS = (
     ("cli",),
     ("study", "report"),
     ("recipe", "export", "analysis"),
-    ("train", "distill", "store"),
+    ("train", "distill", "store", "scores"),
     ("perturb", "predictions", "collapse"),
     ("ensembles",),
     ("losses", "metrics", "data", "nn"),
-    ("machine", "words"),
+    ("machine", "seeds", "words"),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 PARTS = sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")})

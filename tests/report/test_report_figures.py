@@ -20,11 +20,9 @@ from polyphony.report import Run, figures
 from polyphony.report.chart import Absent, Chart, thin
 from polyphony.report.figures.jacobians import roc
 from polyphony.report.figures.members import visible_difference
-from polyphony.report.figures.quality import subset_stream
 from polyphony.report.figures.shift import by_corruption
 from polyphony.report.figures.training import over_seeds
-from polyphony.report.run import TEACHERS
-from polyphony.study.plan import generator
+from polyphony.scores import TEACHERS
 
 
 def numbers(chart: object) -> list[dict[str, str]]:
@@ -79,11 +77,6 @@ def test_diversity_of_students_is_over_all_seeds(small_run: Path):
     ):
         assert int(row["count"]) == count
         assert count == 0 or float(row["kld"]) == pytest.approx(kld, rel=1e-9)
-
-
-def test_the_curve_is_drawn_from_the_stream_a_study_scores_with():
-    ours, theirs = subset_stream(), generator("subsets", 0)
-    assert torch.equal(torch.randperm(1000, generator=ours), torch.randperm(1000, generator=theirs))
 
 
 def test_the_dee_curve_begins_at_ln_k_and_ends_at_all_teachers(small_run: Path):

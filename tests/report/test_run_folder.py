@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import load_file
 
 from polyphony.report import Run
-from polyphony.report.run import TEACHERS
+from polyphony.scores import TEACHERS
 from polyphony.store import StoreError
 
 

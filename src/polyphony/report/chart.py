@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from polyphony.report.run import TEACHERS
 from polyphony.report.style import INKS, MUTED, RULE, TEXT, Look
 from polyphony.report.tables import Numbers
+from polyphony.scores import TEACHERS
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels

@@ -13,10 +13,11 @@ from polyphony.metrics import MeanSd
 from polyphony.report.chart import SMALL, Chart, Panel
 from polyphony.report.page import render
 from polyphony.report.provenance import one_line, provenance
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import Run
 from polyphony.report.style import Look, assign
 from polyphony.report.summary import COLUMNS, curve_size, kept, score_text
 from polyphony.report.tables import Cell, Numbers, Table
+from polyphony.scores import TEACHERS
 
 _SHOWN = {
     "nll": "calibrated NLL ↓",

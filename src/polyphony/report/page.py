@@ -16,12 +16,13 @@ from polyphony.report.chart import Absent, Chart, Panel
 from polyphony.report.paper import Comparison, compare
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
-from polyphony.report.run import CALIBRATIONS, Run
+from polyphony.report.run import Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
 from polyphony.report.students import student_table
 from polyphony.report.style import INKS, looks
 from polyphony.report.summary import health_checks, score_table, verdict
 from polyphony.report.tables import Table, shown
+from polyphony.scores import CALIBRATIONS
 
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 

@@ -6,8 +6,9 @@ from polyphony import metrics
 from polyphony.report import paper
 from polyphony.report.forms import BATCH_ENSEMBLE
 from polyphony.report.paper import Comparison, PaperRow, Tuning
-from polyphony.report.run import Run, Score
+from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
+from polyphony.scores import Score
 
 _ENDD = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓"}
 _NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}

@@ -17,43 +17,10 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.predictions import Predictions, pool
 from polyphony.report.forms import form_of, is_one_network
+from polyphony.scores import TEACHERS, Score
 from polyphony.store import StoreError, first_line, is_dirichlet, read_bytes, read_json
 
-TEACHERS = "teachers"
-CALIBRATIONS = ("calibrated", "standard")
-
 Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Score:
-    """A row of scores.csv; a DEE is inf past the curve, and none where there is no curve."""
-
-    model: str
-    seed: int | None
-    split: str
-    calibration: str
-    acc: float
-    nll: float
-    bs: float
-    ece: float
-    dee: float | None
-    kld: float
-    params: int
-
-    @classmethod
-    def of(cls, row: Row) -> Score:
-        """A row of the file."""
-        numbers = {name: float(row[name]) for name in ("acc", "nll", "bs", "ece", "kld")}
-        return cls(
-            model=row["model"],
-            seed=int(row["seed"]) if row["seed"] else None,
-            split=row["split"],
-            calibration=row["calibration"],
-            dee=float(row["dee"]) if row["dee"] else None,
-            params=int(row["params"]),
-            **numbers,
-        )
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from statistics import fmean
 
 from polyphony import metrics
 from polyphony.report.forms import form_words
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import Run
 from polyphony.report.summary import curve_size, median_dee
 from polyphony.report.tables import Cell, Table
+from polyphony.scores import TEACHERS
 from polyphony.words import count, duration
 
 _SCORES = {"acc": "ACC % ↑", "nll": "NLL ↓", "ece": "ECE ↓"}

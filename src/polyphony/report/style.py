@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import Run
+from polyphony.scores import TEACHERS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from polyphony import metrics
 from polyphony.metrics import Health, HealthCheck, MeanSd
 from polyphony.report.forms import form_of
 from polyphony.report.paper import Comparison, PaperRow
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
+from polyphony.scores import TEACHERS
 from polyphony.words import listed
 
 COLUMNS = {

@@ -12,7 +12,8 @@ from typing import Any
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.sweep import PARAMETERS, Value, text_of
-from polyphony.report.run import TEACHERS, Row, Run, read_csv
+from polyphony.report.run import Row, Run, read_csv
+from polyphony.scores import TEACHERS
 from polyphony.store import StoreError, read_json
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}

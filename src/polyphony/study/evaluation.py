@@ -13,12 +13,13 @@ from pathlib import Path
 from polyphony import metrics
 from polyphony.analysis import Part, load_parts, write_table
 from polyphony.predictions import Predictions, detect_unknown, predict
+from polyphony.scores import TEACHERS
 from polyphony.store import Stage, StoreError, load_predictions, locked, save_predictions, spec_key
 from polyphony.study.jobs import Job, Predict
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import default_workers
-from polyphony.study.scores import TEACHERS, quality, read
+from polyphony.study.scores import quality, read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.train import Watch
 

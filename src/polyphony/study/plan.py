@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from torch import nn
 from polyphony.data import Split, Splits, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Data, Network, Recipe, RecipeError, Schedule
+from polyphony.seeds import generator as generator
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
@@ -171,12 +171,6 @@ def statistics(train: Split) -> tuple[list[float], list[float]]:
     mean = weights @ values
     variance = weights @ values**2 - mean**2
     return mean.tolist(), variance.clamp_min(1e-12).sqrt().tolist()
-
-
-def generator(kind: str, seed: int, device: str = "cpu") -> torch.Generator:
-    """The source of all randomness of one training: equal arguments, equal stream."""
-    digest = hashlib.sha256(f"{kind} {seed}".encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))
 
 
 def dump(part: BaseModel, include: set[str] | None = None) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from polyphony.machine import processor
 from polyphony.recipe import check
+from polyphony.scores import Score
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
-from polyphony.study.scores import Score, score, score_jobs, write_scores
+from polyphony.study.scores import score, score_jobs, write_scores
 
 NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions a run records
 

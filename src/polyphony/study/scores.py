@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
+from polyphony.scores import TEACHERS, Score, dee_curves, to_csv
 from polyphony.store import StoreError, load_predictions, write_whole
 from polyphony.study.jobs import Predict
-from polyphony.study.plan import Study, generator
-
-TEACHERS = "teachers"
-
-
-@dataclass(frozen=True)
-class Score:
-    """A row of scores.csv. Brier is summed over classes; kld is the mean-KLD of the uncalibrated members,
-    or of draws from a student's Dirichlet, and 0 for one plain network."""
-
-    model: str
-    seed: int | None
-    split: str
-    calibration: str  # "standard", or "calibrated": at the temperature fitted on validation
-    acc: float
-    nll: float
-    bs: float
-    ece: float
-    dee: float | None  # inf past the end of the curve; none where there is no curve
-    kld: float
-    params: int
+from polyphony.study.plan import Study
 
 
 def score_jobs(study: Study) -> list[Predict]:
@@ -96,16 +74,6 @@ def quality(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:
-    """NLL of deep ensembles of size 0, 1, 2, …, mean over subsets of all teachers, for both calibrations."""
-    return {
-        "standard": metrics.dee_curve(pool.logits, pool.labels, generator("subsets", 0)),
-        "calibrated": metrics.calibrated_dee_curve(
-            pool.logits, pool.labels, valid.logits, valid.labels, generator("subsets", 0)
-        ),
-    }
-
-
 def parameter_counts(study: Study) -> dict[str, int]:
     """Parameters of the teachers together, and of each method's student as it predicts."""
     teacher, recipe = study.network(study.recipe.teachers.network), study.recipe
@@ -120,12 +88,8 @@ def parameters(model: nn.Module) -> int:
 
 
 def write_scores(path: Path, rows: list[Score]) -> None:
-    """The CSV file, whole; missing values are empty, a DEE past the curve is inf."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Score)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    write_whole(path, text.getvalue().encode())
+    """scores.csv, whole."""
+    write_whole(path, to_csv(rows).encode())
 
 
 def select(rows: list[Score], model: str, split: str, calibration: str) -> list[Score]:

@@ -11,12 +11,13 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.recipe.sweep import Point, Swept
+from polyphony.scores import TEACHERS
 from polyphony.store import locked, read_json, write_json, write_whole
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import adopt, default_workers, pending, write_provenance
-from polyphony.study.scores import TEACHERS, quality, read, versions
+from polyphony.study.scores import quality, read, versions
 from polyphony.study.search import Search
 from polyphony.train import DivergedError
 

@@ -13,9 +13,10 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
 from polyphony.metrics import DiversityBins
 from polyphony.predictions import Predictions
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, looks
 from polyphony.report.tables import Numbers
+from polyphony.scores import TEACHERS
 
 EXTERNAL = "train+external"
 _WAY = ("perturb", "source", "temperature", "step_size")  # what decides how a method perturbs

@@ -12,9 +12,10 @@ from matplotlib.colors import to_rgb
 from torch import Tensor
 
 from polyphony.report.chart import SMALL, Absent, Chart, Margins, Panel
-from polyphony.report.run import TEACHERS, Run
+from polyphony.report.run import Run
 from polyphony.report.style import MUTED, Look, looks
 from polyphony.report.tables import Numbers, Value
+from polyphony.scores import TEACHERS
 
 MOST = 3  # examples on the page
 MODELS = 7  # models under an example, the teachers among them

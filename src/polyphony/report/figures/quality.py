@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,12 +10,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
-from polyphony import metrics
+from polyphony import metrics, scores
 from polyphony.metrics import Reliability
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
-from polyphony.report.run import CALIBRATIONS, TEACHERS, Run
+from polyphony.report.run import Run
 from polyphony.report.style import MUTED, RULE, TEXT, Look, looks
 from polyphony.report.tables import Numbers, Value
+from polyphony.scores import CALIBRATIONS, TEACHERS
 
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
 
@@ -26,18 +26,7 @@ def ensemble_curves(run: Run) -> dict[str, list[float]]:
     test, valid = (run.predictions(TEACHERS, None, split) for split in ("test", "valid"))
     if test is None or valid is None:
         return {}
-    calibrated = metrics.calibrated_dee_curve(
-        test.logits, test.labels, valid.logits, valid.labels, subset_stream()
-    )
-    return {
-        "calibrated": calibrated,
-        "standard": metrics.dee_curve(test.logits, test.labels, subset_stream()),
-    }
-
-
-def subset_stream() -> torch.Generator:
-    """The stream that a study draws the curve's subsets from, so that its DEEs lie on this curve."""
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(b"subsets 0").digest()[:7]))
+    return scores.dee_curves(test, valid)
 
 
 def dee_curves(run: Run, curves: Mapping[str, Sequence[float]]) -> Chart | Absent:

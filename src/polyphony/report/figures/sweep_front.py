@@ -13,10 +13,10 @@ from polyphony.metrics import MeanSd, format_mean_sd
 from polyphony.recipe.sweep import PARAMETERS
 from polyphony.report.chart import Absent, Chart, Margins, Panel
 from polyphony.report.figures.sweep import swept_ink
-from polyphony.report.run import TEACHERS
 from polyphony.report.style import MUTED, TEXT, Ink, Look
 from polyphony.report.sweep import SweepRun, Tried, front
 from polyphony.report.tables import Cell, Numbers, Table
+from polyphony.scores import TEACHERS
 
 _TITLE = "Quality against diversity"
 _ROOM = 4.0  # the axes may be so many times as long as the points need, to have the teachers on them
