@@ -5,22 +5,22 @@ import math
 
 import pytest
 
-from polyphony.analysis import Part, write_table
+from polyphony.analysis import SavedRows, write_table
 from polyphony.store import StoreError
 
 
 def test_rows_come_back_to_the_last_bit_under_their_own_key_only(tmp_path):
     rows = [["kd", 0, 0.1 + 0.2, None], ["scratch", 1, math.inf, 1e-300]]
-    Part(tmp_path / "a.json", "first").save(rows)
-    assert Part(tmp_path / "a.json", "first").load() == rows
-    assert Part(tmp_path / "a.json", "second").load() is None
-    assert Part(tmp_path / "b.json", "first").load() is None
+    SavedRows(tmp_path / "a.json", "first").save(rows)
+    assert SavedRows(tmp_path / "a.json", "first").load() == rows
+    assert SavedRows(tmp_path / "a.json", "second").load() is None
+    assert SavedRows(tmp_path / "b.json", "first").load() is None
 
 
 def test_a_damaged_part_is_one_sentence(tmp_path):
     (tmp_path / "a.json").write_text('{"key": "k", "rows"')
     with pytest.raises(StoreError, match=r"a\.json is not JSON"):
-        Part(tmp_path / "a.json", "k").load()
+        SavedRows(tmp_path / "a.json", "k").load()
 
 
 def test_a_table_that_says_so_already_is_left_alone(tmp_path):

@@ -19,7 +19,7 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import RecipeError
 from polyphony.store import StoreError
-from polyphony.study import Part, Study, costs, open_study, verdict
+from polyphony.study import Study, Upto, costs, open_study, verdict
 from polyphony.study.plan import generator, statistics
 from polyphony.train import fit
 
@@ -259,7 +259,7 @@ def test_a_step_size_does_not_concern_distillation_on_clean_images(run, copied):
 def test_teaching_with_other_students_in_mind_does_not_rewrite_the_record(run, copied):
     record = (copied / "recipe.json").read_bytes()
     with pytest.raises(StoreError, match="alpha"):
-        run(copied, "student.alpha=0.5", upto=Part.TEACH)
+        run(copied, "student.alpha=0.5", upto=Upto.TEACH)
     assert (copied / "recipe.json").read_bytes() == record
 
 
@@ -297,14 +297,14 @@ def test_weights_that_are_gone_are_named(run, copied):
 
 
 def test_two_processes_at_a_time_make_the_same_models(finished, run, tmp_path):
-    run(tmp_path / "run", workers=2, upto=Part.TEACH)
+    run(tmp_path / "run", workers=2, upto=Upto.TEACH)
     expected = weights(finished[0].folder)
     assert weights(tmp_path / "run") == {f"teachers/{j}": expected[f"teachers/{j}"] for j in range(3)}
 
 
 def test_parts_stop_where_they_are_told_to(run, tmp_path):
     folder = tmp_path / "run"
-    _, outcome, jobs = run(folder, upto=Part.TEACH)
+    _, outcome, jobs = run(folder, upto=Upto.TEACH)
     assert jobs == ["teacher 0", "teacher 1", "teacher 2"]
     assert outcome.scores == []
     assert not (folder / "students").exists()
@@ -333,7 +333,7 @@ def test_a_matched_step_size_is_recorded_and_the_same_for_every_seed(run, tmp_pa
         tmp_path / "run",
         "methods={kd-ods={perturb='ods', step_size='match'}}",
         "student.match_share=0.5",
-        upto=Part.DISTILL,
+        upto=Upto.DISTILL,
     )
     sizes = [study.student_stage("kd-ods", seed).done()["step_size"] for seed in (0, 1)]
     assert sizes[0] == sizes[1]

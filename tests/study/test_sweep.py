@@ -20,7 +20,7 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.sweep import plan_sweep
 from polyphony.store import StoreError
 from polyphony.study import Study, TrainStudent, plan, run_study
-from polyphony.study.run import Part
+from polyphony.study.run import Upto
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.train import DivergedError
 
@@ -139,7 +139,7 @@ def test_the_scores_are_those_of_a_naive_loop_over_the_saved_logits(swept):
 def test_a_point_is_the_student_that_a_study_with_its_settings_trains(swept, tmp_path):
     settings = ("methods={mine={perturb='ods', alpha=1.0, temperature=1.0}}", "seeds=[1]")
     study = Study(read_recipe("digits", [*TINY, *settings]), tmp_path / "run")
-    run_study(study, Silent(), workers=1, upto=Part.DISTILL)
+    run_study(study, Silent(), workers=1, upto=Upto.DISTILL)
     mine = tmp_path / "run" / "students" / "mine" / "1" / "weights.safetensors"
     theirs = swept[0].folder / "students" / "a1-t1-s24_255" / "1" / "weights.safetensors"
     assert mine.read_bytes() == theirs.read_bytes()
@@ -225,7 +225,7 @@ def test_more_values_train_only_the_points_that_are_new(tmp_path):
 
 def test_trainings_of_a_study_beside_it_are_taken_over(tmp_path):
     recipe = read_recipe("digits", [*TINY, "methods={mine={perturb='ods', alpha=1.0}}"])
-    run_study(Study(recipe, tmp_path / "digits"), Silent(), workers=1, upto=Part.DISTILL)
+    run_study(Study(recipe, tmp_path / "digits"), Silent(), workers=1, upto=Upto.DISTILL)
     outcome, jobs = run(tiny(tmp_path / "digits-sweep", alpha="0.5,1"))
     assert outcome.adopted == 2 + 2
     assert [job for job in jobs if not job.startswith("predict")] == [

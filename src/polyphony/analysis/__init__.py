@@ -5,14 +5,14 @@ from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
 from polyphony.analysis.progress import Progress
 from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
-from polyphony.analysis.tables import Part, load_parts, save_tensors, saved_key, write_table
+from polyphony.analysis.tables import SavedRows, load_parts, save_tensors, saved_key, write_table
 from polyphony.analysis.transfer import external_predictions
 from polyphony.nn import factor_distance
 
 __all__ = [
     "Moments",
-    "Part",
     "Progress",
+    "SavedRows",
     "Snr",
     "external_predictions",
     "factor_distance",

@@ -21,7 +21,7 @@ Row = Sequence[Cell]
 
 
 @dataclass(frozen=True)
-class Part:
+class SavedRows:
     """Rows of a table, in a file of their own with the key of what they depend on."""
 
     path: Path

@@ -183,10 +183,10 @@ def run(recipe: str, running: Running, upto: str) -> Study:
 
 def run_to(study: Study, upto: str, workers: int | None, redo: bool) -> None:
     """Run a study up to a part, and print what came out."""
-    from polyphony.study import Part, costs, run_study
+    from polyphony.study import Upto, costs, run_study
 
     if not study.folder.exists():
         terminal.announce(study, list(costs(study)))
     with terminal.board() as board:
-        outcome = run_study(study, board, upto=Part[upto], workers=workers, redo=redo)
+        outcome = run_study(study, board, upto=Upto[upto], workers=workers, redo=redo)
     terminal.show_outcome(study, outcome)

@@ -27,7 +27,7 @@ from polyphony.scores import CALIBRATIONS
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 
 
-Part = Chart | Table | Absent
+Piece = Chart | Table | Absent
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Section:
 
     title: str
     anchor: str
-    parts: tuple[Part, ...]
+    parts: tuple[Piece, ...]
 
     @property
     def shown(self) -> tuple[Chart | Table, ...]:

@@ -6,7 +6,7 @@ from polyphony.study.evaluation import check_trained, evaluate_corrupted, evalua
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import OutlinedStudy, Study
 from polyphony.study.pool import Board, JobError, run_jobs
-from polyphony.study.run import Outcome, Part, default_workers, open_study, run_study
+from polyphony.study.run import Outcome, Upto, default_workers, open_study, run_study
 from polyphony.study.scores import mean, parameter_counts, score, select, verdict
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 
@@ -17,7 +17,6 @@ __all__ = [
     "JobError",
     "Outcome",
     "OutlinedStudy",
-    "Part",
     "Predict",
     "Score",
     "Study",
@@ -25,6 +24,7 @@ __all__ = [
     "SweepOutcome",
     "TrainStudent",
     "TrainTeacher",
+    "Upto",
     "check_trained",
     "costs",
     "default_workers",

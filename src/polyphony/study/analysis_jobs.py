@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from polyphony import analysis
-from polyphony.analysis import Part, Progress
+from polyphony.analysis import Progress, SavedRows
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
@@ -37,9 +37,11 @@ IMAGES_SHOWN = 8
 LATENCY_BATCH = 64
 
 
-def part_of(study: Study, name: str, spec: Spec) -> Part:
+def part_of(study: Study, name: str, spec: Spec) -> SavedRows:
     """Where the rows of one job are kept."""
-    return Part(study.folder / "analysis" / "parts" / f"{name}.json", spec_key({"format": FORMAT, **spec}))
+    return SavedRows(
+        study.folder / "analysis" / "parts" / f"{name}.json", spec_key({"format": FORMAT, **spec})
+    )
 
 
 def told(watch: Watch) -> Progress:
@@ -51,7 +53,7 @@ class TabledJob(Job, Protocol):
     """A job whose result is a part of a table."""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SavedRows:
         """The rows, under the key of what they depend on."""
 
     def is_done(self) -> bool:
@@ -79,7 +81,7 @@ class MatchJacobians(TabledJob):
         return {"train": splits.train.some(self.examples), "valid": splits.valid.some(self.examples)}
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SavedRows:
         """Rows: split, method, seed, member, example, cosine."""
         weights = weight_hashes(self.study)
         spec = {
@@ -119,7 +121,7 @@ class MeasureSnr(TabledJob):
         return f"gradient SNR of {self.perturbation} at {self.scale:g} × the step size"
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SavedRows:
         """One row: perturbation, step size, SNR, samples."""
         weights = weight_hashes(self.study)
         spec = {
@@ -236,7 +238,7 @@ class MeasureLatency(TabledJob):
     epochs: int = 1
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SavedRows:
         """Rows: model, params, milliseconds, batch, threads. Made again on another machine."""
         study = self.study
         machine = [processor(), study.device, study.threads]
@@ -268,7 +270,7 @@ class MeasureFactors(TabledJob):
     epochs: int = 1
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SavedRows:
         """Rows: method, seed, distance."""
         return part_of(self.study, "factors", {"models": models_key(self.study)})
 

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from polyphony import metrics
-from polyphony.analysis import Part, load_parts, write_table
+from polyphony.analysis import SavedRows, load_parts, write_table
 from polyphony.predictions import Predictions, detect_unknown, predict
 from polyphony.scores import TEACHERS
 from polyphony.store import Stage, StoreError, load_predictions, locked, save_predictions, spec_key
@@ -219,11 +219,11 @@ def run_missing(study: Study, jobs: Sequence[Job], board: Board, workers: int | 
     return len(missing)
 
 
-def table_part(study: Study, table: str, jobs: Sequence[PredictShifted]) -> Part:
+def table_part(study: Study, table: str, jobs: Sequence[PredictShifted]) -> SavedRows:
     """Where the rows of one shift are kept. The key begins with that of the models alone."""
     shift, images = jobs[0].shift, jobs[0].fingerprints
     key = f"{models_key(study)}-{spec_key({'images': images, 'name': shift.name})}"
-    return Part(study.folder / "analysis" / "parts" / f"{table}-{shift.name}.json", key)
+    return SavedRows(study.folder / "analysis" / "parts" / f"{table}-{shift.name}.json", key)
 
 
 def models_key(study: Study) -> str:

@@ -23,7 +23,7 @@ from polyphony.study.scores import score, score_jobs, write_scores
 NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions a run records
 
 
-class Part(IntEnum):
+class Upto(IntEnum):
     """How far a study goes."""
 
     TEACH = 1
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def run_study(
-    study: Study, board: Board, *, upto: Part = Part.EVALUATE, workers: int | None = None, redo: bool = False
+    study: Study, board: Board, *, upto: Upto = Upto.EVALUATE, workers: int | None = None, redo: bool = False
 ) -> Outcome:
     """Teachers, then students, then predictions and scores, in as many processes as fit the cores."""
     for schedule in (study.recipe.teachers, study.recipe.student):
@@ -63,10 +63,10 @@ def run_study(
             run_jobs(todo, board, workers, study.threads)
             ran, total = ran + len(todo), total + len(jobs)
             adopted += len(missing) - len(todo)
-        if upto < Part.DISTILL:  # the record must fit students that are there already
+        if upto < Upto.DISTILL:  # the record must fit students that are there already
             pending(study, phases[1](), redo)
         write_provenance(study)
-        rows = score(study) if upto == Part.EVALUATE else []
+        rows = score(study) if upto == Upto.EVALUATE else []
         if rows:
             write_scores(study.folder / "scores.csv", rows)
     return Outcome(ran, total - ran, adopted, rows)
