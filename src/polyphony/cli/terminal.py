@@ -231,6 +231,6 @@ def cells(rows: list[Score], teachers: int) -> list[str]:
         metrics.format_mean_sd(metrics.mean_sd([100 * row.acc for row in rows]), 2),
         *(metrics.format_mean_sd(mean(rows, column)) for column in ("nll", "bs", "ece")),
         metrics.format_dees([row.dee or 0.0 for row in rows], teachers),
-        metrics.format_mean_sd(mean(rows, "kld")),
+        metrics.format_mean_sd(mean(rows, "kld")) if any(row.kld for row in rows) else "–",  # one network
     ]
     return [cell.replace("± ", "±") for cell in shown]  # a narrow terminal breaks the line before ±
