@@ -19,7 +19,7 @@ from polyphony.data import Split
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.sweep import plan_sweep
 from polyphony.store import StoreError
-from polyphony.study import Study, TrainStudent, plan, run_study
+from polyphony.study import Study, TrainStudent, open_study, plan, run_study
 from polyphony.study.run import Upto
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.train import DivergedError
@@ -291,3 +291,12 @@ def test_a_method_that_takes_no_step_is_swept_without_one(tmp_path):
     outcome, _ = run(tiny(tmp_path / "run", method="kd", alpha="0.5,1"))
     assert [row.method for row in outcome.scores[::4]] == ["a0.5-t4", "a1-t4"]
     assert {row["step_size"] for row in rows_of(tmp_path / "run")} == {""}
+
+
+def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    study = Study(read_recipe("digits"), tmp_path)
+    for attempt in (lambda: open_study(tmp_path, None, "cpu"), lambda: run_study(study, Silent())):
+        with pytest.raises(StoreError, match="its test images stay unseen"):
+            attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]

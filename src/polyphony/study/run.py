@@ -47,6 +47,7 @@ def run_study(
     """Teachers, then students, then predictions and scores, in as many processes as fit the cores."""
     for schedule in (study.recipe.teachers, study.recipe.student):
         study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
+    refuse_sweep(study.folder)
     workers = workers or default_workers(study)
     phases: list[Callable[[], Sequence[Job]]] = [
         lambda: [TrainTeacher(study, j) for j in range(study.teachers)],
@@ -128,7 +129,17 @@ def write_provenance(study: Study) -> None:
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
     """The study whose results are in a folder."""
+    refuse_sweep(folder)
     path = folder / "recipe.json"
     if not path.is_file():
         raise StoreError(f"{folder} is not a run folder: it has no recipe.json")
     return Study(check(read_json(path).get("recipe", {}), str(path)), folder, data_root, device)
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raise for the folder of a sweep, which must not see test images."""
+    if (folder / "sweep.json").exists():
+        raise StoreError(
+            f"{folder} holds a sweep, and its test images stay unseen:"
+            " put the point it found into a recipe and study that in another folder"
+        )
