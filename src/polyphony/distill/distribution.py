@@ -24,13 +24,14 @@ class DistillDistribution:
 
     After Malinin, Mlodozeniec and Gales (2020) and their code: the teachers' softmax(z/T) and the student's
     α = e^(z/T) at one temperature T, which is annealed (see `temperature_at`); the teachers' probabilities
-    smoothed to (1 − γ) π + γ/K, γ = `smoothing` (10⁻⁴ in their paper, 10⁻³ in their code); the loss times T².
+    smoothed to (1 − γ) π + γ/K, γ = `smoothing` (their code has 10⁻³ and 10⁻⁷); the loss times T².
 
     We differ in that T changes every step, not every epoch, that inputs may be perturbed, and in the
     `gradient_limit`: the likelihood's curvature grows with α, and SGD at a learning rate that suits the other
-    losses diverges (0.1 and 0.01 did on digits; 0.0003 did not). So each example's gradient with respect to
-    log α is scaled down to this length where it is longer, about the longest that a cross-entropy has. The
-    z that suits a temperature grows faster than T, so that annealing takes some hundreds of steps at least.
+    losses fails (on digits, one seed: 0.1 and 0.01 diverged, 0.003 and 0.001 learned badly, 0.0003 learned).
+    So each example's gradient with respect to log α is scaled down to this length where it is longer, about
+    the longest that a cross-entropy has. The z that suits a temperature grows faster than T, so that
+    annealing takes some hundreds of steps at least.
 
     `steps` is how many steps the whole training has; the student counts those it has done.
     """
@@ -55,7 +56,8 @@ class DistillDistribution:
     def temperature_at(self, step: Tensor) -> Tensor:
         """T after so many steps: held for a third of the training, linear to 1 in the next, 1 in the last.
 
-        The shape of theirs, and for CIFAR its parts: 10 for 30 epochs, to 1 over 30, 1 for 30. [] → []
+        The shape is that of their code, which leaves the lengths open; thirds are what a reproduction of the
+        paper shows (10 for 30 epochs, to 1 over 30, 1 for 30). [] → []
         """
         fallen = (3 * step.float() / self.steps - 1).clamp(0, 1)
         return self.start_temperature + fallen * (1 - self.start_temperature)
