@@ -10,7 +10,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from polyphony.metrics import MeanSd
-from polyphony.report.chart import SMALL, Chart, Panel
+from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel
 from polyphony.report.page import render
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
@@ -76,7 +76,7 @@ def comparison_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
             Cell(f"{name}: {model}"),
             Cell(f"{run.scored(model)[0].params:,}"),
             *(Cell(score_text(run, model, column, "calibrated")) for column in COLUMNS),
-            Cell("–" if model == TEACHERS else f"{kept(run, model):.0%}"),
+            Cell("–" if model == TEACHERS or not kept(run, model) else f"{kept(run, model):.0%}"),
             Cell(str(len(run.seeds(model)))),
         )
         for name, run in zip(names, runs, strict=True)
@@ -112,7 +112,10 @@ def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[st
         " A DEE past the curve of teachers has no mark."
     )
     shown = tuple(look.values())
-    return Chart("comparison", "Side by side", reading, panels, numbers, shown, width=SMALL)
+    width = (
+        SMALL if len(shown) <= BESIDE else MEDIUM
+    )  # above the panels the legend leaves room for larger ones
+    return Chart("comparison", "Side by side", reading, panels, numbers, shown, width=width)
 
 
 def _marks(axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look: Mapping[str, Look]) -> None:

@@ -83,7 +83,8 @@ def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
     """The range worth showing: the first epochs are far from everything that matters."""
     ends = [line[-1][1] for line in lines]
     if column == "valid_nll":
-        return 0.9 * min(ends), 3 * max(ends)
+        highest = max(largest for line in lines for *_, largest in line)
+        return 0.9 * min(ends), min(3 * max(ends), 1.05 * highest)
     late = [point for line in lines for point in line[len(line) // 5 :]]
     low, high = min(least for *_, least, _ in late), max(largest for *_, largest in late)
     return (0.0, 1.1 * high) if column == "valid_kld" else (low - 0.05 * (high - low), min(1.0, 1.02 * high))
