@@ -21,6 +21,7 @@ from polyphony.recipe import RecipeError
 from polyphony.store import StoreError
 from polyphony.study import Study, Upto, costs, open_study, verdict
 from polyphony.study.plan import generator, statistics
+from polyphony.study.scores import told_of
 from polyphony.train import fit
 
 COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params"
@@ -351,3 +352,9 @@ def test_costs_count_every_training_and_follow_the_recipe(finished, tmp_path):
     )
     teacher = next(iter(costs(Study(longer, tmp_path))))
     assert teacher.flops == pytest.approx(10 * found["teacher"].flops)
+
+
+def test_the_verdict_tells_of_one_student_for_each_way_and_of_the_papers_kind_first():
+    assert told_of(read_recipe("students-desk")) == ["kd-ods", "kd"]
+    assert told_of(read_recipe("digits")) == ["kd-ods", "kd-confods", "kd"]
+    assert told_of(read_recipe("cifar10-resnet32-end2-16")) == ["end2"]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
+from polyphony.recipe import Recipe
 from polyphony.scores import TEACHERS, Score, dee_curves, to_csv
 from polyphony.store import StoreError, load_predictions, write_whole
 from polyphony.study.jobs import Predict
@@ -104,16 +105,11 @@ def mean(rows: list[Score], column: str) -> metrics.MeanSd:
 
 def verdict(study: Study, rows: list[Score]) -> str:
     """What a newcomer should take home, in plain words: the ODS students first, then plain distillation."""
-    wanted = ("ods", "confods", "clean")
-    order = sorted(
-        (name for name, method in study.recipe.methods.items() if method.perturb in wanted),
-        key=lambda name: wanted.index(study.recipe.methods[name].perturb or ""),
-    )
     teachers = mean(select(rows, TEACHERS, "test", "calibrated"), "kld").mean
     if teachers == 0:
         return "The teachers do not disagree on test images: there is no diversity to keep."
     parts = []
-    for name in order:
+    for name in told_of(study.recipe):
         student = select(rows, name, "test", "calibrated")
         dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teachers)
         share = mean(student, "kld").mean / teachers
@@ -122,3 +118,12 @@ def verdict(study: Study, rows: list[Score]) -> str:
         )
     diversity = f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD)"
     return f"{diversity}: {'; '.join(parts)}." if parts else f"{diversity}; no student was distilled."
+
+
+def told_of(recipe: Recipe) -> list[str]:
+    """The first method with ODS, with ConfODS and without a step; one of the recipe's own form goes first."""
+    chosen = []
+    for perturb in ("ods", "confods", "clean"):
+        names = [name for name, method in recipe.methods.items() if method.perturb == perturb]
+        chosen += sorted(names, key=lambda name: recipe.form(name) != recipe.student.form)[:1]
+    return chosen
