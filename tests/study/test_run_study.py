@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from polyphony.data import pixels
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
-from polyphony.recipe import RecipeError
+from polyphony.recipe import RecipeError, read_recipe
 from polyphony.store import StoreError
 from polyphony.study import Study, Upto, costs, open_study, verdict
 from polyphony.study.plan import generator, statistics
