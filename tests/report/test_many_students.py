@@ -13,21 +13,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from safetensors.numpy import load_file
 
 from polyphony import metrics
-from polyphony.recipe import read_recipe, shipped
+from polyphony.nn import resnet
+from polyphony.recipe import Form, read_recipe, shipped
 from polyphony.report import Run, figures
 from polyphony.report.chart import LINES, Chart, grouped
 from polyphony.report.figures.diversity import alike
 from polyphony.report.figures.efficiency import by_training, side_by_side
 from polyphony.report.figures.jacobians import references
-from polyphony.report.forms import form_of, form_words
+from polyphony.report.forms import BATCH_ENSEMBLE, form_of, form_words, predicts_as_one
 from polyphony.report.paper import EXPERIMENTS, compare
 from polyphony.report.students import student_table
 from polyphony.report.style import assign, looks
 from polyphony.report.summary import health_checks, score_table, verdict
 
+ONE_NETWORK_FORMS = ("single", "latent_be", "dirichlet", "proxy_dirichlet")
 ONE_NETWORK = ["one-network", "mean-kd", "latentbe", "latentbe-diversify"]
 
 
@@ -136,6 +139,14 @@ def test_an_unknown_form_keeps_its_name_and_the_students_form_is_the_default():
     recipe = {"student": {"form": {"kind": "mimo"}}, "methods": {"a": {}, "b": {"form": {"kind": "my_own"}}}}
     assert [form_of(recipe, method)["kind"] for method in ("a", "b")] == ["mimo", "my_own"]
     assert form_words("my_own") == "my own"
+    assert not predicts_as_one("my_own")
+
+
+@pytest.mark.parametrize("kind", [BATCH_ENSEMBLE, "mimo", "hydra", *ONE_NETWORK_FORMS])
+def test_a_form_predicts_as_one_where_its_trained_student_has_one_member(kind: str):
+    form = TypeAdapter(Form).validate_python(kind)
+    student = form.trained(form.build(resnet(8, 4, 2, 2), 2, None))
+    assert predicts_as_one(kind) == (student.members == 1) == (kind in ONE_NETWORK_FORMS)
 
 
 # The figures

@@ -31,7 +31,7 @@ class FormPart(Part):
     """What forms have in common: members learn one-to-one, and predict as they were trained."""
 
     needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
-    is_one_network: ClassVar[bool] = False  # without members from the start
+    trains_as_one: ClassVar[bool] = False  # without members from the start
 
     def copies(self, members: int) -> int:
         """For how many members the network has inputs and outputs."""
@@ -39,7 +39,7 @@ class FormPart(Part):
 
     def predictors(self, members: int) -> int:
         """How many members it has when it is trained."""
-        return 1 if self.is_one_network else members
+        return 1 if self.trains_as_one else members
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         """The student before training, from a fresh network."""
@@ -95,7 +95,7 @@ class HydraForm(FormPart):
 class SingleForm(FormPart):
     """One network, which learns the teachers' mean."""
 
-    is_one_network: ClassVar[bool] = True
+    trains_as_one: ClassVar[bool] = True
     kind: Literal["single"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -128,7 +128,7 @@ class DirichletForm(FormPart):
     """One network that gives a distribution over the teachers' predictions (EnD²)."""
 
     needs_teachers: ClassVar[bool] = True
-    is_one_network: ClassVar[bool] = True
+    trains_as_one: ClassVar[bool] = True
     kind: Literal["dirichlet"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -142,7 +142,7 @@ class ProxyDirichletForm(FormPart):
     """The same, towards a proxy of the teachers' distribution by reverse KL: for many classes."""
 
     needs_teachers: ClassVar[bool] = True
-    is_one_network: ClassVar[bool] = True
+    trains_as_one: ClassVar[bool] = True
     kind: Literal["proxy_dirichlet"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:

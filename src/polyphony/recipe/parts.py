@@ -144,7 +144,7 @@ class Recipe(Part):
             return f": a {form.kind} student learns from teachers: give perturb, 'clean' for none"
         if "diversify" in method.steps and (method.step_size or self.student.step_size) == "match":
             return ".step_size cannot be matched: the direction of 'diversify' depends on the student"
-        if "diversify" in method.steps and (form.is_one_network or self.members < 2):
+        if "diversify" in method.steps and (form.trains_as_one or self.members < 2):
             return ".perturb = 'diversify' needs a student with two members or more"
         return ""
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from polyphony.recipe import Form
+
 BATCH_ENSEMBLE = "batch_ensemble"
 _WORDS = {
     BATCH_ENSEMBLE: "BatchEnsemble",
@@ -15,7 +19,6 @@ _WORDS = {
     "dirichlet": "Dirichlet (EnD²)",
     "proxy_dirichlet": "Dirichlet (proxy)",
 }
-_ONE_NETWORK = ("single", "latent_be", "dirichlet", "proxy_dirichlet")
 
 
 def form_of(recipe: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -30,6 +33,10 @@ def form_words(kind: str) -> str:
     return _WORDS.get(kind, kind.replace("_", " "))
 
 
-def is_one_network(kind: str) -> bool:
-    """Whether students of this form have one member by design."""
-    return kind in _ONE_NETWORK
+def predicts_as_one(kind: str) -> bool:
+    """Whether students of this form predict as one network, by the recipe's own forms; not if unknown."""
+    try:
+        form: Form = TypeAdapter(Form).validate_python(kind)
+    except ValidationError:
+        return False
+    return form.predictors(2) == 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.predictions import Predictions, pool
-from polyphony.report.forms import form_of, is_one_network
+from polyphony.report.forms import form_of, predicts_as_one
 from polyphony.scores import TEACHERS, Score
 from polyphony.store import StoreError, first_line, is_dirichlet, read_bytes, read_json
 
@@ -106,7 +106,7 @@ class Run:
             path = self.prediction_path(model, seed, "test")
             if path.is_file():
                 return stored_members(path)
-        return 1 if model != TEACHERS and is_one_network(self.form(model)) else self.members
+        return 1 if model != TEACHERS and predicts_as_one(self.form(model)) else self.members
 
     def methods_with(self, *perturbations: str | None) -> list[str]:
         """The methods that perturb in one of these ways, in their order."""
