@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.report import Run
+from polyphony.report.compare import comparison_table
 from polyphony.report.paper import Comparison
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.summary import clear_winner, dee_text, health_checks, score_table, verdict
@@ -123,6 +125,25 @@ def test_the_verdict_says_when_a_student_is_worse_than_one_teacher(small_run: Pa
     rows = (small_run / "scores.csv").read_text().replace(",3.0,", ",0.5,")
     (small_run / "scores.csv").write_text(rows)
     assert "predicts worse than a single teacher (DEE 0.50)" in verdict(Run.open(small_run)).sentence
+
+
+def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Path):
+    lines = (small_run / "scores.csv").read_text().splitlines()
+    rows = list(csv.DictReader(lines))
+    for row in rows:
+        if row["model"] == "teachers":
+            row["kld"] = "0.0"
+    (small_run / "scores.csv").write_text("\n".join([lines[0], *(",".join(row.values()) for row in rows)]))
+    run = Run.open(small_run)
+    said = verdict(run)
+    assert "though its teachers do not disagree" in said.sentence
+    assert "no diversity to keep" in said.headlines[0].meaning
+    best = next(method for method in run.methods if f"by NLL, {method}," in said.sentence)
+    assert said.headlines[0].number == f"{run.mean(best, 'kld').mean:.3f}"
+    last = [row[-2].text for row in comparison_table([run], ["run"]).rows]
+    assert last == ["–"] * len(run.models)
+    words = [said.sentence, *said.qualified, *(each.number + each.meaning for each in said.headlines)]
+    assert not any("nan" in each for each in words)
 
 
 def test_the_health_check_finds_a_collapsed_student(small_run: Path, maker):

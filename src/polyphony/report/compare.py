@@ -76,7 +76,7 @@ def comparison_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
             Cell(f"{name}: {model}"),
             Cell(f"{run.scored(model)[0].params:,}"),
             *(Cell(score_text(run, model, column, "calibrated")) for column in COLUMNS),
-            Cell("–" if model == TEACHERS or not kept(run, model) else f"{kept(run, model):.0%}"),
+            Cell(_share(run, model)),
             Cell(str(len(run.seeds(model)))),
         )
         for name, run in zip(names, runs, strict=True)
@@ -85,6 +85,11 @@ def comparison_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
     header = ("Run: model", "Parameters", *COLUMNS.values(), "of teachers' KLD", "n")
     caption = "Test scores at the temperature fitted on validation; mean ± s.d. over n seeds."
     return Table("comparison", caption, header, tuple(rows))
+
+
+def _share(run: Run, model: str) -> str:
+    share = None if model == TEACHERS else kept(run, model)
+    return f"{share:.0%}" if share else "–"
 
 
 def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[str, Look]) -> Chart:

@@ -141,20 +141,19 @@ def differ(one: MeanSd, other: MeanSd) -> bool:
 def verdict(run: Run) -> Verdict:
     """The best student by calibrated NLL against its teachers, and what else a reader must know."""
     champion = min(run.methods, key=lambda method: run.mean(method, "nll").mean)
-    share = kept(run, champion)
     small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
     sentence = (
-        f"The best student by NLL, {champion}, {_as_diverse_as(share)}"
+        f"The best student by NLL, {champion}, {_as_diverse_as(run, champion)}"
         f" and {_as_good_as(run, champion)}, with {small:.0%} of the teachers’ parameters."
     )
     qualified = [_spread(run, champion), *_most_diverse(run, champion), *_collapsed(run)]
     return Verdict(sentence, tuple(filter(None, qualified)), _headlines(run, champion))
 
 
-def kept(run: Run, model: str) -> float:
-    """A student's mean-KLD on test as a share of its teachers'."""
+def kept(run: Run, model: str) -> float | None:
+    """A student's mean-KLD on test as a share of its teachers'; nothing where they do not disagree."""
     teachers = run.mean(TEACHERS, "kld").mean
-    return run.mean(model, "kld").mean / teachers if teachers else math.nan
+    return run.mean(model, "kld").mean / teachers if teachers else None
 
 
 def median_dee(run: Run, model: str) -> float | None:
@@ -163,9 +162,12 @@ def median_dee(run: Run, model: str) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _as_diverse_as(share: float) -> str:
-    if share == 0:
+def _as_diverse_as(run: Run, model: str) -> str:
+    kld, share = run.mean(model, "kld").mean, kept(run, model)
+    if kld == 0:
         return "is one network without members"
+    if share is None:
+        return f"has a mean-KLD of {kld:.3f}, though its teachers do not disagree,"
     if share > 1.05:
         return f"is {share:.1f} times as diverse as its teachers"
     return f"keeps {share:.0%} of its teachers’ diversity"
@@ -200,13 +202,13 @@ def _most_diverse(run: Run, champion: str) -> list[str]:
     distilled = [name for name in run.methods if run.perturbation(name) is not None]
     if not distilled:
         return ["No student was distilled: all were trained on labels alone."]
-    distilled = [name for name in distilled if kept(run, name) > 0]
+    distilled = [name for name in distilled if run.mean(name, "kld").mean > 0]
     if not distilled:
         return ["No distilled student has members: all are one network."]
     top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
     if top == champion:
         return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
-    return [f"The most diverse distilled student is {top}: it {_as_diverse_as(kept(run, top))}."]
+    return [f"The most diverse distilled student is {top}: it {_as_diverse_as(run, top).rstrip(',')}."]
 
 
 def _collapsed(run: Run) -> list[str]:
@@ -218,14 +220,9 @@ def _collapsed(run: Run) -> list[str]:
 
 def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
     teachers, student = run.scored(TEACHERS)[0], run.scored(champion)[0]
-    kld, nll = run.mean(champion, "kld"), run.mean(champion, "nll")
-    dee = median_dee(run, champion)
+    nll, dee = run.mean(champion, "nll"), median_dee(run, champion)
     return (
-        Headline(
-            "How diverse",
-            f"{kept(run, champion):.0%}",
-            f"of the teachers’ diversity: mean-KLD {kld.mean:.3f} against {teachers.kld:.3f} on test",
-        ),
+        _how_diverse(run, champion),
         Headline(
             "How good",
             f"{nll.mean:.3f}" if dee is None else metrics.format_dee(dee, curve_size(run)),
@@ -238,6 +235,15 @@ def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
             f"of the teachers’ parameters: {student.params:,} against {teachers.params:,}",
         ),
     )
+
+
+def _how_diverse(run: Run, champion: str) -> Headline:
+    kld, teachers, share = run.mean(champion, "kld").mean, run.scored(TEACHERS)[0].kld, kept(run, champion)
+    if share is None:
+        meaning = "mean-KLD on test; the teachers do not disagree there: there is no diversity to keep"
+        return Headline("How diverse", f"{kld:.3f}", meaning)
+    meaning = f"of the teachers’ diversity: mean-KLD {kld:.3f} against {teachers:.3f} on test"
+    return Headline("How diverse", f"{share:.0%}", meaning)
 
 
 def health_checks(run: Run) -> dict[str, Health]:
