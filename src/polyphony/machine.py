@@ -14,9 +14,10 @@ def whole(file: Path) -> Iterator[Path]:
     """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.{os.getpid()}.part")
+    beside.unlink(missing_ok=True)  # a killed process of the same number may have left a link there
     try:
         yield beside
-        with beside.open("rb+") as stream:
+        with beside.open("rb") as stream:
             os.fsync(stream.fileno())
         beside.replace(file)
     finally:

@@ -114,36 +114,28 @@ class Stage:
         for path in (self.folder / "resume.pt", self.folder / "started.json", *half_written):
             path.unlink(missing_ok=True)
 
-    def adopt(self, folders: Iterable[Path]) -> bool:
+    def adopt(self, folders: Iterable[Path], code: str) -> bool:
         """Take over the result of an equal stage from one of these folders; whether there was one.
 
-        Files of a finished stage never change, so that they are shared and not copied where possible.
+        It must have the same spec and have been trained by the same code. Files of a finished stage never
+        change, so that they are shared and not copied where possible.
         """
-        for folder in folders:
-            other = Stage(folder, self.spec)
-            if folder != self.folder and other.is_equal() and other.is_sound():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                for name in ("weights.safetensors", "log.jsonl"):
-                    share_file(folder / name, self.folder / name)
-                write_json(self.folder / "done.json", other.done() | {"adopted": str(folder)})
-                self.clean()
-                return True
-        return False
+        return any(self._adopt(folder, code) for folder in folders if folder != self.folder)
 
-    def is_equal(self) -> bool:
-        """Whether the folder holds the finished result of this very spec; anything else is no fault."""
+    def _adopt(self, folder: Path, code: str) -> bool:
         try:
-            return bool(self.done()["key"] == self.key)
-        except StoreError:
+            record = read_record(folder / "done.json", "weights", "code")
+            if (record["key"], record["code"]) != (self.key, code):
+                return False
+            for name in ("weights.safetensors", "log.jsonl"):
+                share_file(folder / name, self.folder / name)
+            if sha256(read_bytes(self.folder / "weights.safetensors")) != record["weights"]:
+                return False
+        except (StoreError, OSError):  # whatever is wrong there is no fault here
             return False
-
-    def is_sound(self) -> bool:
-        """Whether all that `finish` left is there, unharmed."""
-        try:
-            self.weights()
-        except StoreError:
-            return False
-        return (self.folder / "log.jsonl").is_file()
+        write_json(self.folder / "done.json", record | {"adopted": str(folder)})
+        self.clean()
+        return True
 
     def done(self) -> dict[str, Any]:
         """What `finish` wrote."""

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
+
+import polyphony
+from polyphony.store import share_file, write_whole
+from polyphony.study import open_study
+from polyphony.study.origin import training_code
 
 WEIGHTS = "weights.safetensors"
 
@@ -33,8 +41,6 @@ def test_teachers_and_students_are_taken_over_by_another_study(run, first, tmp_p
 
 
 def test_what_was_taken_over_outlives_the_run_it_came_from(run, first, tmp_path):
-    import shutil
-
     study, _, _ = run(tmp_path / "second")
     shutil.rmtree(first.folder)
     assert study.load_teachers(study.recipe.members).members == study.recipe.members
@@ -66,3 +72,45 @@ def test_an_interrupted_training_is_completed_from_another_run(run, first, tmp_p
     assert outcome.adopted == 1
     assert not [job for job in jobs if job.startswith("teacher")]
     assert not folder.joinpath("started.json").exists()
+
+
+def test_a_training_by_other_code_is_not_taken_over(run, first, tmp_path):
+    path = first.teacher_stage(0).folder / "done.json"
+    path.write_text(path.read_text().replace(training_code(), "other"))
+    _, _, jobs = run(tmp_path / "second", "methods={scratch = {}}")
+    assert [job for job in jobs if job.startswith("teacher")] == ["teacher 0"]
+
+
+def test_the_code_of_a_training_changes_with_every_part_of_it(tmp_path, monkeypatch):
+    package = Path(polyphony.__file__).parent
+    copied = tmp_path / "polyphony"
+    shutil.copytree(package, copied)
+    monkeypatch.setattr(polyphony, "__file__", str(copied / "__init__.py"))
+    seen = {training_code.__wrapped__()}
+    for name in ("train.py", "perturb.py", "distill/one_to_one.py", "nn/rank_one.py", "data/batches.py"):
+        (copied / name).write_text((copied / name).read_text() + "\n# changed\n")
+        seen.add(training_code.__wrapped__())
+    assert len(seen) == 6
+    assert training_code() in seen
+
+
+def test_a_link_left_by_a_killed_process_does_not_reach_another_runs_files(tmp_path):
+    original, target = tmp_path / "one" / "file", tmp_path / "two" / "file"
+    write_whole(original, b"kept")
+    target.parent.mkdir()
+    os.link(original, target.with_name(f".file.{os.getpid()}.part"))
+    write_whole(target, b"other")
+    assert (original.read_bytes(), target.read_bytes()) == (b"kept", b"other")
+    share_file(original, target)
+    share_file(original, target)
+    assert original.samefile(target)
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_run_from_before_students_had_forms_can_be_opened(first):
+    path = first.folder / "recipe.json"
+    record = json.loads(path.read_text())
+    record["recipe"]["student"].pop("form")
+    record["recipe"]["student"]["member_norm"] = False
+    path.write_text(json.dumps(record))
+    assert open_study(first.folder, None, "cpu").recipe == first.recipe

@@ -151,14 +151,17 @@ def prepare(recipe: str, running: Running) -> Study:
 
 def outlined_if_absent(study: Study) -> Study:
     """The study itself, or its outline where its data is not here."""
-    from polyphony.data import MissingDataError
+    from polyphony.data import DataError, MissingDataError
     from polyphony.study import OutlinedStudy
 
     try:
         study.splits  # noqa: B018 (read to see whether it can be)
     except MissingDataError as error:
         outlined = OutlinedStudy(study.recipe, study.folder, study.data_root, study.device)
-        count = len(outlined.splits.train)
+        try:
+            count = len(outlined.splits.train)
+        except DataError:
+            raise error from None
         terminal.line(f"{error}. Counted with the official {count:,} training images instead.")
         return outlined
     return study

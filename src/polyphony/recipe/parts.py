@@ -142,7 +142,10 @@ class Recipe(Part):
             return ".source needs an extra teacher: set teachers.extra to 1 or more"
         if form.needs_teachers and not method.perturb:
             return f": a {form.kind} student learns from teachers: give perturb, 'clean' for none"
-        if "diversify" in method.steps and (method.step_size or self.student.step_size) == "match":
+        matched = method.steps and (method.step_size or self.student.step_size) == "match"
+        if matched and self.members < 2:
+            return ".step_size cannot be matched: one teacher does not disagree"
+        if matched and "diversify" in method.steps:
             return ".step_size cannot be matched: the direction of 'diversify' depends on the student"
         if "diversify" in method.steps and (form.trains_as_one or self.members < 2):
             return ".perturb = 'diversify' needs a student with two members or more"

@@ -18,6 +18,7 @@ from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, Surroundings
 from polyphony.store import Spec, Stage, load_predictions, save_predictions, spec_key
+from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.plan import FORMAT, Study, generator
 from polyphony.train import Loss, Plan, Watch, fit
 
@@ -69,7 +70,7 @@ class TrainTeacher:
         rng = generator("teacher", self.j, study.device)
         model = Single(study.network(teachers.network, generator("teacher weights", self.j)))
         log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        self.stage.finish(model.network.state_dict(), facts(log))
+        self.stage.finish(model.network.state_dict(), facts(study, log))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class TrainStudent:
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
         log = train(study, self.stage, student, loss, plan, rng, watch)
-        self.stage.finish(student.state_dict(), facts(log) | {"step_size": step_size})
+        self.stage.finish(student.state_dict(), facts(study, log) | {"step_size": step_size})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
         """What the method minimises, and the size of the step it takes, if it takes one."""
@@ -231,6 +232,12 @@ def train(
     )
 
 
-def facts(log: list[dict[str, float]]) -> dict[str, Any]:
-    """What is worth knowing of a training afterwards."""
-    return {"epochs": len(log), "seconds": round(sum(row["seconds"] for row in log), 3)}
+def facts(study: Study, log: list[dict[str, float]]) -> dict[str, Any]:
+    """What is worth knowing of a training afterwards, wherever its files go."""
+    return {
+        "epochs": len(log),
+        "seconds": round(sum(row["seconds"] for row in log), 3),
+        "code": training_code(),
+        "versions": versions(),
+        "machine": machine(study),
+    }

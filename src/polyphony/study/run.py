@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib.metadata import version
 from pathlib import Path
 
-from polyphony.machine import processor
 from polyphony.recipe import check
 from polyphony.scores import Score
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
+from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.scores import score, score_jobs, write_scores
-
-NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions a run records
 
 
 class Upto(IntEnum):
@@ -87,7 +83,8 @@ def adopt(job: Job) -> bool:
     if not isinstance(job, TrainTeacher | TrainStudent):
         return False
     pattern = "*/teachers/*/done.json" if isinstance(job, TrainTeacher) else "*/students/*/*/done.json"
-    return job.stage.adopt(path.parent for path in sorted(job.study.folder.parent.glob(pattern)))
+    beside = sorted(job.study.folder.parent.glob(pattern))
+    return job.stage.adopt((path.parent for path in beside), training_code())
 
 
 def forget(folder: Path) -> None:
@@ -112,14 +109,8 @@ def write_provenance(study: Study) -> None:
             "origin": splits.origin,
             **{name: getattr(splits, name).fingerprint for name in ("train", "valid", "test")},
         },
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in NAMED}},
-        "machine": {
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "device": study.device,
-            "threads": study.threads,
-            "system": platform.platform(),
-        },
+        "versions": versions(),
+        "machine": machine(study),
     }
     path = study.folder / "recipe.json"
     if path.exists() and read_json(path).get("data") != record["data"]:
@@ -133,7 +124,11 @@ def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
     path = folder / "recipe.json"
     if not path.is_file():
         raise StoreError(f"{folder} is not a run folder: it has no recipe.json")
-    return Study(check(read_json(path).get("recipe", {}), str(path)), folder, data_root, device)
+    table = read_json(path).get("recipe", {})
+    student = table.get("student", {})
+    if "member_norm" in student:  # as it was written before students had forms
+        student["form"] = {"kind": "batch_ensemble", "member_norm": student.pop("member_norm")}
+    return Study(check(table, str(path)), folder, data_root, device)
 
 
 def refuse_sweep(folder: Path) -> None:
