@@ -1,7 +1,8 @@
-"""Where the numbers come from: recipe, data, versions, machine, seeds, time."""
+"""Where the numbers come from: recipe, data, versions, machine, seeds, time, other runs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from polyphony.data.check import VERDICTS
@@ -17,6 +18,7 @@ def provenance(run: Run) -> dict[str, Facts]:
     groups = {
         "Data": _data(run.facts.get("data") or {}),
         "Time": _times(run),
+        "Trainings taken over": _adopted(run),
         "Versions": _facts(run.facts.get("versions") or {}),
         "Machine": _facts(run.facts.get("machine") or {}),
         "Recipe": _facts(flat(run.recipe)),
@@ -40,6 +42,13 @@ def _times(run: Run) -> Facts:
     ]
     total = sum(sum(each) for each in found.values())
     return [*rows, ("all trainings", f"{duration(total)}, one after the other")] if rows else []
+
+
+def _adopted(run: Run) -> Facts:
+    sources = Counter(name for model in run.models for name in run.adopted(model))
+    total = sum(len(run.trainings(model)) for model in run.models)
+    rows = [(f"from {name}", str(count)) for name, count in sorted(sources.items())]
+    return [("together", f"{sources.total()} of {total}"), *rows] if rows else []
 
 
 def _facts(values: dict[str, Any]) -> Facts:

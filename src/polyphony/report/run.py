@@ -195,9 +195,18 @@ class Run:
 
     def seconds(self, model: str) -> list[float]:
         """How long each training took."""
+        return [float(each["seconds"]) for each in self.trainings(model) if "seconds" in each]
+
+    def adopted(self, model: str) -> list[str]:
+        """The name of the run folder each training that was not done here was taken over from."""
+        depth = 1 if model == TEACHERS else 2  # RUN/teachers/0, RUN/students/METHOD/0
+        folders = [Path(each["adopted"]) for each in self.trainings(model) if "adopted" in each]
+        return [folder.parents[depth].name for folder in folders]
+
+    def trainings(self, model: str) -> list[dict[str, Any]]:
+        """What each finished training of a method's seeds, or of the teachers, says of itself."""
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
-        done = (read_json(path) for path in sorted(folder.glob("*/done.json"), key=_by_number))
-        return [float(each["seconds"]) for each in done if "seconds" in each]
+        return [read_json(path) for path in sorted(folder.glob("*/done.json"), key=_by_number)]
 
 
 def read_predictions(path: Path) -> Predictions | None:
