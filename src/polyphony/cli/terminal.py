@@ -178,6 +178,8 @@ def announce(study: Study, costs: Sequence[Cost]) -> None:
     methods = ", ".join(study.recipe.methods)
     line(f"{study.recipe.name}: {study.teachers} teachers, then {len(study.students)} students ({methods}).")
     line(estimate(study, costs))
+    if any(study.folder.parent.glob("*/teachers/*/done.json")):
+        line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
 
 
 def estimate(study: Study, costs: Sequence[Cost]) -> str:
