@@ -179,6 +179,8 @@ class Predict:
         spec: Spec = {"format": FORMAT, "weights": weights, "split": self.images.fingerprint}
         if self.perturbing:
             spec["perturb"] = self.perturbing.stage.key
+            if "diversify" in self.study.recipe.methods[self.perturbing.method].steps:
+                spec["student"] = self.perturbing.stage.done()["weights"]  # its gradients give the direction
         return spec_key(spec)
 
     @property
