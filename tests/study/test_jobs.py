@@ -7,7 +7,7 @@ import torch
 
 from polyphony.recipe import read_recipe
 from polyphony.study import Study
-from polyphony.study.jobs import Predict
+from polyphony.study.jobs import Predict, TrainStudent
 
 SETTINGS = (
     "members=2",
@@ -20,6 +20,7 @@ SETTINGS = (
     "student.batch=10",
     "methods={ods = {perturb = 'ods'}, diversify = {perturb = 'mixup+diversify'}}",
 )
+MATCHED = "methods={ods = {perturb = 'ods', source = 'extra', step_size = 'match'}}"
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -46,3 +47,21 @@ def test_images_perturbed_through_a_student_are_keyed_by_its_weights(tmp_path, m
         finish_student(study, method, seed)
         keys.append(Predict(study, "teachers", None, f"train+{method}").key)
     assert (keys[0] != keys[1]) == (method == "diversify")
+
+
+def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, monkeypatch):
+    study = Study(read_recipe("digits", [*SETTINGS[:-1], MATCHED]), tmp_path)
+    finish_teachers(study)
+    loaded, load = [], Study.load_teachers
+
+    def load_and_tell(study, count, first=0):
+        loaded.append((count, first))
+        return load(study, count, first)
+
+    monkeypatch.setattr(Study, "load_teachers", load_and_tell)
+    loss, step_size = TrainStudent(study, "ods", 0).loss(study.fresh_student("ods", seeded(0)))
+    assert sorted(loaded) == [(1, 2), (2, 0)]
+    assert loss.perturb.step_size == step_size
+    source, third = loss.perturb.source.networks[0], load(study, 1, 2).folded().networks[0]
+    x = torch.rand(3, 1, 8, 8, generator=seeded(5))
+    torch.testing.assert_close(source.eval()(x), third.eval()(x))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,18 +109,19 @@ class TrainStudent:
         if method is None:
             return CrossEntropy(), None
         teachers = study.load_teachers(study.recipe.members).folded()
-        step_size = self.step_size(method, teachers, student)
-        perturb = self.perturbation(method, student, step_size)
-        form = study.recipe.form(self.method)
-        return form.loss(teachers, method, perturb, study.student_steps), step_size or None
+        make = self.perturbation(method, student)
+        step_size, form = self.step_size(method, teachers, make), study.recipe.form(self.method)
+        return form.loss(teachers, method, make(step_size), study.student_steps), step_size or None
 
-    def step_size(self, method: Distillation, teachers: DeepEnsemble, student: Ensemble) -> float:
+    def step_size(
+        self, method: Distillation, teachers: DeepEnsemble, make: Callable[[float], Perturbation]
+    ) -> float:
         """The method's step size; one to be matched is found here, the same for every seed."""
         if method.step_size != "match":
             return method.step_size
         study = self.study
         return match_step_size(
-            partial(self.perturbation, method, student),
+            make,
             teachers,
             study.splits,
             method.temperature,
@@ -130,10 +130,12 @@ class TrainStudent:
             study.device,
         )
 
-    def perturbation(self, method: Distillation, student: Ensemble, step_size: float) -> Perturbation:
-        """The method's perturbation, for this student."""
-        source = self.study.load_teachers(1, first=self.study.recipe.members) if method.source else None
-        return method.perturbation(Surroundings(step_size, student, source and source.folded()))
+    def perturbation(self, method: Distillation, student: Ensemble) -> Callable[[float], Perturbation]:
+        """Step size → the method's perturbation for this student; its source is loaded here, once."""
+        source = None
+        if method.source:
+            source = self.study.load_teachers(1, first=self.study.recipe.members).folded()
+        return lambda step_size: method.perturbation(Surroundings(step_size, student, source))
 
     def before(self) -> Callable[[Tensor, Tensor], Tensor]:
         """The method's perturbation of a batch, as the trained student's training would do it next."""
@@ -141,7 +143,7 @@ class TrainStudent:
         assert method is not None
         student, size = study.load_training_student(self.method, self.seed), self.stage.done()["step_size"]
         perturb, rng = (
-            self.perturbation(method, student, size or 0.0),
+            self.perturbation(method, student)(size or 0.0),
             generator("perturbed training images", 0, study.device),
         )
         teachers = study.load_teachers(study.recipe.members).folded()
