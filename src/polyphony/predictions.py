@@ -10,8 +10,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.data import Split, pixels
-from polyphony.ensembles import Ensemble
-from polyphony.ensembles import evaluating as evaluating
+from polyphony.ensembles import Ensemble, evaluating
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,10 @@ from polyphony.data import pixels
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import RecipeError, read_recipe
+from polyphony.seeds import generator
 from polyphony.store import StoreError
 from polyphony.study import Study, Upto, costs, open_study, verdict
-from polyphony.study.plan import generator, statistics
+from polyphony.study.plan import statistics
 from polyphony.study.scores import told_of
 from polyphony.train import fit
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from polyphony.analysis.progress import Progress, unheard
 from polyphony.data import Split, pixels
-from polyphony.ensembles import Ensemble
-from polyphony.predictions import evaluating
+from polyphony.ensembles import Ensemble, evaluating
 
 
 def jacobian_cosines(

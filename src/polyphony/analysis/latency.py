@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from polyphony.analysis.progress import Progress, unheard
-from polyphony.ensembles import Ensemble
-from polyphony.predictions import evaluating
+from polyphony.ensembles import Ensemble, evaluating
 
 
 def latencies(

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from polyphony.data import Split, pixels
-from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 from polyphony.perturb import Perturbation
-from polyphony.predictions import evaluating
 
 
 def member_views(

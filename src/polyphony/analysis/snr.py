@@ -10,9 +10,8 @@ from torch import Tensor
 
 from polyphony import losses
 from polyphony.analysis.progress import Progress, unheard
-from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 from polyphony.perturb import Perturbation
-from polyphony.predictions import evaluating
 
 
 class Moments:
@@ -99,10 +98,10 @@ def distillation_gradient(student: Ensemble, teachers: DeepEnsemble, x: Tensor, 
         targets = teachers(rows)
     with torch.enable_grad():
         loss = losses.distillation(student(rows), targets, temperature)
-        gradients = torch.autograd.grad(loss, trained(student))
+        gradients = torch.autograd.grad(loss, learnt_parameters(student))
     return torch.cat([gradient.flatten() for gradient in gradients]).cpu().double()
 
 
-def trained(student: Ensemble) -> list[Tensor]:
+def learnt_parameters(student: Ensemble) -> list[Tensor]:
     """The parameters that learn."""
     return [parameter for parameter in student.parameters() if parameter.requires_grad]

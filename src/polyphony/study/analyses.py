@@ -20,7 +20,7 @@ from polyphony.study.analysis_jobs import (
     TabledJob,
     Transfer,
 )
-from polyphony.study.evaluation import run_missing, trained, weight_hashes
+from polyphony.study.evaluation import run_missing, weight_hashes, weights_hash
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board
 from polyphony.study.subjects import one_to_one, plain_student, with_factors
@@ -117,7 +117,7 @@ def obstacle(study: Study, name: str) -> str | None:
     if name == "transfer":
         if study.recipe.teachers.extra == 0:
             return "the recipe has no extra teacher (teachers.extra) to take directions from"
-        trained(study.teacher_stage(members))
+        weights_hash(study.teacher_stage(members))
     if name == "factors" and members == 1:
         return "the student has one member, which is at no distance from itself"
     return None

@@ -16,6 +16,7 @@ from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
 from polyphony.perturb import ODS, Gaussian, Perturbation
 from polyphony.scores import TEACHERS
+from polyphony.seeds import generator
 from polyphony.store import (
     Spec,
     load_predictions,
@@ -24,7 +25,7 @@ from polyphony.store import (
 )
 from polyphony.study.evaluation import FORMAT, models_key, weight_hashes
 from polyphony.study.jobs import TRAIN_SHOWN, Job
-from polyphony.study.plan import Study, generator
+from polyphony.study.plan import Study
 from polyphony.study.scores import parameter_counts
 from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch

@@ -186,19 +186,19 @@ def weight_hashes(study: Study) -> dict[tuple[str, int | None], list[str]]:
     """The hashes of every model's weights; raises where something is not trained yet."""
     teachers = [study.teacher_stage(j) for j in range(study.recipe.members)]
     found: dict[tuple[str, int | None], list[str]] = {
-        (TEACHERS, None): [trained(stage) for stage in teachers]
+        (TEACHERS, None): [weights_hash(stage) for stage in teachers]
     }
-    return found | {(m, s): [trained(study.student_stage(m, s))] for m, s in study.students}
+    return found | {(m, s): [weights_hash(study.student_stage(m, s))] for m, s in study.students}
 
 
 def check_trained(study: Study) -> None:
     """Raise unless every teacher and every student is trained to the end."""
     for j in range(study.teachers):
-        trained(study.teacher_stage(j))
+        weights_hash(study.teacher_stage(j))
     weight_hashes(study)
 
 
-def trained(stage: Stage) -> str:
+def weights_hash(stage: Stage) -> str:
     """The hash of a stage's weights."""
     if not stage.is_done():
         raise StoreError(f"{stage.folder} is not trained to the end: run 'polyphony study' first")

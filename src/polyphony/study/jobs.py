@@ -16,9 +16,10 @@ from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, Surroundings
+from polyphony.seeds import generator
 from polyphony.store import Spec, Stage, load_predictions, save_predictions, spec_key
 from polyphony.study.origin import machine, training_code, versions
-from polyphony.study.plan import FORMAT, Study, generator
+from polyphony.study.plan import FORMAT, Study
 from polyphony.train import Loss, Plan, Watch, fit
 
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
