@@ -134,6 +134,48 @@ def test_what_was_asked_and_never_answered_is_asked_again(tmp_path):
 
 
 @needs_optuna
+@pytest.mark.parametrize(("before", "told"), [(0, 1), (3, 2), (9, 1)])
+def test_a_search_killed_between_two_answers_of_a_round_asks_the_same(tmp_path, before, told):
+    whole = go_on(searching(tmp_path / "whole"), 15, 3)
+    go_on(searching(tmp_path / "killed"), before, 3)
+    search = searching(tmp_path / "killed")
+    for trial in search.ask(3)[:told]:
+        search.tell(trial, formula(trial.point))
+    assert go_on(searching(tmp_path / "killed"), 15, 3) == whole[before + told :]
+
+
+@needs_optuna
+@pytest.mark.parametrize(("before", "asked"), [(0, 0), (3, 1), (7, 2)])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_search_killed_while_it_asks_for_a_round_asks_the_same(tmp_path, monkeypatch, before, asked, half):
+    whole, killed = searching(tmp_path / "whole"), searching(tmp_path / "killed")
+    wanted = [*go_on(whole, before, 3), *go_on(whole, 15, 3)]
+    go_on(killed, before, 3)
+    ask, calls = Search._next, []
+
+    def stop(search: Search) -> None:
+        if len(calls) == asked:
+            if half:
+                search.study.ask()  # a trial without any parameters
+            raise KeyboardInterrupt
+        calls.append(ask(search))
+
+    monkeypatch.setattr(Search, "_next", stop)
+    with pytest.raises(KeyboardInterrupt):
+        killed.ask(3)
+    monkeypatch.setattr(Search, "_next", ask)
+    assert go_on(searching(tmp_path / "killed"), 15, 3) == wanted[before:]
+
+
+@needs_optuna
+def test_a_round_is_completed_by_fewer_processes_and_for_fewer_trials(tmp_path):
+    whole = go_on(searching(tmp_path / "whole"), 4, 4)
+    searching(tmp_path / "killed").ask(4)
+    assert go_on(searching(tmp_path / "killed"), 3, 2) == whole[:3]
+    assert go_on(searching(tmp_path / "killed"), 4, 2) == whole[3:]
+
+
+@needs_optuna
 def test_a_point_that_diverged_counts_and_is_not_a_finished_one(tmp_path):
     search = searching(tmp_path)
     (first,) = search.ask(1)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import optuna
 
 STARTUP = 6  # points drawn blindly before the search follows what it has seen
+ROUND = "round"  # in the journal: how many trials there are when the round last begun has been asked for
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Trial:
 class Search:
     """Tree-structured Parzen estimators over a sweep's ranges: from a parameter's least to its largest value.
 
-    What is asked next depends on the journal alone, so a search that was killed ends as one that was not.
+    What is asked next depends on the journal and the size of a round alone, and a round that was begun is
+    completed before another begins, so a search that was killed ends as one that was not.
     Whoever uses it holds the lock of the journal's folder.
     """
 
@@ -59,7 +61,9 @@ class Search:
         mend(self.journal)
         storage = JournalStorage(JournalFileBackend(str(self.journal)))
         study = optuna.create_study(storage=storage, study_name=self.key, load_if_exists=True)
-        if not study.get_trials(deepcopy=False) and self.includes(self.swept.own):
+        self._give_up_half_asked(study)
+        begun = any(trial.state != optuna.trial.TrialState.FAIL for trial in study.get_trials(deepcopy=False))
+        if not begun and self.includes(self.swept.own):
             study.enqueue_trial({name: getattr(self.swept.own, name) for name in self.swept.varied})
         return study
 
@@ -97,10 +101,19 @@ class Search:
         return sum(trial.state.is_finished() for trial in self._trials())
 
     def ask(self, count: int) -> list[Trial]:
-        """So many points to try: first those that were asked for before and never answered."""
-        open_trials = [trial for trial in self._trials() if not trial.state.is_finished()]
-        asked = [Trial(trial.number, self.point(trial.params)) for trial in open_trials[:count]]
-        return asked + [self._next() for _ in range(count - len(asked))]
+        """At most so many points of one round: what a begun one has without an answer, else a new one.
+
+        A new round has `count` points, all asked for before any of them is answered.
+        """
+        trials = self._trials()
+        end = self.study.user_attrs.get(ROUND, 0)
+        if end <= len(trials) and all(trial.state.is_finished() for trial in trials):
+            end = len(trials) + count
+            self.study.set_user_attr(ROUND, end)
+        for _ in range(end - len(trials)):
+            self._next()
+        unanswered = [trial for trial in self._trials() if not trial.state.is_finished()]
+        return [Trial(trial.number, self.point(trial.params)) for trial in unanswered[:count]]
 
     def tell(self, trial: Trial, nll: float | None) -> None:
         """Answer a trial; nothing for a training that diverged, which the search then keeps away from."""
@@ -116,29 +129,34 @@ class Search:
         fixed = {name: self.swept.values[name][0] for name in PARAMETERS}
         return Point(**fixed | {name: rounded(name, value) for name, value in parameters.items()})
 
-    def _next(self) -> Trial:
+    def _next(self) -> None:
         import optuna
         from optuna.distributions import FloatDistribution
 
-        begun = len(self.study.get_trials(deepcopy=False))
         self.study.sampler = optuna.samplers.TPESampler(
-            n_startup_trials=STARTUP, multivariate=True, constant_liar=True, seed=begun
+            n_startup_trials=STARTUP, multivariate=True, constant_liar=True, seed=len(self._trials())
         )
-        trial = self.study.ask(
+        self.study.ask(
             {name: FloatDistribution(*ends, log=name != "alpha") for name, ends in self.ranges.items()}
         )
-        return Trial(trial.number, self.point(trial.params))
+
+    def _give_up_half_asked(self, study: optuna.Study) -> None:
+        """End trials that a killed process had not got the parameters of: the sampler must not count them."""
+        from optuna.trial import TrialState
+
+        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            if not self._is_whole(trial):
+                study.tell(trial.number, state=TrialState.FAIL)
+
+    def _is_whole(self, trial: optuna.trial.FrozenTrial) -> bool:
+        return trial.params.keys() >= set(self.swept.varied)
 
     def _points(self, trials: Iterable[optuna.trial.FrozenTrial]) -> list[Point]:
         return list(dict.fromkeys(self.point(trial.params) for trial in trials))
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All trials but those that a killed process had not got the parameters of."""
-        return [
-            trial
-            for trial in self.study.get_trials(deepcopy=False)
-            if trial.params.keys() >= set(self.swept.varied)
-        ]
+        """All trials that have their parameters."""
+        return [trial for trial in self.study.get_trials(deepcopy=False) if self._is_whole(trial)]
 
 
 def rounded(parameter: str, value: float) -> float:
