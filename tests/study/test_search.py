@@ -6,6 +6,7 @@ import csv
 import hashlib
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.sweep import Point, plan_sweep
-from polyphony.study import TrainStudent
+from polyphony.study import TrainStudent, plan
 from polyphony.study.search import STARTUP, Search, mend, rounded
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.train import DivergedError
@@ -61,7 +62,7 @@ class Silent:
 def searching(folder: Path, *overrides: str, **texts: str) -> Search:
     folder.mkdir(exist_ok=True)
     recipe = read_recipe("digits", [*TINY, *overrides])
-    return Search(plan_sweep(recipe, "kd-ods", texts or RANGES), folder / "optuna.jsonl")
+    return Sweep(plan_sweep(recipe, "kd-ods", texts or RANGES), folder).search
 
 
 def formula(point: Point) -> float:
@@ -196,6 +197,27 @@ def test_trainings_with_other_settings_are_another_search(tmp_path):
 
 
 @needs_optuna
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_what_was_found_on_other_images_does_not_count(tmp_path, monkeypatch, split):
+    search = searching(tmp_path)
+    go_on(search, 2)
+    splits = Sweep(search.swept, tmp_path).study([search.swept.own]).splits
+    images = getattr(splits, split)
+    changed = replace(splits, **{split: replace(images, images=255 - images.images)})
+    monkeypatch.setattr(plan, "load_splits", lambda data, root: changed)
+    assert searching(tmp_path).answered() == 0
+    monkeypatch.setattr(plan, "load_splits", lambda data, root: splits)
+    assert searching(tmp_path).answered() == 2
+
+
+@needs_optuna
+def test_what_was_found_by_another_way_of_training_does_not_count(tmp_path, monkeypatch):
+    go_on(searching(tmp_path), 2)
+    monkeypatch.setattr("polyphony.study.sweep.FORMAT", 0)
+    assert searching(tmp_path).answered() == 0
+
+
+@needs_optuna
 def test_a_journal_whose_writer_was_killed_goes_on(tmp_path):
     whole = go_on(searching(tmp_path / "whole"), 8)
     go_on(searching(tmp_path / "killed"), 4)
@@ -273,7 +295,7 @@ def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nl
     assert outcome.ran == len(jobs) == 2 + 4 + 5
     recipe = read_recipe("digits", TINY)
     swept = plan_sweep(recipe, "kd-ods", {"alpha": "0.5,1", "temperature": "1,8"})
-    told = [trial.value for trial in Search(swept, folder / "optuna.jsonl").study.trials]
+    told = [trial.value for trial in Sweep(swept, folder).search.study.trials]
     assert told == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
 
 

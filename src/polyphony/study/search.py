@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyphony.recipe import RecipeError
 from polyphony.recipe.sweep import GREY_LEVELS, PARAMETERS, Point, Swept, option
-from polyphony.store import spec_key
+from polyphony.store import Spec, spec_key
 
 if TYPE_CHECKING:
     import optuna
@@ -39,6 +39,7 @@ class Search:
 
     swept: Swept
     journal: Path
+    trained_on: Spec  # what, besides the recipe, an NLL depends on: the images, and how training works
 
     def check(self) -> None:
         """Raise unless there is something to search, and something to search with."""
@@ -73,7 +74,7 @@ class Search:
         fixed = self.swept.recipe.model_dump(mode="json", exclude={"name", "methods"}, exclude_none=True)
         method = self.swept.recipe.methods[self.swept.method].model_dump(mode="json", exclude=set(PARAMETERS))
         kept = {name: self.swept.values[name] for name in PARAMETERS if name not in self.swept.varied}
-        return spec_key({"recipe": fixed, "method": method, "kept": kept})
+        return spec_key({"recipe": fixed, "method": method, "kept": kept, "trained_on": self.trained_on})
 
     def includes(self, point: Point) -> bool:
         """Whether a point lies in the ranges."""

@@ -14,7 +14,7 @@ from polyphony.recipe.sweep import Point, Swept
 from polyphony.scores import TEACHERS
 from polyphony.store import locked, read_json, write_json, write_whole
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
-from polyphony.study.plan import Study
+from polyphony.study.plan import FORMAT, Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import adopt, default_workers, pending, write_provenance
 from polyphony.study.scores import quality, read, versions
@@ -64,7 +64,9 @@ class Sweep:
     @property
     def search(self) -> Search:
         """The points as optuna proposes them."""
-        return Search(self.swept, self.folder / "optuna.jsonl")
+        splits = self.study([self.swept.own]).splits
+        fingerprints = {"train": splits.train.fingerprint, "valid": splits.valid.fingerprint}
+        return Search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **fingerprints})
 
     def study(self, points: Sequence[Point]) -> Study:
         """The study whose methods are these points."""
