@@ -3,15 +3,20 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import nn
 
-from polyphony.recipe import Recipe, RecipeError, read_recipe
-from polyphony.recipe.sweep import PAPER, Point, plan_sweep, read_values, text_of
+from polyphony.ensembles import DeepEnsemble
+from polyphony.recipe import Distillation, Recipe, RecipeError, Surroundings, read_recipe
+from polyphony.recipe.methods import PERTURBATIONS
+from polyphony.recipe.sweep import PAPER, Point, concerns, plan_sweep, read_values, text_of
 from polyphony.recipe.table import as_step_size
 from polyphony.report import paper
 
 ALPHAS = st.floats(0, 1)
+FOR_ONE_NETWORK = sorted(PERTURBATIONS.keys() - {"diversify"})
 ABOVE_ZERO = st.floats(0, 1e6, exclude_min=True)
 
 
@@ -133,7 +138,36 @@ def test_only_what_a_form_heeds_is_swept():
         plan_sweep(both, "mix", {"step_size": "1/255"})
 
 
+@pytest.mark.parametrize("form", ["dirichlet", "proxy_dirichlet"])
+@pytest.mark.parametrize("perturb", [*FOR_ONE_NETWORK, "gaussian+ods", "mixup+gaussian"])
+def test_a_temperature_that_only_a_perturbation_reads_is_swept_where_images_depend_on_it(form, perturb):
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.rand(6, 1, 4, 4, generator=rng), torch.arange(6) % 3
+    teachers, student = (DeepEnsemble([linear(rng) for _ in range(2)]) for _ in range(2))
+    settings = Distillation(perturb=perturb, alpha=1, temperature=1, step_size=0.1)
+    step = settings.perturbation(Surroundings(0.1, student))
+    cold, hot = (step(x, y, teachers, t, torch.Generator().manual_seed(1)) for t in (0.5, 8.0))
+    recipe = read_recipe("digits", [f"methods={{far={{form='{form}', perturb='{perturb}'}}}}"])
+    assert concerns(recipe, "far", "temperature") == (not torch.equal(cold, hot))
+
+
+def linear(rng: torch.Generator) -> nn.Module:
+    """A classifier of 4 × 4 pixels into three classes."""
+    layer = nn.Linear(16, 3)
+    nn.init.normal_(layer.weight, generator=rng)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
 # What is refused
+
+
+def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
+    recipe = read_recipe("digits", ["methods={far={form='dirichlet', perturb='gaussian'}}"])
+    with pytest.raises(RecipeError, match="--temperature does not concern the method 'far'"):
+        plan_sweep(recipe, "far", {"temperature": "1,4"})
+    with pytest.raises(RecipeError, match="give values of --step-size"):
+        plan_sweep(recipe, "far", {})
+    assert plan_sweep(recipe, None, {"step_size": "1/255,2/255"}).varied == ("step_size",)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from polyphony.recipe.read import RecipeError, check, explain, suggestion
 
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255
+WITHOUT_TEMPERATURE = {"gaussian", "diversify"}  # perturbations whose step does not depend on τ
 Value = float | str | None  # a step size may be "match", and is none where a method takes no step
 Values = dict[str, tuple[Any, ...]]  # of each parameter
 
@@ -96,6 +97,11 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
     own = own_point(recipe, name)
     papers = PAPER.get(recipe.student_network.kind, PAPER["resnet"])
     asked = given or {p: values for p, values in papers.items() if concerns(recipe, name, p)}
+    if not asked:
+        raise RecipeError(
+            f"{recipe.name}: the paper's α and temperatures do not concern the method '{name}';"
+            " give values of --step-size"
+        )
     values = {parameter: asked.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
     return Swept(recipe, name, values)
 
@@ -126,7 +132,7 @@ def concerns(recipe: Recipe, method: str, parameter: str) -> bool:
     )
     if parameter == "temperature" and not hasattr(one, "alpha"):
         # A loss of distributions has temperatures of its own; this one is what a perturbation reads.
-        return bool(recipe.methods[method].steps)
+        return bool(recipe.methods[method].steps - WITHOUT_TEMPERATURE)
     return one != other
 
 
