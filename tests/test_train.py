@@ -157,6 +157,22 @@ def test_a_network_without_factors_has_one_group():
     assert [len(group["params"]) for group in groups] == [len(list(resnet(8, 3).parameters()))]
 
 
+class OwnNetwork(DeepEnsemble):
+    """Two networks, the second of which is said to be a member's own."""
+
+    def own_parameters(self):
+        return self.networks[1].parameters()
+
+
+def test_what_an_ensemble_calls_its_members_own_is_fast_and_little_decayed():
+    model = OwnNetwork([resnet(8, 3), resnet(8, 3)]).requires_grad_(True)
+    shared, own = parameter_groups(model, Plan(learning_rate=0.4, weight_decay=5e-4))
+    for group, network in ((shared, model.networks[0]), (own, model.networks[1])):
+        assert [id(each) for each in group["params"]] == [id(each) for each in network.parameters()]
+    assert (shared["lr"], shared["weight_decay"]) == (0.4, 5e-4)
+    assert (own["lr"], own["weight_decay"]) == (0.8, 2.5e-4)
+
+
 class Small(nn.Module):
     """Two layers without BatchNorm, so that a step by hand is exact."""
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from polyphony import collapse, metrics
 from polyphony.data import Augmentation, Split, batches
 from polyphony.ensembles import Ensemble
-from polyphony.ensembles.latent import own_parameters
 from polyphony.nn import factors
 from polyphony.predictions import predict
 
@@ -267,9 +266,9 @@ def may_be_kept(epoch: int, epochs: int) -> bool:
 def parameter_groups(model: Ensemble, plan: Plan) -> list[dict[str, Any]]:
     """Everything at the base rate with weight decay; rank-one factors at their share of it, without.
 
-    What members of a LatentBE have of their own learns M times as fast, with an M-th of the decay.
+    What an ensemble says is its members' own learns M times as fast, with an M-th of the decay.
     """
-    own, special = set(own_parameters(model)), set(factors(model))
+    own, special = set(model.own_parameters()), set(factors(model))
     kinds = (
         (set(model.parameters()) - own - special, 1.0, plan.weight_decay),
         (special, plan.factor_rate, 0.0),

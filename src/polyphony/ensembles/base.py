@@ -24,6 +24,14 @@ class Ensemble(nn.Module):
         """
         return torch.arange(size).expand(self.members, size)
 
+    def own_parameters(self) -> Iterator[nn.Parameter]:
+        """What `fit` teaches M times as fast, with an M-th of the weight decay: here nothing.
+
+        For what is a member's own in a loss that is a mean over members, which leaves it an M-th of its
+        gradient.
+        """
+        return iter(())
+
     if TYPE_CHECKING:
 
         def __call__(self, x: Tensor) -> Tensor: ...

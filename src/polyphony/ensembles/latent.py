@@ -41,10 +41,15 @@ class LatentBE(Ensemble):
 
     def merge(self) -> nn.Module:
         """One plain network, as a copy: factors and biases averaged over members, then folded into W."""
-        network = copy.deepcopy(self.network)
-        for own in own_parameters(network):
+        averaged = copy.deepcopy(self)
+        for own in averaged.own_parameters():
             own.data.copy_(own.data.mean(0))  # of deviations, and so of factors
-        return merge_member(network, 0)
+        return merge_member(averaged.network, 0)
+
+    def own_parameters(self) -> Iterator[nn.Parameter]:
+        """Members' own, members first: deviations of factors, and biases."""
+        for layer in rank_one_layers(self.network):
+            yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
 
 
 class AroundOne(nn.Module):
@@ -56,13 +61,6 @@ class AroundOne(nn.Module):
     def right_inverse(self, factor: Tensor) -> Tensor:
         """The deviation of a factor."""
         return factor - 1
-
-
-def own_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """What each member of a LatentBE has of its own, members first: deviations of factors, and biases."""
-    for layer in rank_one_layers(model):
-        if parametrize.is_parametrized(layer, "r"):
-            yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
 
 
 def rank_one_layers(network: nn.Module) -> Iterator[RankOne]:
