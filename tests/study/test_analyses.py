@@ -13,7 +13,7 @@ from torch.autograd.functional import jacobian
 from polyphony.analysis import factor_distance
 from polyphony.cli.analyse import analyse as command
 from polyphony.data import pixels
-from polyphony.ensembles import MIMO, DeepEnsemble, Dirichlet, Hydra, Single
+from polyphony.ensembles import DeepEnsemble
 from polyphony.perturb import ODS
 from polyphony.recipe import check
 from polyphony.seeds import generator
@@ -166,34 +166,45 @@ def test_the_command_says_where_the_files_are(analysed, capsys):
     assert str(analysed.folder / "analysis" / "factors.csv") in said.replace("\n", "")
 
 
-@pytest.fixture
-def mixed(analysed, monkeypatch):
-    """The same study, as if its methods had students of other forms."""
-    forms = {"scratch": Single, "kd-ods": lambda net: Hydra(net, 2), "kd": Dirichlet}
+@pytest.fixture(scope="module")
+def mixed(analysed):
+    """A study beside the other one, whose teachers it takes over, with students of other forms."""
+    study = of_forms(analysed.folder.parent / "mixed", scratch="single", kd_ods="hydra", kd="dirichlet")
+    run_study(study, Quiet(), workers=1)
+    return study
 
-    def load(study, name, seed):
-        return forms[name](study.network(study.recipe.student_network))
 
-    def use(**changed):
-        forms.update(changed)
-        monkeypatch.setattr(Study, "load_student", load)
-        return analysed
-
-    return use
+def of_forms(folder, **forms):
+    methods = {
+        name: RECIPE["methods"][name.replace("_", "-")] | {"form": form} for name, form in forms.items()
+    }
+    return Study(check(RECIPE | {"methods": methods}, "tiny"), folder)
 
 
 def test_students_without_a_member_for_each_teacher_are_left_out_by_name(mixed):
-    study = mixed()
-    assert one_to_one(study) == ["kd-ods"]
-    assert plain_student(study) == ("kd-ods", 0)
-    assert with_factors(study) == []
-    done = analyse(study, ["jacobians", "factors"], Quiet(), workers=1, examples=3)
+    assert plain_student(mixed) == ("kd_ods", 0)
+    done = analyse(mixed, ["jacobians", "factors"], Quiet(), workers=1, examples=3)
     assert set(done.left_out) == {"jacobians of scratch", "jacobians of kd", "factors"}
     assert "no member for each teacher" in done.left_out["jacobians of kd"]
     assert "no student has members" in done.left_out["factors"]
-    _, rows = table(study, "jacobians")
-    assert {row["method"] for row in rows} == {"kd-ods"}
+    _, rows = table(mixed, "jacobians")
+    assert {row["method"] for row in rows} == {"kd_ods"}
 
 
-def test_mimos_members_share_inputs_and_are_not_compared_one_to_one(mixed):
-    assert one_to_one(mixed(**{"kd-ods": lambda net: MIMO(net, 2)})) == []
+@pytest.mark.parametrize(
+    ("form", "compared", "factored"),
+    [
+        ("batch_ensemble", True, True),
+        ("hydra", True, False),
+        ("mimo", False, False),  # its members share their inputs
+        ("latent_be", False, False),  # merged
+        ("single", False, False),
+        ("dirichlet", False, False),
+    ],
+)
+def test_which_students_an_analysis_is_made_of_is_known_before_any_is_trained(
+    tmp_path, form, compared, factored
+):
+    study = of_forms(tmp_path, kd=form)
+    assert one_to_one(study) == ["kd"] * compared
+    assert with_factors(study) == ["kd"] * factored

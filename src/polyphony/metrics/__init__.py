@@ -21,7 +21,6 @@ from polyphony.metrics.corruption import CorruptionSummary, summarise_corruption
 from polyphony.metrics.detection import Detection, detect, detect_unknown, detect_unknown_logits
 from polyphony.metrics.dirichlet import (
     dirichlet_bins,
-    dirichlet_entropy,
     dirichlet_information,
     dirichlet_kld,
     dirichlet_uncertainties,
@@ -92,7 +91,6 @@ __all__ = [
     "detect_unknown_logits",
     "detect_unknown_tallies",
     "dirichlet_bins",
-    "dirichlet_entropy",
     "dirichlet_information",
     "dirichlet_kld",
     "dirichlet_uncertainties",

@@ -25,17 +25,12 @@ def dirichlet_uncertainties(log_concentrations: Tensor, temperature: float = 1.0
     return Uncertainties(entropy(mean), dirichlet_information(log_concentrations), 1 - confidence(mean))
 
 
-def dirichlet_entropy(log_concentrations: Tensor) -> Tensor:
-    """E[H(π)] = −Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α₀ + 1)): the uncertainty that draws share."""
-    mean = log_concentrations.double().log_softmax(-1)
-    return entropy(mean) - dirichlet_information(log_concentrations)
-
-
 def dirichlet_information(log_concentrations: Tensor) -> Tensor:
     """H(E[π]) − E[H(π)], the mutual information of label and draw: the uncertainty that is disagreement.
 
-    Both terms contain the mean's entropy. Without it there is left Σ_k (α_k/α₀) f(α_k) − f(α₀) with f(a) =
-    ψ(a + 1) − log a, which is about 1/2a for large a: nothing large cancels.
+    E[H(π)] = −Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α₀ + 1)). Both terms contain the mean's entropy. Without it there
+    is left Σ_k (α_k/α₀) f(α_k) − f(α₀) with f(a) = ψ(a + 1) − log a, which is about 1/2a for large a: nothing
+    large cancels.
     """
     log_alpha = log_concentrations.double()
     log_total = log_alpha.logsumexp(-1, keepdim=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from polyphony.ensembles import MIMO, Ensemble
 from polyphony.nn import factors
 from polyphony.study.plan import Study
 
@@ -20,21 +19,20 @@ def ods_setting(study: Study) -> tuple[float, float]:
     return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
 
 
-def first_students(study: Study) -> dict[str, Ensemble]:
-    """Every method's student of the first seed."""
-    return {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods}
-
-
 def one_to_one(study: Study) -> list[str]:
     """The methods whose students have a member for each teacher that depends on its own input alone."""
-    members, found = study.recipe.members, first_students(study)
-    return [name for name, each in found.items() if each.members == members and not isinstance(each, MIMO)]
+    recipe = study.recipe
+    return [
+        name
+        for name in recipe.methods
+        if study.members(name) == recipe.members and recipe.form(name).kind != "mimo"
+    ]
 
 
 def with_factors(study: Study) -> list[str]:
     """The methods whose students' members differ by rank-one factors."""
-    found = first_students(study)
-    return [name for name, each in found.items() if each.members > 1 and list(factors(each))]
+    several = [name for name in study.recipe.methods if study.members(name) > 1]
+    return [name for name in several if any(True for _ in factors(study.fresh_student(name)))]
 
 
 def plain_student(study: Study) -> tuple[str, int]:
