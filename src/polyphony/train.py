@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from polyphony import collapse, metrics
+from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split, batches
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
 from polyphony.predictions import predict
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
-Row = dict[str, float]  # one epoch of the log
 
 LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
 

@@ -17,8 +17,8 @@ from rich.table import Table
 from polyphony.words import count, duration
 
 if TYPE_CHECKING:
+    from polyphony.collapse import Row
     from polyphony.study import Board, Cost, Outcome, Score, Study
-    from polyphony.train import Row
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from polyphony.collapse import Row
 from polyphony.study.jobs import Job
-from polyphony.train import Row
 
 PATIENCE = 0.2  # seconds between looks whether all processes are alive
 
