@@ -28,6 +28,17 @@ def test_an_outline_takes_no_memory_for_its_images():
     assert images.untyped_storage().nbytes() == 3 * 32 * 32
 
 
+def test_images_drawn_by_class_are_as_large_as_real_ones():
+    images = outline("cifar10", Options(per_class=7)).train.images
+    assert images.untyped_storage().nbytes() == 70 * 3 * 32 * 32
+
+
+@pytest.mark.parametrize("name", ["cifar10", "tinyimagenet"])
+def test_only_cifar100_has_superclasses(name):
+    with pytest.raises(DataError, match=f"{name} has no coarse labels"):
+        outline(name, Options(coarse=True))
+
+
 def test_data_of_unknown_size_has_no_outline(tmp_path):
     with pytest.raises(DataError, match="cannot be said without it"):
         outline("digits")

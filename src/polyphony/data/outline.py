@@ -10,14 +10,20 @@ from polyphony.data.load import EVERYTHING, arrange, identify
 from polyphony.data.options import Options
 from polyphony.data.splits import Split, Splits
 
-SUPERCLASSES = 20  # of CIFAR-100
+CLASSES, SUPERCLASSES = 100, 20  # of CIFAR-100
 
 
 def outline(source: str, options: Options = EVERYTHING) -> Splits:
-    """The splits `load` would give of the official data, with blank images that take no memory."""
+    """The splits `load` would give of the official data, with blank images.
+
+    They take no memory where validation images are the last rows, as CIFAR's are. Rows that are drawn at
+    random or by `per_class`, and images brought to another resolution, take as much as real ones.
+    """
     dataset = identify(source)
     if dataset.shape is None:
         raise DataError(f"how large {dataset.name} is cannot be said without it")
+    if options.coarse and dataset.labels != CLASSES:
+        raise DataError(f"{dataset.name} has no coarse labels; only CIFAR-100 does, so leave coarse out")
     classes = SUPERCLASSES if options.coarse else dataset.labels
     blank = torch.zeros(1, *dataset.shape, dtype=torch.uint8)
     parts = {
