@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -154,12 +155,9 @@ def corrupt(
 
     splits = load(name, Options(test=test, resolution=resolution, seed=split_seed), data)
     folder = data_root(data) / regenerated_folder(splits.name)
-    steps = regenerate(splits.name, splits.test, folder, seed)
-    for _ in track(steps, f"{splits.name} corrupted", 75, console=Console(stderr=True), transient=True):
-        pass
-    _say(
-        f"{folder}: 15 corruptions × 5 severities of {len(splits.test):,} images, regenerated (not official)"
-    )
+    _watch(regenerate(splits.name, splits.test, folder, seed), f"{splits.name} corrupted", 75)
+    images = f"{len(splits.test):,} images"
+    _say(f"{folder}: 15 corruptions × 5 severities of {images}, regenerated (not official)")
 
 
 @app.command
@@ -201,6 +199,12 @@ def preview(name: str, *, data: Root = None, out: Path | None = None, resolution
 def _say(text: str, style: str | None = None) -> None:
     """A line as it is: a name may hold what looks like markup, and a path must not be broken."""
     Console(highlight=False).print(text, style=style, markup=False, soft_wrap=True)
+
+
+def _watch(steps: Iterable[object], what: str, total: int) -> None:
+    """Take all steps, with a bar that goes away."""
+    for _ in track(steps, what, total, console=Console(stderr=True), transient=True):
+        pass
 
 
 def _advance(bars: Progress, bar: TaskID, have: int) -> None:
