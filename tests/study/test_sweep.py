@@ -280,6 +280,17 @@ def test_a_point_that_diverges_is_left_out_and_named(swept, tmp_path, diverging)
     assert set(recipe["methods"]) == set(POINTS)
 
 
+def test_what_was_done_is_counted_where_a_point_diverges(tmp_path, diverging):
+    diverging(POINTS[1])
+    first, jobs = run(tiny(tmp_path / "run"))
+    lost = f"{POINTS[1]}, seed 0"
+    assert (first.ran, first.skipped) == (2 + 6 + 7, 0)
+    assert len({*jobs} - {lost}) == first.ran
+    again, jobs = run(tiny(tmp_path / "run"))
+    assert set(jobs) == {lost}  # it is tried again, and nothing else is
+    assert (again.ran, again.skipped) == (0, first.ran)
+
+
 def test_where_all_points_diverge_that_is_said(tmp_path, diverging):
     diverging(*POINTS)
     with pytest.raises(DivergedError, match="every point of"):

@@ -45,7 +45,7 @@ class SweepScore:
 class SweepOutcome:
     """What a sweep did: its scores, and the points whose training diverged."""
 
-    ran: int
+    ran: int  # jobs that were done, without the trainings that diverged
     skipped: int  # jobs of these points that were done before
     adopted: int  # trainings among them that were taken over from other runs
     scores: list[SweepScore]
@@ -112,7 +112,7 @@ def run_sweep(
         rows = score(sweep.study(kept), kept)
         work.begin(sweep.study([*kept, *lost]))
         write_table(sweep.folder / "sweep.csv", rows)
-    return SweepOutcome(work.ran, max(0, work.count(points) - work.ran), work.adopted, rows, lost)
+    return SweepOutcome(len(work.made), len(work.found - work.made), work.adopted, rows, lost)
 
 
 class Work:
@@ -120,7 +120,9 @@ class Work:
 
     def __init__(self, sweep: Sweep, board: Board, workers: int, redo: bool, facts: dict[str, Any]) -> None:
         self.sweep, self.board, self.workers, self.redo, self.facts = sweep, board, workers, redo, facts
-        self.ran = self.adopted = 0
+        self.made: set[str] = set()  # names of jobs that were done by this call
+        self.found: set[str] = set()  # and of those whose results were there, made by this call or before
+        self.adopted = 0
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
         """Ask, train and tell, as many points a round as processes at a time; the points, and the lost."""
@@ -153,9 +155,14 @@ class Work:
         todo = [job for job in missing if not adopt(job)]
         if missing:
             self.begin(study)
-        run_jobs(todo, self.board, self.workers, study.threads)
-        self.ran += len(todo)
         self.adopted += len(missing) - len(todo)
+        self.found |= {job.name for job in jobs} - {job.name for job in todo}
+        try:
+            run_jobs(todo, self.board, self.workers, study.threads)
+        except DivergedError:  # which ends all; some may have been done by then
+            self.made |= {job.name for job in todo if job.is_done()}
+            raise
+        self.made |= {job.name for job in todo}
 
     def begin(self, study: Study) -> None:
         """Say in the folder what is in it; a table of another sweep goes."""
@@ -164,11 +171,6 @@ class Work:
             (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
         write_json(path, self.facts)
         write_provenance(study)
-
-    def count(self, points: Sequence[Point]) -> int:
-        """How many jobs these points are."""
-        study = self.sweep.study(points)
-        return study.teachers + len(study.students) + len(predictions(study))
 
 
 def predictions(study: Study) -> list[Predict]:
