@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -21,6 +22,18 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 def test_rows_are_read_back_as_they_were_written(value: float, dee: float | None, seed: int | None):
     row = Score("kd, or so", seed, "test", "standard", value, value, value, value, dee, value, 123)
     assert [Score.of(each) for each in csv.DictReader(io.StringIO(to_csv([row, row])))] == [row, row]
+
+
+@dataclass(frozen=True)
+class Pair:
+    name: str
+    value: float | None
+
+
+def test_rows_of_another_kind_have_its_columns():
+    rows = [Pair("a, b", None), Pair("c", math.inf)]
+    assert to_csv(rows, Pair) == 'name,value\n"a, b",\nc,inf\n'
+    assert to_csv([], Pair) == "name,value\n"
 
 
 def test_a_row_of_another_table_is_refused():

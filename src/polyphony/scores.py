@@ -6,13 +6,18 @@ import csv
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
 from polyphony.seeds import generator
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 TEACHERS = "teachers"  # the model that all teachers of the ensemble are together
 CALIBRATIONS = ("calibrated", "standard")
+JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,10 @@ class Score:
         )
 
 
-def to_csv(rows: Iterable[Score]) -> str:
-    """The file's text: missing values are empty, a DEE past the curve is inf."""
+def to_csv(rows: Iterable[DataclassInstance], kind: type[DataclassInstance] = Score) -> str:
+    """The text of a file of rows, its columns those of their `kind`: missing values are empty, ∞ is inf."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Score)], lineterminator="\n")
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
     return text.getvalue()

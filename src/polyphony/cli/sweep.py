@@ -130,7 +130,8 @@ def cells(each: Tried) -> list[str]:
     """A point's settings and scores as text."""
     from polyphony.metrics import MeanSd, format_mean_sd
     from polyphony.recipe.sweep import text_of
-    from polyphony.report.sweep import JUDGE, OTHER
+    from polyphony.report.sweep import OTHER
+    from polyphony.scores import JUDGE
 
     scores = each.scores[JUDGE]
     acc = MeanSd(scores["acc"].n, 100 * scores["acc"].mean, 100 * scores["acc"].sd)

@@ -13,12 +13,12 @@ from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.sweep import PARAMETERS, Value, text_of
 from polyphony.report.run import Row, Run, read_csv
-from polyphony.scores import TEACHERS
+from polyphony.scores import JUDGE, TEACHERS
 from polyphony.store import StoreError, read_json
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 SCORES = ("acc", "nll", "bs", "ece", "kld")
-JUDGE, OTHER = "calibrated", "standard"
+OTHER = "standard"  # beside what decides
 
 
 @dataclass(frozen=True)

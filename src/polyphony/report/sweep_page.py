@@ -13,9 +13,9 @@ from polyphony.report.page import Report, Section, render
 from polyphony.report.paper import Comparison, Tuning, compare, tuning
 from polyphony.report.provenance import Facts, duration, provenance
 from polyphony.report.summary import Headline, Verdict
-from polyphony.report.sweep import JUDGE, OTHER, SYMBOLS, SweepRun, Tried, in_words
+from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried, in_words
 from polyphony.report.tables import Cell, Table
-from polyphony.scores import TEACHERS
+from polyphony.scores import JUDGE, TEACHERS
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
 _COLUMNS = {"acc": "ACC % ↑", "bs": "Brier ↓", "ece": "ECE ↓", "kld": "mean-KLD"}

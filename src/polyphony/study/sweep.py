@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyphony import metrics
 from polyphony.recipe.sweep import Point, Swept
-from polyphony.scores import TEACHERS
+from polyphony.scores import JUDGE, TEACHERS, to_csv
 from polyphony.store import locked, read_json, write_json, write_whole
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import FORMAT, Study
@@ -20,8 +18,6 @@ from polyphony.study.run import adopt, default_workers, pending, write_provenanc
 from polyphony.study.scores import quality, read, versions
 from polyphony.study.search import Search
 from polyphony.train import DivergedError
-
-JUDGE = "calibrated"  # whose validation NLL decides, as in the paper's tables of hyper-parameters
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def run_sweep(
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
         rows = score(sweep.study(kept), kept)
         work.begin(sweep.study([*kept, *lost]))
-        write_table(sweep.folder / "sweep.csv", rows)
+        write_whole(sweep.folder / "sweep.csv", to_csv(rows, SweepScore).encode())
     return SweepOutcome(len(work.made), len(work.found - work.made), work.adopted, rows, lost)
 
 
@@ -200,12 +196,3 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
 def judged(rows: Sequence[SweepScore]) -> float:
     """What decides between points: the calibrated validation NLL, mean over seeds."""
     return metrics.mean_sd([row.nll for row in rows if row.calibration == JUDGE]).mean
-
-
-def write_table(path: Path, rows: Sequence[SweepScore]) -> None:
-    """sweep.csv, whole; what is missing is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(SweepScore)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    write_whole(path, text.getvalue().encode())
