@@ -99,6 +99,20 @@ def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_p
     assert (folder / "sweep.csv").read_bytes() == before
 
 
+def test_trainings_that_were_taken_over_are_not_said_to_have_been_done_before(say):
+    first = say("--method", "kd-ods", "--alpha", "1", "--seeds", "0", "--workers", "1", "--out", "runs/one")
+    assert first.code == 0, first.err
+    said = say("--method", "kd-ods", "--alpha", "1", "--seeds", "0", "--workers", "1", "--out", "runs/two")
+    assert said.code == 0, said.err
+    assert "3 trainings were taken over from other runs in runs." in said.out  # two teachers, one student
+    assert "done before" not in said.out
+    assert "Nothing to do" not in said.out
+    more = say(
+        "--method", "kd-ods", "--alpha", "0.5,1", "--seeds", "0", "--workers", "1", "--out", "runs/two"
+    )
+    assert "2 parts were run, 5 were done before." in more.out
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
     reason="optuna is not installed: pip install 'polyphony[sweep]'",

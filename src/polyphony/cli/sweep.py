@@ -94,12 +94,13 @@ def announce(sweep: Sweep, trials: int | None) -> None:
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:
     """What was done, the points best first, and the best as a line of a recipe."""
-    if outcome.ran == 0:
-        terminal.line(f"Nothing to do: all {outcome.skipped} parts of {run.folder} are done and unchanged.")
-    elif outcome.skipped:
-        terminal.line(f"{outcome.ran} parts were run, {outcome.skipped} were done before.")
+    before = outcome.skipped - outcome.adopted
     if outcome.adopted:
-        terminal.line(f"{outcome.adopted} trainings of them were taken over from the runs beside this one.")
+        terminal.line(f"{outcome.adopted} trainings were taken over from other runs in {run.folder.parent}.")
+    if outcome.ran == outcome.adopted == 0 and not outcome.diverged:
+        terminal.line(f"Nothing to do: all {before} parts of {run.folder} are done and unchanged.")
+    elif before:
+        terminal.line(f"{outcome.ran} parts were run, {before} were done before.")
     terminal.console.print(table(run))
     if len(run.ranked) > MOST_ROWS:
         terminal.line(f"… and {len(run.ranked) - MOST_ROWS} more in {run.folder / 'sweep.csv'}")
