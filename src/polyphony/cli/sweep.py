@@ -14,6 +14,7 @@ from polyphony.cli import terminal
 from polyphony.cli.study import AtLeastOne, Running, chosen
 
 if TYPE_CHECKING:
+    from polyphony.recipe.sweep import Swept
     from polyphony.report.sweep import SweepRun, Tried
     from polyphony.study.sweep import Sweep, SweepOutcome
 
@@ -59,13 +60,18 @@ def sweep(
     """
     from polyphony.recipe import read_recipe
     from polyphony.recipe.sweep import plan_sweep
+
+    overrides = (*running.overrides, *([] if seeds is None else [f"seeds=[{seeds}]"]))
+    texts = {"alpha": alpha, "temperature": temperature, "step_size": step_size}
+    follow(plan_sweep(read_recipe(recipe, overrides), method, texts), trials, running)
+
+
+def follow(swept: Swept, trials: int | None, running: Running) -> None:
+    """Run a sweep that was planned, show what came out and write its page."""
     from polyphony.report import write_report
     from polyphony.report.sweep import SweepRun
     from polyphony.study.sweep import Sweep, run_sweep
 
-    overrides = (*running.overrides, *([] if seeds is None else [f"seeds=[{seeds}]"]))
-    texts = {"alpha": alpha, "temperature": temperature, "step_size": step_size}
-    swept = plan_sweep(read_recipe(recipe, overrides), method, texts)
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
     asked = Sweep(swept, folder, running.data, chosen(running.device))
     asked.check(trials)
