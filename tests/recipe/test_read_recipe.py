@@ -159,8 +159,9 @@ def test_every_shipped_recipe_resolves_by_name(name):
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_shipped_recipe_states_its_cost_and_what_to_expect(name):
     header = "".join(takewhile(lambda line: line[0] == "#", shipped()[name].read_text().splitlines(True)))
-    assert "Cost:" in header
-    assert "Expect:" in header
+    for heading in ("Cost:", "Expect:"):
+        assert re.search(rf"{heading} +\S*[a-z0-9]", header)
+    assert not re.search("COST|EXPECT", header)
 
 
 def test_the_demo_is_shipped():

@@ -8,7 +8,7 @@ from typing import Any
 from polyphony.data.check import VERDICTS
 from polyphony.report.run import Run
 from polyphony.store import flat
-from polyphony.words import duration as duration
+from polyphony.words import duration
 
 Facts = list[tuple[str, str]]
 

@@ -11,11 +11,12 @@ from polyphony.report.figures.sweep import paper_map, sweep_map, swept_ink
 from polyphony.report.figures.sweep_front import sweep_front
 from polyphony.report.page import Report, Section, render
 from polyphony.report.paper import Comparison, Tuning, compare, tuning
-from polyphony.report.provenance import Facts, duration, provenance
+from polyphony.report.provenance import Facts, provenance
 from polyphony.report.summary import Headline, Verdict
 from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried, in_words
 from polyphony.report.tables import Cell, Table
 from polyphony.scores import JUDGE, TEACHERS
+from polyphony.words import duration
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
 _COLUMNS = {"acc": "ACC % ↑", "bs": "Brier ↓", "ece": "ECE ↓", "kld": "mean-KLD"}

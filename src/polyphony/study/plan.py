@@ -15,7 +15,6 @@ from torch import nn
 from polyphony.data import Split, Splits, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Data, Network, Recipe, RecipeError, Schedule
-from polyphony.seeds import generator as generator
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
