@@ -347,3 +347,20 @@ def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
 
 def test_a_folder_is_no_recipe(tmp_path):
     assert complaint(tmp_path).startswith(f"there is no recipe '{tmp_path}'")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("methods.kd.form=3", "methods.kd.form must be a table"),
+        ("methods=3", "methods must be a table, not 3"),
+        ("methods={}", "methods must not be empty"),
+        ("seeds=[]", "seeds must not be empty"),
+        ("name=../x", "name must be a name of letters, digits and + _ . -, not '../x'"),
+        ("methods={'a/b' = {}}", "methods.a/b must be a name of letters, digits and + _ . -, not 'a/b'"),
+        ("threads=100000", "threads must be less than or equal to 1024, not 100000"),
+        ("data.seed=100000000000000000000", "data.seed must be less than"),
+    ],
+)
+def test_faults_are_said_in_the_words_of_a_recipe(small, override, sentence):
+    assert sentence in complaint(small, override)

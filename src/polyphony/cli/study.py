@@ -189,7 +189,7 @@ def run_to(study: Study, upto: str, workers: int | None, redo: bool) -> None:
     from polyphony.study import Upto, costs, run_study
 
     if not study.folder.exists():
-        terminal.announce(study, list(costs(study)))
+        terminal.announce(study, list(costs(study)), workers)
     with terminal.board() as board:
         outcome = run_study(study, board, upto=Upto[upto], workers=workers, redo=redo)
     terminal.show_outcome(study, outcome)

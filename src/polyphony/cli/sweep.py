@@ -76,14 +76,14 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     asked = Sweep(swept, folder, running.data, chosen(running.device))
     asked.check(trials)
     if not folder.exists():
-        announce(asked, trials)
+        announce(asked, trials, running.workers)
     with terminal.board() as board:
         outcome = run_sweep(asked, board, trials=trials, workers=running.workers, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     terminal.line(f"Page: {write_report([folder], None)}")
 
 
-def announce(sweep: Sweep, trials: int | None) -> None:
+def announce(sweep: Sweep, trials: int | None, workers: int | None) -> None:
     """What is about to happen, and how long it will take."""
     from polyphony.study import costs
 
@@ -95,7 +95,7 @@ def announce(sweep: Sweep, trials: int | None) -> None:
         f" {each} seed{'s' * (each != 1)} each."
     )
     *teachers, point = costs(study)
-    terminal.line(terminal.estimate(study, [*teachers, replace(point, runs=point.runs * points)]))
+    terminal.line(terminal.estimate(study, [*teachers, replace(point, runs=point.runs * points)], workers))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:

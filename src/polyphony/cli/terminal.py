@@ -173,20 +173,20 @@ def show_costs(study: Study, costs: Sequence[Cost]) -> None:
     line(f"{estimate(study, costs)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
 
 
-def announce(study: Study, costs: Sequence[Cost]) -> None:
+def announce(study: Study, costs: Sequence[Cost], workers: int | None) -> None:
     """What is about to happen, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
     line(f"{study.recipe.name}: {study.teachers} teachers, then {len(study.students)} students ({methods}).")
-    line(estimate(study, costs))
+    line(estimate(study, costs, workers))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
         line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
 
 
-def estimate(study: Study, costs: Sequence[Cost]) -> str:
+def estimate(study: Study, costs: Sequence[Cost], workers: int | None = None) -> str:
     """How long all trainings take together."""
     from polyphony.study import default_workers
 
-    workers = default_workers(study)
+    workers = workers or default_workers(study)
     total = sum(cost.runs * cost.seconds for cost in costs) / workers
     return f"About {duration(total)} on this machine, {workers} at a time, judging by one measured step each."
 

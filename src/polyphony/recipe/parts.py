@@ -43,7 +43,7 @@ class Data(Part):
     resolution: PositiveInt | None = None
     valid: PositiveInt | None = None
     test: PositiveInt | None = None
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     coarse: bool = False
     augment: Crop = Crop()
 
@@ -93,7 +93,9 @@ class Recipe(Part):
     members: PositiveInt
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: PositiveInt | None = None  # a process; by default one for small images, else all cores
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = (
+        None  # a process; by default one for small images, else all cores
+    )
     data: Data
     teachers: Teachers
     student: Student

@@ -95,9 +95,14 @@ def explain(fault: ErrorDetails) -> str:
         case "union_tag_invalid":
             kind = fault["ctx"]["tag"]
             return f"{place} knows no kind '{kind}'; {suggestion(kind, kinds_at([*parents, key]))}"
+        case "too_short":
+            return f"{place} must not be empty"
+        case "string_pattern_mismatch":
+            named = place.removesuffix(".[key]")
+            return f"{named} must be a name of letters, digits and + _ . -, not {fault['input']!r}"
     message = fault["msg"].removeprefix("Value error, ")
     if message.startswith("Input should be "):
-        message = message.replace("Input should be ", "must be ", 1)
+        message = message.replace("Input should be ", "must be ", 1).replace("an object", "a table")
     if message.startswith("must "):
         return f"{place} {message}, not {fault['input']!r}"
     return f"{place}: {message}" if place else message
