@@ -122,7 +122,7 @@ def fit(
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
         row |= run_epoch(training, loss, train, epoch, watch)
-        row |= validate(model, valid, plan.batch, device, epoch)
+        row |= validate(model, valid, device, epoch)
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
         if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
             watch.warn(collapse.words(training.log[-1]))
@@ -200,9 +200,9 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
     return means
 
 
-def validate(model: Ensemble, valid: Split, batch: int, device: torch.device | str, epoch: int) -> Row:
+def validate(model: Ensemble, valid: Split, device: torch.device | str, epoch: int) -> Row:
     """Accuracy and NLL of the members' mean prediction on the validation images, and how they differ."""
-    predictions = predict(model, valid, batch=batch, device=device)
+    predictions = predict(model, valid, device=device)
     if not bool(predictions.logits.isfinite().all()):
         raise DivergedError(
             f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}"

@@ -1,18 +1,22 @@
-"""The pool's two ends, joined by plain queues: the study's own test runs real processes."""
+"""The pool's two ends, joined by plain queues; then real processes, whose jobs are built-in functions."""
 
 from __future__ import annotations
 
 import os
 import queue
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from polyphony.store import StoreError
 from polyphony.study import JobError, run_jobs
-from polyphony.study.pool import listen, work
+from polyphony.study.pool import Pool, listen, work
 
 
 @dataclass
@@ -119,3 +123,65 @@ def test_no_jobs_are_no_work():
     board = Board()
     run_jobs([], board, 4, 1)
     assert board.heard == []
+
+
+def simple(run, count: int = 3) -> list[SimpleNamespace]:
+    """Jobs that another process can run: each calls a built-in function."""
+    return [SimpleNamespace(name=f"job {k}", epochs=0, run=run) for k in range(count)]
+
+
+def test_processes_are_kept_from_one_list_of_jobs_to_the_next_and_end_with_the_pool():
+    board = Board()
+    with Pool(2, 1) as pool:
+        pool.run(simple(repr), board)
+        first = list(pool.processes)
+        pool.run(simple(repr, 4), board)
+        assert pool.processes == first
+    assert [event[0] for event in board.heard].count("finished") == 7
+    assert [process.exitcode for process in first] == [0, 0]
+
+
+def test_a_pool_works_again_after_a_failure():
+    board = Board()
+    with Pool(2, 1) as pool:
+        with pytest.raises(TypeError, match="int"):
+            pool.run(simple(int), board)
+        assert pool.processes == []
+        board.heard.clear()
+        pool.run(simple(repr), board)
+    assert sorted(event[1] for event in board.heard if event[0] == "finished") == ["job 0", "job 1", "job 2"]
+
+
+PROC = Path("/proc")
+IDLE = """
+import time
+from types import SimpleNamespace
+from polyphony.study.pool import Pool
+board = SimpleNamespace(started=print, finished=print)
+if __name__ == "__main__":
+    with Pool(2, 1) as pool:
+        pool.run([SimpleNamespace(name="", epochs=0, run=repr) for _ in range(2)], board)
+        print("pids", *(process.pid for process in pool.processes), flush=True)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc to see whether a process runs")
+def test_idle_processes_end_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "idle.py").write_text(IDLE)
+    parent = subprocess.Popen([sys.executable, tmp_path / "idle.py"], stdout=subprocess.PIPE, text=True)
+    with parent:
+        pids = next(line for line in parent.stdout if line.startswith("pids")).split()[1:]
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while any(is_running(int(pid)) for pid in pids):
+        assert time.monotonic() < deadline, f"{pids} outlived their parent"
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that ended and waits to be collected is not running."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

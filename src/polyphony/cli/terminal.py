@@ -188,7 +188,7 @@ def estimate(study: Study, costs: Sequence[Cost], workers: int | None = None) ->
 
     workers = workers or default_workers(study)
     total = sum(cost.runs * cost.seconds for cost in costs) / workers
-    return f"About {duration(total)} on this machine, {workers} at a time, judging by one measured step each."
+    return f"About {duration(total)} on this machine, {workers} at a time, judging by a few measured steps."
 
 
 def show_outcome(study: Study, outcome: Outcome) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from polyphony.data import Split, pixels
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
+from polyphony.predictions import predict
 from polyphony.recipe import Schedule, Surroundings
 from polyphony.study.plan import Study
 from polyphony.train import Loss
@@ -55,15 +59,17 @@ def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensem
 
 
 def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:
-    """A training's cost, extrapolated from one step on a batch that takes about a second."""
-    steps = len(study.splits.train) // study.plan(schedule).batch * schedule.epochs
+    """A training's cost, extrapolated from steps, and a look at validation images, of about a second each."""
+    splits, epochs = study.splits, schedule.epochs
+    trained = len(splits.train) // study.plan(schedule).batch * schedule.batch * epochs
     model.to(study.device)
     with CountFlops() as count:
         probe(study, model, loss, 2)
     batch = int(min(schedule.batch, max(2, 2 * PROBE_FLOPS // count.flops)))
-    seconds = min(probe(study, model, loss, batch) for _ in range(3))
-    whole = schedule.batch * steps
-    return Cost(name, runs, count.flops / 2 * whole, seconds / batch * whole)
+    step = median(probe(study, model, loss, batch) for _ in range(3))
+    look = median(probe_validation(study, model, batch) for _ in range(3))
+    seconds = (trained * step + epochs * len(splits.valid) * look) / batch
+    return Cost(name, runs, count.flops / 2 * trained, seconds)
 
 
 class CountFlops(TorchDispatchMode):
@@ -87,11 +93,27 @@ class CountFlops(TorchDispatchMode):
 
 def probe(study: Study, model: Ensemble, loss: Loss, batch: int) -> float:
     """Seconds for one step on grey noise."""
-    rng = torch.Generator(study.device).manual_seed(0)
-    x = torch.rand(batch, *study.splits.train.images.shape[1:], generator=rng, device=study.device)
+    x, rng = noise(study, batch)
     y = torch.zeros(batch, dtype=torch.int64, device=study.device)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0, momentum=0.9)
     start = time.perf_counter()
-    parts = loss(model.train(), x.contiguous(memory_format=torch.channels_last), y, rng)
+    parts = loss(model.train(), pixels(x), y, rng)
     parts["loss"].backward()
+    optimiser.step()
     parts["loss"].item()  # waits for the device
     return time.perf_counter() - start
+
+
+def probe_validation(study: Study, model: Ensemble, batch: int) -> float:
+    """Seconds for the predictions of all members on grey noise."""
+    split = Split(noise(study, batch)[0], torch.zeros(batch, dtype=torch.int64))
+    start = time.perf_counter()
+    predict(model, split, device=study.device)
+    return time.perf_counter() - start
+
+
+def noise(study: Study, batch: int) -> tuple[Tensor, torch.Generator]:
+    """Images like the study's, of random bytes, and the generator that drew them. [b c h w]"""
+    rng = torch.Generator(study.device).manual_seed(0)
+    shape = (batch, *study.splits.train.images.shape[1:])
+    return torch.randint(256, shape, generator=rng, device=study.device, dtype=torch.uint8), rng

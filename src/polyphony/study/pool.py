@@ -1,4 +1,4 @@
-"""Run jobs here, in several processes; what they report reaches one board in this one."""
+"""Run jobs on this machine, in several processes; what they report reaches one board in this one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
 from polyphony.collapse import Row
 from polyphony.study.jobs import Job
 
-PATIENCE = 0.2  # seconds between looks whether all processes are alive
+PATIENCE = 0.2  # seconds between looks whether the other processes are alive
 
 
 class Board(Protocol):
@@ -89,29 +89,60 @@ class Relay:
         self._send("finished", name)
 
 
-def run_jobs(jobs: Sequence[Job], board: Board, workers: int, threads: int) -> None:
-    """Run independent jobs, several at a time; the first failure stops them all and is raised here."""
-    if min(workers, len(jobs)) <= 1:
-        torch.set_num_threads(threads)
-        for job in jobs:
-            run_job(job, board)
-        return
-    context = multiprocessing.get_context("spawn")
-    todo, events = context.Queue(), context.Queue()
-    for work_or_end in [*jobs, *(workers * [None])]:
-        todo.put(work_or_end)
-    processes = [
-        context.Process(target=work, args=(todo, events, threads, os.getpid()), daemon=True)
-        for _ in range(min(workers, len(jobs)))
-    ]
-    try:
-        for process in processes:
-            process.start()
-        listen(events, processes, len(jobs), board)
-    finally:
-        for process in processes:
+class Pool:
+    """Worker processes for one list of jobs after another: started at the first that can use several."""
+
+    def __init__(self, workers: int, threads: int) -> None:
+        self.workers, self.threads = workers, threads
+        self.processes: list[SpawnProcess] = []
+        self._context = multiprocessing.get_context("spawn")
+        self._todo, self._events = self._context.Queue(), self._context.Queue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _process in self.processes:
+            self._todo.put(None)
+        for process in self.processes:
+            process.join()
+
+    def run(self, jobs: Sequence[Job], board: Board) -> None:
+        """Run independent jobs, several at a time; the first failure stops them all and is raised here."""
+        if min(self.workers, len(jobs)) <= 1:
+            torch.set_num_threads(self.threads)
+            for job in jobs:
+                run_job(job, board)
+            return
+        try:
+            while len(self.processes) < min(self.workers, len(jobs)):
+                self._start_one()
+            for job in jobs:
+                self._todo.put(job)
+            listen(self._events, self.processes, len(jobs), board)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _start_one(self) -> None:
+        details = (self._todo, self._events, self.threads, os.getpid())
+        process = self._context.Process(target=work, args=details, daemon=True)
+        process.start()
+        self.processes.append(process)
+
+    def _stop(self) -> None:
+        """End the processes amid their work; the queues go too, with what is left in them."""
+        for process in self.processes:
             process.terminate()
             process.join()
+        self.processes = []
+        self._todo, self._events = self._context.Queue(), self._context.Queue()
+
+
+def run_jobs(jobs: Sequence[Job], board: Board, workers: int, threads: int) -> None:
+    """Run one list of independent jobs in a pool of its own."""
+    with Pool(workers, threads) as pool:
+        pool.run(jobs, board)
 
 
 def run_job(job: Job, board: Board) -> None:
@@ -122,15 +153,26 @@ def run_job(job: Job, board: Board) -> None:
 
 
 def work(todo: Any, events: Any, threads: int, parent: int) -> None:
-    """A worker process: jobs until there are none."""
+    """A worker process: jobs until one fails, until there is the word to end, or until nobody waits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(threads)
-    while (job := todo.get()) is not None:
+    while (job := next_job(todo, parent)) is not None:
         try:
             run_job(job, Relay(events, parent))
         except Exception as error:
             events.put(("failed", sendable(error)))
             return
+
+
+def next_job(todo: Any, parent: int) -> Job | None:
+    """What to do next; nothing when the parent is gone."""
+    while os.getppid() == parent:
+        try:
+            job: Job | None = todo.get(timeout=PATIENCE)
+        except queue.Empty:
+            continue
+        return job
+    return None
 
 
 def sendable(error: Exception) -> Exception:

@@ -15,7 +15,7 @@ from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.plan import Study
-from polyphony.study.pool import Board, run_jobs
+from polyphony.study.pool import Board, Pool
 from polyphony.study.scores import score, score_jobs, write_scores
 
 
@@ -51,13 +51,13 @@ def run_study(
         lambda: score_jobs(study),
     ]
     ran = total = adopted = 0
-    with locked(study.folder):
+    with locked(study.folder), Pool(workers, study.threads) as pool:
         for jobs in (phase() for phase in phases[:upto]):
             missing = pending(study, jobs, redo)
             todo = [job for job in missing if not adopt(job)]
             if missing:  # nothing is written before it is known that what is there fits
                 write_provenance(study)
-            run_jobs(todo, board, workers, study.threads)
+            pool.run(todo, board)
             ran, total = ran + len(todo), total + len(jobs)
             adopted += len(missing) - len(todo)
         if upto < Upto.DISTILL:  # the record must fit students that are there already

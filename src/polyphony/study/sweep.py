@@ -13,7 +13,7 @@ from polyphony.scores import JUDGE, TEACHERS, to_csv
 from polyphony.store import locked, read_json, write_json, write_whole
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import FORMAT, Study
-from polyphony.study.pool import Board, run_jobs
+from polyphony.study.pool import Board, Pool
 from polyphony.study.run import adopt, default_workers, pending, write_provenance
 from polyphony.study.scores import quality, read, versions
 from polyphony.study.search import Search
@@ -97,9 +97,9 @@ def run_sweep(
     What is done is not done again, and nothing but training and validation images is predicted on.
     """
     sweep.check(trials)
-    workers = workers or default_workers(sweep.study([sweep.swept.own]))
-    with locked(sweep.folder):
-        work = Work(sweep, board, workers, redo, sweep.facts(trials))
+    study = sweep.study([sweep.swept.own])
+    with locked(sweep.folder), Pool(workers or default_workers(study), study.threads) as pool:
+        work = Work(sweep, board, pool, redo, sweep.facts(trials))
         points, lost = (sweep.swept.grid(), []) if trials is None else work.search(trials)
         lost += work.measure(points) if points else []
         kept = [point for point in points if point not in lost]
@@ -114,8 +114,8 @@ def run_sweep(
 class Work:
     """A sweep under way: trains what is missing, and counts it."""
 
-    def __init__(self, sweep: Sweep, board: Board, workers: int, redo: bool, facts: dict[str, Any]) -> None:
-        self.sweep, self.board, self.workers, self.redo, self.facts = sweep, board, workers, redo, facts
+    def __init__(self, sweep: Sweep, board: Board, pool: Pool, redo: bool, facts: dict[str, Any]) -> None:
+        self.sweep, self.board, self.pool, self.redo, self.facts = sweep, board, pool, redo, facts
         self.made: set[str] = set()  # names of jobs that were done by this call
         self.found: set[str] = set()  # and of those whose results were there, made by this call or before
         self.adopted = 0
@@ -124,7 +124,7 @@ class Work:
         """Ask, train and tell, as many points a round as processes at a time; the points, and the lost."""
         search = self.sweep.search
         while (left := trials - search.answered()) > 0:
-            asked = search.ask(min(left, self.workers))
+            asked = search.ask(min(left, self.pool.workers))
             points = list(dict.fromkeys(trial.point for trial in asked))
             diverged = self.measure(points)
             for trial in asked:
@@ -154,7 +154,7 @@ class Work:
         self.adopted += len(missing) - len(todo)
         self.found |= {job.name for job in jobs} - {job.name for job in todo}
         try:
-            run_jobs(todo, self.board, self.workers, study.threads)
+            self.pool.run(todo, self.board)
         except DivergedError:  # which ends all; some may have been done by then
             self.made |= {job.name for job in todo if job.is_done()}
             raise
