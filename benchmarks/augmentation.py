@@ -8,7 +8,6 @@ in one run, so that a busy machine slows them alike. Prints times and ratios, an
 from __future__ import annotations
 
 import csv
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from polyphony.data import Augmentation, Split, batches
+from polyphony.machine import processor
 from polyphony.nn import resnet
 
 RESULTS = Path(__file__).parent / "results" / "augmentation.csv"
@@ -89,7 +89,7 @@ def measure(side: int, pad: int) -> Row:
         "share": round(batch / training, 4),
         "per_image_share": round(usual / training, 4),
         "torch": torch.__version__,
-        "machine": platform.machine(),
+        "machine": processor(),
     }
 
 

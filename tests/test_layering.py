@@ -12,7 +12,7 @@ PACKAGE = Path(polyphony.__file__).parent
 LAYERS = (
     ("cli",),
     ("study", "report"),
-    ("recipe", "export", "analysis"),
+    ("recipe", "analysis"),
     ("train", "distill", "store", "scores"),
     ("perturb", "predictions", "collapse"),
     ("ensembles",),

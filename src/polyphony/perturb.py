@@ -76,7 +76,7 @@ class ODS:
 
 @dataclass(frozen=True)
 class Adversarial:
-    """A step that raises one random teacher's classification loss (appendix, non-targeted attack)."""
+    """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack)."""
 
     step_size: float = 1 / 255
 

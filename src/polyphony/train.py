@@ -33,7 +33,7 @@ class ResumeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how large, how fast: the paper's appendix, "Training"."""
+    """How long, how large, how fast: the paper's B.1 in shape; its numbers are in the recipes."""
 
     epochs: int = 200
     batch: int = 128

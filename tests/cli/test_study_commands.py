@@ -71,7 +71,7 @@ def tiny(verb: str, *more: object, recipe: str = "digits") -> list[object]:
 
 
 def test_help_answers_without_the_heavy_libraries(program, environment):
-    heavy = ("torch", "numpy", "scipy", "pydantic", "sklearn", "matplotlib", "ray")
+    heavy = ("torch", "numpy", "scipy", "pydantic", "sklearn", "matplotlib")
     script = (
         "import sys\nfrom polyphony.cli import main\n"
         "for arguments in (['--help'], ['study', '--help'], ['--version']):\n"

@@ -164,15 +164,17 @@ def test_the_proxy_distillation_reads_softmax_of_the_teachers_and_softplus_of_th
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "offset"),
     [
-        lambda t, p: DistillDistribution(t, 9, perturb=p, temperature=4.0),
-        lambda t, p: DistillProxy(t, p, temperature=4.0),
+        (lambda t, p: DistillDistribution(t, 9, perturb=p, temperature=4.0), 0.0),
+        (lambda t, p: DistillProxy(t, p, temperature=4.0), 1.0),
     ],
     ids=["end2", "proxy"],
 )
-def test_distributions_are_distilled_on_perturbed_inputs_in_one_pass_and_only_the_student_learns(make):
-    ensemble, student, (x, y) = teachers(), Dirichlet(small(9).float(), 1.0), batch()
+def test_distributions_are_distilled_on_perturbed_inputs_in_one_pass_and_only_the_student_learns(
+    make, offset
+):
+    ensemble, student, (x, y) = teachers(), Dirichlet(small(9).float(), offset), batch()
     ensemble, perturb, calls = ensemble.float(), Shifted([]), []
     x = x.float()
     student.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0]))
@@ -189,6 +191,15 @@ def test_a_student_without_concentrations_is_refused(make):
     x, y = batch()
     with pytest.raises(TypeError, match="not a Single"):
         make(teachers())(Single(small(9)), x, y, seeded())
+
+
+@pytest.mark.parametrize(
+    ("make", "offset"), [(lambda t: DistillDistribution(t, 9), 1.0), (DistillProxy, 0.0)]
+)
+def test_a_student_with_the_other_losss_concentrations_is_refused(make, offset):
+    x, y = batch()
+    with pytest.raises(ValueError, match=f"make it with Dirichlet.network, offset={1 - offset:g}."):
+        make(teachers())(Dirichlet(small(9), offset), x, y, seeded())
 
 
 @pytest.mark.parametrize(

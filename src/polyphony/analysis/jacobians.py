@@ -1,4 +1,4 @@
-"""Do a student's members change with their input as their teachers do? Cosines of Jacobians (§4.2)."""
+"""Do a student's members change with their input as their teachers do? Cosines of Jacobians (§4.3)."""
 
 from __future__ import annotations
 

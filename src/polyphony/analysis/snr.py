@@ -1,4 +1,4 @@
-"""How clearly a perturbation says what to learn: the signal-to-noise ratio of gradients (§4.2)."""
+"""How clearly a perturbation says what to learn: the signal-to-noise ratio of gradients (§4.3)."""
 
 from __future__ import annotations
 

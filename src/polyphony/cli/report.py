@@ -14,7 +14,10 @@ def report(
     runs: Annotated[tuple[Path, ...], Parameter(name="RUN", required=True)],
     /,
     *,
-    out: Annotated[Path | None, Parameter(help="The page; RUN/report.html unless given.")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="The page; RUN/report.html unless given, or report.html here for several."),
+    ] = None,
 ) -> None:
     """Write one HTML page about a run, and its figures and tables as files; of several runs, compare them.
 

@@ -20,11 +20,19 @@ Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there 
 AtLeastOne = validators.Number(gte=1)
 Workers = Annotated[
     int | None,
-    Parameter(validator=AtLeastOne, help="Processes at a time; as many as the cores have room for."),
+    Parameter(
+        validator=AtLeastOne, help="Processes at a time; as many as the cores have room for unless given."
+    ),
 ]
 Overrides = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", negative="", help="Change a key of the recipe: student.alpha=0.5. Repeatable."),
+    Parameter(
+        name="--set",
+        negative="",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="Change one key of the recipe, for example student.alpha=0.5; give --set again for another.",
+    ),
 ]
 
 
@@ -33,13 +41,19 @@ Overrides = Annotated[
 class Running:
     """How a study is run."""
 
-    out: Annotated[Path | None, Parameter(help="Folder for the results; runs/NAME unless given.")] = None
+    out: Annotated[
+        Path | None,
+        Parameter(help="Folder for the results; one in runs/ named after the recipe unless given."),
+    ] = None
     overrides: Overrides = ()
     data: DataRoot = None
     device: Device = "auto"
     workers: Workers = None
     redo: Annotated[
-        bool, Parameter(negative="", help="Replace results that were made with another recipe.")
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Replace results that were made with another recipe."
+        ),
     ] = False
 
 
@@ -90,10 +104,22 @@ def evaluate(
     /,
     *,
     ood: Annotated[
-        tuple[str, ...], Parameter(negative="", help="A data set of unknown classes, for example svhn.")
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A data set of unknown classes, for example svhn. Repeatable.",
+            metavar="NAME",
+        ),
     ] = (),
     corrupted: Annotated[
-        tuple[str, ...], Parameter(negative="", help="Corrupted test images, for example cifar10-c.")
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Corrupted test images, for example cifar10-c. Repeatable.",
+            metavar="NAME",
+        ),
     ] = (),
     limit: Annotated[
         int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
@@ -118,7 +144,7 @@ def evaluate(
         for name in names:
             with terminal.board() as board:
                 rows = measure(study, name, board, workers, limit)
-            terminal.line(f"{name}: {len(rows)} scores of {study.folder / 'analysis'}")
+            terminal.line(f"{name}: {len(rows)} scores in {study.folder / 'analysis'}")
 
 
 def show(
@@ -189,7 +215,8 @@ def run_to(study: Study, upto: str, workers: int | None, redo: bool) -> None:
     from polyphony.study import Upto, costs, run_study
 
     if not study.folder.exists():
-        terminal.announce(study, list(costs(study)), workers)
+        trainings = costs(study)
+        terminal.announce(study, [next(trainings)] if upto == "TEACH" else list(trainings), workers)
     with terminal.board() as board:
         outcome = run_study(study, board, upto=Upto[upto], workers=workers, redo=redo)
     terminal.show_outcome(study, outcome)

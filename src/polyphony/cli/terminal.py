@@ -174,9 +174,10 @@ def show_costs(study: Study, costs: Sequence[Cost]) -> None:
 
 
 def announce(study: Study, costs: Sequence[Cost], workers: int | None) -> None:
-    """What is about to happen, and how long it will take."""
+    """What is about to happen, the teachers' cost first and maybe alone, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
-    line(f"{study.recipe.name}: {study.teachers} teachers, then {len(study.students)} students ({methods}).")
+    students = f", then {len(study.students)} students ({methods})" if len(costs) > 1 else ""
+    line(f"{study.recipe.name}: {study.teachers} teachers{students}.")
     line(estimate(study, costs, workers))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
         line(f"It takes less where other runs in {study.folder.parent} have trained the same.")

@@ -45,7 +45,7 @@ class DistillDistribution:
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        temperature = self.temperature_at(dirichlet(student).steps)
+        temperature = self.temperature_at(dirichlet(student, offset=0).steps)
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float() / temperature, dim=-1)
         log_alpha = losses.with_limit(student(x_tilde[None]), self.gradient_limit)
@@ -77,7 +77,7 @@ class DistillProxy:
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        dirichlet(student)
+        dirichlet(student, offset=1)
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float(), dim=-1)
         log_alpha = student(x_tilde[None])
@@ -85,10 +85,15 @@ class DistillProxy:
         return {"loss": loss, "acc": accuracy(log_alpha, y[None])}
 
 
-def dirichlet(student: Ensemble) -> Dirichlet:
-    """The student, if its outputs are concentrations."""
+def dirichlet(student: Ensemble, offset: float) -> Dirichlet:
+    """The student, if its outputs are concentrations of the kind that a loss is made for."""
     if not isinstance(student, Dirichlet):
         raise TypeError(
             f"a distribution is distilled into a Dirichlet student, not a {type(student).__name__}"
+        )
+    if student.offset != offset:
+        raise ValueError(
+            f"this loss is for concentrations e^z + {offset:g}, the student's are e^z + {student.offset:g}:"
+            f" make it with Dirichlet(network, offset={offset:g})"
         )
     return student

@@ -167,8 +167,8 @@ def merge_member(network: nn.Module, j: int) -> nn.Module:
     return replace(network, every_module(network), merge)
 
 
-def factors(network: nn.Module) -> Iterator[nn.Parameter]:
-    """The rank-one factors r and s of every layer that has them."""
+def factors(network: nn.Module) -> Iterator[Tensor]:
+    """The rank-one factors r and s of every layer that has them: parameters, or made of some (LatentBE)."""
     for module in network.modules():
         if isinstance(module, RankOne):
             yield from (module.r, module.s)
