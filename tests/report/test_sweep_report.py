@@ -27,7 +27,7 @@ from polyphony.report.figures.sweep_cells import Shade
 from polyphony.report.figures.sweep_front import near
 from polyphony.report.style import MUTED
 from polyphony.report.sweep import SweepRun, Tried, front, toml
-from polyphony.report.sweep_page import verdict
+from polyphony.report.sweep_page import take_home
 from polyphony.store import StoreError
 
 SEEDS = (0, 1, 2)
@@ -177,7 +177,7 @@ def test_points_that_diverged_are_those_without_rows(tmp_path):
     (folder / "sweep.csv").write_text("".join(line for line in lines if not line.startswith(gone)))
     run = SweepRun.open(folder)
     assert run.diverged == [gone]
-    assert any(gone in said for said in verdict(run).qualified)
+    assert any(gone in said for said in take_home(run).qualified)
     assert "–" in write_report([folder]).read_text()
 
 
