@@ -104,6 +104,8 @@ def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path
     expected = f"{np.mean(ours):.3f} ± {np.std(ours, ddof=1):.3f}"
     assert rows["4, EnD²"][2] == Cell(expected, paper="0.260")
     assert rows["8, EnD²"][2] == Cell("–", paper="0.225")
+    other = paper_tables(run, Comparison(("cifar10-resnet32-be4",), ""))[1]
+    assert {row[0].text: row for row in other.rows}["4, EnD²"][2] == Cell("–", paper="0.260")
     assert paper_tables(run, Comparison(("cifar100-wrn28x2-be4",), "")) == []
     assert paper_tables(run, None) == []
 

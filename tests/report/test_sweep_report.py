@@ -306,6 +306,16 @@ def test_the_papers_own_table_stands_beside_a_sweep_of_its_experiment(tmp_path):
         assert len(list(csv.DictReader(file))) == 12
 
 
+def test_a_sweep_is_compared_whatever_the_students_own_setting(tmp_path):
+    points = grid((0.8, 0.9), (2.0, 4.0), (None,))
+    elsewhere = PAPER_RECIPE | {"student": {"alpha": 0.5, "temperature": 2.0, "step_size": 0.1}}
+    page = write_report([write_sweep(tmp_path / "a", points, recipe=elsewhere)]).read_text()
+    assert "paper 0.174 ± 0.003" in page
+    other = PAPER_RECIPE | {"student": {"learning_rate": 0.3}}
+    page = write_report([write_sweep(tmp_path / "b", points, recipe=other)]).read_text()
+    assert "paper 0.174 ± 0.003" not in page
+
+
 def test_one_seed_one_parameter_one_point_and_a_search_have_pages_too(tmp_path):
     once = write_report([write_sweep(tmp_path / "once", grid(), seeds=(0,))]).read_text()
     assert "Every point was trained once" in once

@@ -7,6 +7,7 @@ from polyphony.report import paper
 from polyphony.report.forms import BATCH_ENSEMBLE
 from polyphony.report.paper import Comparison, PaperRow, Tuning
 from polyphony.report.run import Run
+from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table
 from polyphony.scores import HEADINGS, Score, mean_text
 
@@ -69,16 +70,17 @@ def endd_tables(run: Run, found: Comparison) -> list[Table]:
         " small numbers are the paper's, each of one training; ours stand where this run has them."
     )
     printed = [row for row in paper.rows() if row.table == "endd"]
-    rows = tuple(_endd_row(run, row) for row in printed)
+    rows = tuple(_endd_row(run, row, found) for row in printed)
     return [
         Table("paper-endd", caption, ("Teachers, student", *(HEADINGS[column] for column in _ENDD)), rows)
     ]
 
 
-def _endd_row(run: Run, row: PaperRow) -> tuple[Cell, ...]:
+def _endd_row(run: Run, row: PaperRow, found: Comparison) -> tuple[Cell, ...]:
     teachers = paper.EXPERIMENTS[row.experiment].members
     form, perturb = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
     same = [m for m in run.methods if (run.form(m), run.perturbation(m)) == (form, perturb)]
+    same = [m for m in same if paper_row(run, m, row.calibration, found)]
     scores = run.scored(same[0]) if same and run.members == teachers else []
     cells = (Cell(_ours(scores, column), paper=row.text(column)) for column in _ENDD)
     return (Cell(f"{teachers}, {_NAMES[row.method]}"), *cells)

@@ -24,7 +24,7 @@ _COLUMNS = ("acc", "bs", "ece", "kld")
 
 def sweep_report(run: SweepRun) -> Report:
     """The page of a sweep, and its figures and tables."""
-    paper = compare({**run.recipe, "name": run.asked["recipe"]})
+    paper = compare_sweep(run)
     printed = [cell for cell in tuning() if paper and cell.experiment in paper.experiments]
     maps: list[Chart | Absent] = [sweep_map(run)]
     if paper and printed:
@@ -47,6 +47,12 @@ def sweep_report(run: SweepRun) -> Report:
         provenance={title: facts for title, facts in groups.items() if facts},
     )
     return Report(html, (table, *(part for section in sections for part in section.shown)))
+
+
+def compare_sweep(run: SweepRun) -> Comparison | None:
+    """The paper's experiment that was swept: its α, τ and η are each point's own, not the student's."""
+    student = {key: value for key, value in run.recipe.get("student", {}).items() if key not in PARAMETERS}
+    return compare({**run.recipe, "name": run.asked["recipe"], "student": student})
 
 
 def subtitle(run: SweepRun) -> str:
