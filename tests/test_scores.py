@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import math
+import statistics
 from dataclasses import dataclass
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyphony.metrics import mean_sd
 from polyphony.predictions import Predictions
-from polyphony.scores import Score, dee_curves, to_csv
+from polyphony.recipe import read_recipe
+from polyphony.scores import Score, Standing, by_quality, dee_curves, mean_text, score_text, to_csv
 from polyphony.seeds import generator
+from polyphony.study import Study, verdict
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -61,3 +65,70 @@ def test_curves_end_at_all_teachers_and_are_the_same_each_time():
     assert curves["standard"][5] == pytest.approx(float(-(-own).exp().mean(0).log().mean()))
     assert curves["calibrated"][5] <= curves["standard"][5] + 1e-9
     assert dee_curves(pool, pool) == curves
+
+
+# For people
+
+
+def test_accuracy_is_in_per_cent_and_all_else_has_three_digits():
+    assert mean_text("acc", mean_sd([0.93, 0.95])) == "94.00 ± 1.41"
+    assert mean_text("nll", mean_sd([0.18, 0.181])) == "0.180 ± 0.001"
+    assert score_text("acc", [0.9123], 8) == "91.23"
+    assert score_text("kld", [0.05, 0.07], 8) == "0.060 ± 0.014"
+
+
+def test_what_a_model_does_not_have_is_a_dash():
+    assert score_text("kld", [0.0, 0.0], 8) == "–"  # one network
+    assert score_text("dee", [None], 8) == "–"
+    assert score_text("nll", [0.0], 8) == "0.000"
+
+
+def test_a_dee_past_the_curve_is_said_as_such():
+    assert score_text("dee", [2.0, 3.0], 8) == "2.50 ± 0.71"
+    assert score_text("dee", [2.5], 8) == "2.50"
+    assert score_text("dee", [math.inf, 5.004, 6.0], 8) == "5.00 … >8"
+    assert score_text("dee", [math.inf, math.inf], 8) == ">8"
+
+
+@given(st.lists(st.lists(st.floats(0, 3), min_size=2, max_size=4), min_size=1, max_size=5))
+def test_level_are_those_within_the_spread_of_the_difference(draws: list[list[float]]):
+    found = Standing.of({str(place): mean_sd(each) for place, each in enumerate(draws)})
+    means = [statistics.fmean(each) for each in draws]
+    first = int(found.best)
+    assert means[first] == min(means)
+    for place, each in enumerate(draws):
+        spread = math.sqrt(statistics.variance(draws[first]) + statistics.variance(each))
+        if place != first and abs(means[place] - means[first] - spread) > 1e-9:
+            assert (str(place) in found.level) == (means[place] - means[first] < spread)
+
+
+def test_the_student_of_least_nll_is_named_with_those_it_is_level_with():
+    nlls = {"a": mean_sd([0.5, 0.52]), "b": mean_sd([0.2, 0.22]), "c": mean_sd([0.21, 0.23])}
+    assert by_quality(nlls) == (
+        "The student of least calibrated NLL is b (0.210 ± 0.014), level with c:"
+        " they differ by less than the spread over 2 seeds."
+    )
+    del nlls["c"]
+    assert by_quality(nlls).endswith("ahead of every other student by more than the spread over 2 seeds.")
+    assert by_quality({"a": nlls["a"]}) == ""
+    once = by_quality({"a": mean_sd([0.5]), "b": mean_sd([0.2])})
+    assert once == (
+        "The student of least calibrated NLL is b (0.200); every student was trained once:"
+        " no difference between methods can be told from chance."
+    )
+
+
+@pytest.mark.parametrize("teachers_kld", [0.1, 0.0])
+def test_a_study_ends_with_the_best_student_even_if_it_has_no_ods(tmp_path, teachers_kld: float):
+    study = Study(read_recipe("digits"), tmp_path)
+    rows = [Score("teachers", None, "test", "calibrated", 0.9, 0.2, 0.1, 0.01, 4.0, teachers_kld, 100)]
+    for name in study.recipe.methods:
+        nll = 0.1 if name == "kd-gaussian" else 0.3
+        rows += [
+            Score(name, seed, "test", "calibrated", 0.9, nll + 0.01 * seed, 0.1, 0.01, 2.0, 0.05, 100)
+            for seed in study.recipe.seeds
+        ]
+    assert verdict(study, rows).endswith(
+        ". The student of least calibrated NLL is kd-gaussian (0.110 ± 0.010),"
+        " ahead of every other student by more than the spread over 3 seeds."
+    )

@@ -1,16 +1,22 @@
-"""A row of scores.csv, and the curve of deep ensembles behind its DEE: what studies write, reports read."""
+"""A row of scores.csv, and the curve of deep ensembles behind its DEE: what studies write, reports read.
+
+Also how people are told of scores: the same headings, digits and words on the terminal and on the page.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from polyphony import metrics
+from polyphony.metrics import MeanSd
 from polyphony.predictions import Predictions
 from polyphony.seeds import generator
+from polyphony.words import listed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -18,6 +24,14 @@ if TYPE_CHECKING:
 TEACHERS = "teachers"  # the model that all teachers of the ensemble are together
 CALIBRATIONS = ("calibrated", "standard")
 JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
+HEADINGS = {
+    "acc": "ACC % ↑",
+    "nll": "NLL ↓",
+    "bs": "BS ↓",
+    "ece": "ECE ↓",
+    "dee": "DEE ↑",
+    "kld": "mean-KLD",
+}
 
 
 @dataclass(frozen=True)
@@ -73,3 +87,63 @@ def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:
         ),
         "standard": metrics.dee_curve(pool.logits, pool.labels, generator("subsets", 0)),
     }
+
+
+def mean_text(column: str, value: MeanSd) -> str:
+    """A score's mean ± s.d. for people: accuracy in per cent with two digits, all else with three."""
+    scale, digits = (100, 2) if column == "acc" else (1, 3)
+    return metrics.format_mean_sd(MeanSd(value.n, scale * value.mean, scale * value.sd), digits)
+
+
+def score_text(column: str, values: Sequence[float | None], teachers: int) -> str:
+    """A score over seeds for people; a dash for a DEE without a curve and the mean-KLD of one network.
+
+    `teachers` is how many the DEE curve was made of.
+    """
+    known = [value for value in values if value is not None]
+    if not known or (column == "kld" and not any(known)):
+        return "–"
+    if column == "dee":
+        return metrics.format_dees(known, teachers)
+    return mean_text(column, metrics.mean_sd(known))
+
+
+def differ(one: MeanSd, other: MeanSd) -> bool:
+    """Whether two means are apart by more than the spread of their difference; never without a spread."""
+    return abs(one.mean - other.mean) > math.hypot(one.sd, other.sd)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The student of least NLL, its NLL over seeds, and which of the others it cannot be told from."""
+
+    best: str
+    nll: MeanSd
+    level: tuple[str, ...]
+
+    @classmethod
+    def of(cls, nlls: Mapping[str, MeanSd]) -> Standing:
+        """Where students stand by their NLLs over seeds."""
+        best = min(nlls, key=lambda name: nlls[name].mean)
+        others = [name for name in nlls if name != best]
+        return cls(best, nlls[best], tuple(name for name in others if not differ(nlls[best], nlls[name])))
+
+    @property
+    def words(self) -> str:
+        """How the best stands to the others, where there are others and a spread."""
+        seeds = f"the spread over {self.nll.n} seeds"
+        if not self.level:
+            return f"ahead of every other student by more than {seeds}"
+        return f"level with {listed(self.level)}: they differ by less than {seeds}"
+
+
+TRAINED_ONCE = "every student was trained once: no difference between methods can be told from chance"
+
+
+def by_quality(nlls: Mapping[str, MeanSd]) -> str:
+    """Which student has the least calibrated NLL, and with which it is level; nothing about one student."""
+    if len(nlls) < 2:
+        return ""
+    found = Standing.of(nlls)
+    best = f"The student of least calibrated NLL is {found.best} ({mean_text('nll', found.nll)})"
+    return f"{best}; {TRAINED_ONCE}." if found.nll.n == 1 else f"{best}, {found.words}."

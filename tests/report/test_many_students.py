@@ -28,7 +28,7 @@ from polyphony.report.forms import BATCH_ENSEMBLE, form_of, form_words, predicts
 from polyphony.report.paper import EXPERIMENTS, compare
 from polyphony.report.students import student_table
 from polyphony.report.style import assign, looks
-from polyphony.report.summary import health_checks, score_table, verdict
+from polyphony.report.summary import health_checks, score_table, take_home
 
 ONE_NETWORK_FORMS = ("single", "latent_be", "dirichlet", "proxy_dirichlet")
 ONE_NETWORK = ["one-network", "mean-kd", "latentbe", "latentbe-diversify"]
@@ -117,7 +117,7 @@ def test_one_network_is_so_by_design_and_has_not_collapsed(run: Run):
     single = [name for name, health in found.items() if health.verdict == metrics.Verdict.SINGLE]
     assert sorted(single) == sorted([*ONE_NETWORK, "end2"])
     assert not any(
-        name in words for words in verdict(run).qualified if "collapsed" in words for name in single
+        name in words for words in take_home(run, found).qualified if "collapsed" in words for name in single
     )
 
 
@@ -132,7 +132,8 @@ def test_a_best_student_that_is_one_network_is_called_one(maker: Any, tmp_path: 
     (folder / "scores.csv").write_text(
         "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows)])
     )
-    assert verdict(Run.open(folder)).sentence.startswith("The best student by NLL, kd, is one network")
+    told = take_home(Run.open(folder), {})
+    assert told.sentence.startswith("The best student by NLL, kd, is one network")
 
 
 def test_an_unknown_form_keeps_its_name_and_the_students_form_is_the_default():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from polyphony.recipe import read_recipe
 from polyphony.report.paper import EXPERIMENTS, Comparison, compare, rows, tuning
 
 R32 = {"kind": "resnet", "depth": 32, "width": 16}
@@ -133,6 +134,9 @@ def test_a_recipe_that_is_part_of_an_experiment_is_known_by_its_name_too():
         {"student": {"form": {"kind": "hydra"}}},
         {"student": {"epochs": 12}},
         {"teachers": {"network": R32, "epochs": 12}},
+        {"teachers": {"network": R32, "batch": 64}},
+        {"student": {"learning_rate": 0.2}},
+        {"student": {"weight_decay": 0.0}},
     ],
 )
 def test_other_settings_show_no_paper_unless_the_name_asks_for_it(changes: dict[str, Any]):
@@ -140,6 +144,47 @@ def test_other_settings_show_no_paper_unless_the_name_asks_for_it(changes: dict[
     named = compare(recipe(**changes, name="cifar10-resnet32-be4"))
     assert named is not None
     assert named.differences
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"alpha": 0.8}, "α is 0.8, not 0.9"),
+        ({"temperature": 1.0}, "τ is 1, not 4"),
+        ({"step_size": 2 / 255}, "η is 2/255, not 1/255"),
+        ({"step_size": "match"}, "η is match, not 1/255"),
+        ({"batch": 64}, "the students learn in batches of 64, not 128"),
+        ({"learning_rate": 0.05}, "the students have a learning rate of 0.05, not 0.1"),
+    ],
+)
+def test_settings_of_all_students_that_are_not_the_papers_are_named(setting: dict[str, Any], words: str):
+    assert compare(recipe(student=setting)) is None
+    named = compare(recipe(student=setting, name="cifar10-resnet32-be4"))
+    assert named is not None
+    assert named.differences == (words,)
+
+
+def test_coarse_classes_are_not_the_papers():
+    wide = recipe(data={"name": "cifar100"}, teachers={"network": WRN})
+    assert compare(wide) is not None
+    assert compare(wide | {"data": {"name": "cifar100", "coarse": True}}) is None
+
+
+@pytest.mark.parametrize("name", [*EXPERIMENTS, "cifar10-resnet32-adversarial"])
+def test_the_shipped_recipes_are_the_papers_experiments(name: str):
+    """Their settings were copied from the paper's appendix apart from those here."""
+    found = compare(read_recipe(name).model_dump(mode="json", exclude_none=True))
+    assert found is not None
+    assert name in (*found.experiments, "cifar10-resnet32-adversarial")
+    assert found.differences == ()
+
+
+def test_students_with_other_settings_are_not_those_of_the_papers_comparison_with_end2():
+    table = read_recipe("cifar10-resnet32-end2-4", ["student.temperature=1"])
+    found = compare(table.model_dump(mode="json", exclude_none=True))
+    assert found is not None
+    assert found.experiments == ("cifar10-resnet32-end2-4",)
+    assert found.row("confods", "calibrated") is None
 
 
 def test_every_experiment_has_rows():

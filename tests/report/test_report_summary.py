@@ -16,8 +16,9 @@ from polyphony.report import Run
 from polyphony.report.compare import comparison_table
 from polyphony.report.paper import Comparison
 from polyphony.report.paper_tables import paper_tables
-from polyphony.report.summary import clear_winner, dee_text, health_checks, score_table, verdict
+from polyphony.report.summary import TakeHome, clear_winner, health_checks, score_table, take_home
 from polyphony.report.tables import Cell
+from polyphony.scores import by_quality
 
 
 def seeds(draws: dict[str, list[float]]) -> dict[str, MeanSd]:
@@ -50,12 +51,8 @@ def test_a_winner_beats_every_other_by_the_spread_of_the_difference(draws: list[
         assert means[winner] - means[other] > spread - 1e-9
 
 
-def test_a_dee_past_the_curve_is_said_as_such():
-    assert dee_text([2.0, 3.0], 8) == "2.50 ± 0.71"
-    assert dee_text([2.5], 8) == "2.50"
-    assert dee_text([math.inf, 5.004, 6.0], 8) == "5.00 … >8"
-    assert dee_text([math.inf, math.inf], 8) == ">8"
-    assert dee_text([None], 8) == "–"
+def told(run: Run) -> TakeHome:
+    return take_home(run, health_checks(run))
 
 
 def test_the_table_has_the_scores_of_the_file(small_run: Path):
@@ -107,6 +104,8 @@ def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path
     expected = f"{np.mean(ours):.3f} ± {np.std(ours, ddof=1):.3f}"
     assert rows["4, EnD²"][2] == Cell(expected, paper="0.260")
     assert rows["8, EnD²"][2] == Cell("–", paper="0.225")
+    other = paper_tables(run, Comparison(("cifar10-resnet32-be4",), ""))[1]
+    assert {row[0].text: row for row in other.rows}["4, EnD²"][2] == Cell("–", paper="0.260")
     assert paper_tables(run, Comparison(("cifar100-wrn28x2-be4",), "")) == []
     assert paper_tables(run, None) == []
 
@@ -115,16 +114,27 @@ def test_the_verdict_names_the_student_of_least_nll_and_its_three_numbers(small_
     run = Run.open(small_run)
     means = {m: np.mean([s.nll for s in run.scored(m)]) for m in run.methods}
     champion = min(means, key=lambda name: means[name])
-    said = verdict(run)
+    said = told(run)
     assert said.sentence.startswith(f"The best student by NLL, {champion},")
     kld = np.mean([s.kld for s in run.scored(champion)]) / run.scored("teachers")[0].kld
     assert [each.number for each in said.headlines] == [f"{kld:.0%}", "3.00", "37%"]
 
 
+def test_the_page_and_the_terminal_rank_students_alike(small_run: Path):
+    run = Run.open(small_run)
+    sentence = by_quality({name: run.mean(name, "nll") for name in run.methods})
+    best = min(run.methods, key=lambda name: np.mean([s.nll for s in run.scored(name)]))
+    said = told(run)
+    assert sentence.startswith(f"The student of least calibrated NLL is {best} (")
+    assert said.sentence.startswith(f"The best student by NLL, {best},")
+    (page,) = (words for words in said.qualified if words.startswith("In NLL it is "))
+    assert sentence.endswith(f"), {page.removeprefix('In NLL it is ')}")
+
+
 def test_the_verdict_says_when_a_student_is_worse_than_one_teacher(small_run: Path):
     rows = (small_run / "scores.csv").read_text().replace(",3.0,", ",0.5,")
     (small_run / "scores.csv").write_text(rows)
-    assert "predicts worse than a single teacher (DEE 0.50)" in verdict(Run.open(small_run)).sentence
+    assert "predicts worse than a single teacher (DEE 0.50)" in told(Run.open(small_run)).sentence
 
 
 def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Path):
@@ -135,7 +145,7 @@ def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Pat
             row["kld"] = "0.0"
     (small_run / "scores.csv").write_text("\n".join([lines[0], *(",".join(row.values()) for row in rows)]))
     run = Run.open(small_run)
-    said = verdict(run)
+    said = told(run)
     assert "though its teachers do not disagree" in said.sentence
     assert "no diversity to keep" in said.headlines[0].meaning
     best = next(method for method in run.methods if f"by NLL, {method}," in said.sentence)
@@ -152,7 +162,7 @@ def test_the_health_check_finds_a_collapsed_student(small_run: Path, maker):
         maker.save(small_run, f"kd/{seed}", "test", np.repeat(one, 3, axis=0))
     run = Run.open(small_run)
     assert health_checks(run)["kd"].verdict == metrics.Verdict.COLLAPSED
-    assert any("kd have collapsed" in words for words in verdict(run).qualified)
+    assert any("kd have collapsed" in words for words in told(run).qualified)
 
 
 @pytest.mark.parametrize(("distances", "words"), [((0.8, 0.6), "apart by 0.70"), ((), None)])

@@ -27,7 +27,7 @@ from polyphony.report.figures.sweep_cells import Shade
 from polyphony.report.figures.sweep_front import near
 from polyphony.report.style import MUTED
 from polyphony.report.sweep import SweepRun, Tried, front, toml
-from polyphony.report.sweep_page import verdict
+from polyphony.report.sweep_page import take_home
 from polyphony.store import StoreError
 
 SEEDS = (0, 1, 2)
@@ -177,7 +177,7 @@ def test_points_that_diverged_are_those_without_rows(tmp_path):
     (folder / "sweep.csv").write_text("".join(line for line in lines if not line.startswith(gone)))
     run = SweepRun.open(folder)
     assert run.diverged == [gone]
-    assert any(gone in said for said in verdict(run).qualified)
+    assert any(gone in said for said in take_home(run).qualified)
     assert "–" in write_report([folder]).read_text()
 
 
@@ -304,6 +304,16 @@ def test_the_papers_own_table_stands_beside_a_sweep_of_its_experiment(tmp_path):
     assert "for orientation only: here kd-ods was swept" in page
     with (folder / "figures" / "sweep-paper.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 12
+
+
+def test_a_sweep_is_compared_whatever_the_students_own_setting(tmp_path):
+    points = grid((0.8, 0.9), (2.0, 4.0), (None,))
+    elsewhere = PAPER_RECIPE | {"student": {"alpha": 0.5, "temperature": 2.0, "step_size": 0.1}}
+    page = write_report([write_sweep(tmp_path / "a", points, recipe=elsewhere)]).read_text()
+    assert "paper 0.174 ± 0.003" in page
+    other = PAPER_RECIPE | {"student": {"learning_rate": 0.3}}
+    page = write_report([write_sweep(tmp_path / "b", points, recipe=other)]).read_text()
+    assert "paper 0.174 ± 0.003" not in page
 
 
 def test_one_seed_one_parameter_one_point_and_a_search_have_pages_too(tmp_path):

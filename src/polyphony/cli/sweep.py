@@ -121,12 +121,15 @@ def show(run: SweepRun, outcome: SweepOutcome) -> None:
 
 def table(run: SweepRun) -> Table:
     """The points, that of least calibrated validation NLL first."""
+    from polyphony.scores import HEADINGS
+
     n = run.best.nll.n
     found = Table(
         title=f"{run.name}, {run.method}: validation, mean ± s.d., n = {n}; calibrated NLL decides",
         box=box.SIMPLE_HEAD,
     )
-    for heading in ("α", "τ", "η", "NLL ↓", "standard", "ACC ↑", "mean-KLD"):
+    nll, acc, kld = (terminal.narrow(HEADINGS[column]) for column in ("nll", "acc", "kld"))
+    for heading in ("α", "τ", "η", nll, "standard", acc, kld):
         found.add_column(heading, min_width=len(heading), no_wrap=len(heading) == 1)
     for each in run.ranked[:MOST_ROWS]:
         found.add_row(*cells(each), style="bold" if each is run.best else "")
@@ -135,21 +138,14 @@ def table(run: SweepRun) -> Table:
 
 def cells(each: Tried) -> list[str]:
     """A point's settings and scores as text."""
-    from polyphony.metrics import MeanSd, format_mean_sd
     from polyphony.recipe.sweep import text_of
     from polyphony.report.sweep import OTHER
-    from polyphony.scores import JUDGE
+    from polyphony.scores import JUDGE, mean_text
 
-    scores = each.scores[JUDGE]
-    acc = MeanSd(scores["acc"].n, 100 * scores["acc"].mean, 100 * scores["acc"].sd)
-    shown = [
-        format_mean_sd(each.nll),
-        format_mean_sd(each.scores[OTHER]["nll"]),
-        format_mean_sd(acc, 2),
-        format_mean_sd(scores["kld"]),
-    ]
+    shown = ((JUDGE, "nll"), (OTHER, "nll"), (JUDGE, "acc"), (JUDGE, "kld"))
+    scores = (mean_text(column, each.scores[kind][column]) for kind, column in shown)
     settings = [text_of(value, name) or "–" for name, value in each.settings.items()]
-    return [*settings, *(cell.replace("± ", "±") for cell in shown)]
+    return [*settings, *map(terminal.narrow, scores)]
 
 
 def level(run: SweepRun) -> str:

@@ -210,6 +210,7 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
 
 def score_table(study: Study, rows: list[Score]) -> Table:
     """The paper's Table 1: test images, calibrated scores, mean ± s.d. over seeds."""
+    from polyphony.scores import HEADINGS
     from polyphony.study import select
 
     recipe, n = study.recipe, len(study.recipe.seeds)
@@ -218,7 +219,7 @@ def score_table(study: Study, rows: list[Score]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # leaves a name of twenty letters its place on 80 columns
     )
-    for heading in ("Method", "Params", "ACC ↑", "NLL ↓", "BS ↓", "ECE ↓", "DEE ↑", "mean-KLD"):
+    for heading in ("Method", "Params", *map(narrow, HEADINGS.values())):
         table.add_column(heading, min_width=len(heading), no_wrap=heading in ("Method", "Params"))
     names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
     for model, name in names.items():
@@ -228,14 +229,12 @@ def score_table(study: Study, rows: list[Score]) -> Table:
 
 def cells(rows: list[Score], teachers: int) -> list[str]:
     """A model's scores as text."""
-    from polyphony import metrics
-    from polyphony.study import mean
+    from polyphony.scores import HEADINGS, score_text
 
-    shown = [
-        count(rows[0].params),
-        metrics.format_mean_sd(metrics.mean_sd([100 * row.acc for row in rows]), 2),
-        *(metrics.format_mean_sd(mean(rows, column)) for column in ("nll", "bs", "ece")),
-        metrics.format_dees([row.dee or 0.0 for row in rows], teachers),
-        metrics.format_mean_sd(mean(rows, "kld")) if any(row.kld for row in rows) else "–",  # one network
-    ]
-    return [cell.replace("± ", "±") for cell in shown]  # a narrow terminal breaks the line before ±
+    scores = [score_text(column, [getattr(row, column) for row in rows], teachers) for column in HEADINGS]
+    return [count(rows[0].params), *map(narrow, scores)]
+
+
+def narrow(text: str) -> str:
+    """A score or its heading as 80 columns have room for it: no break after ±, no unit."""
+    return text.replace("± ", "±").replace("% ", "")

@@ -15,9 +15,9 @@ from polyphony.report.page import render
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.style import Look, assign
-from polyphony.report.summary import COLUMNS, curve_size, kept, score_text
+from polyphony.report.summary import curve_size, kept, scored_text
 from polyphony.report.tables import Cell, Numbers, Table
-from polyphony.scores import TEACHERS
+from polyphony.scores import HEADINGS, TEACHERS
 
 _SHOWN = {
     "nll": "calibrated NLL ↓",
@@ -75,14 +75,14 @@ def comparison_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
         (
             Cell(f"{name}: {model}"),
             Cell(f"{run.scored(model)[0].params:,}"),
-            *(Cell(score_text(run, model, column, "calibrated")) for column in COLUMNS),
+            *(Cell(scored_text(run, model, column, "calibrated")) for column in HEADINGS),
             Cell(_share(run, model)),
             Cell(str(len(run.seeds(model)))),
         )
         for name, run in zip(names, runs, strict=True)
         for model in run.models
     ]
-    header = ("Run: model", "Parameters", *COLUMNS.values(), "of teachers' KLD", "n")
+    header = ("Run: model", "Parameters", *HEADINGS.values(), "of teachers' KLD", "n")
     caption = "Test scores at the temperature fitted on validation; mean ± s.d. over n seeds."
     return Table("comparison", caption, header, tuple(rows))
 

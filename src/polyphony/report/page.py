@@ -20,7 +20,7 @@ from polyphony.report.run import Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
 from polyphony.report.students import student_table
 from polyphony.report.style import INKS, looks
-from polyphony.report.summary import health_checks, score_table, verdict
+from polyphony.report.summary import health_checks, score_table, take_home
 from polyphony.report.tables import Table, shown
 from polyphony.scores import CALIBRATIONS
 
@@ -67,15 +67,16 @@ def report_of(run: Run) -> Report:
     calibrated, standard = (score_table(run, calibration, paper) for calibration in CALIBRATIONS)
     scores = [calibrated, student_table(run), standard]
     sections = sections_of(run, paper)
+    health = health_checks(run)
     html = render(
         "run.html",
         title=run.name,
         subtitle=one_line(run),
-        verdict=verdict(run),
+        take_home=take_home(run, health),
         scores=scores,
         paper=paper,
         sections=sections,
-        health=health_checks(run),
+        health=health,
         looks=looks(run),
         provenance=provenance(run),
     )

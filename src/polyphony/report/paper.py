@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from polyphony.recipe.sweep import text_of
 from polyphony.report.forms import BATCH_ENSEMBLE, form_of
 
 COLUMNS = ("acc", "nll", "bs", "ece", "dee")
@@ -67,15 +68,15 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one of the paper's experiments was run with; epochs of teachers and student where it says so."""
+    """What one of the paper's experiments was run with; `training` as far as it says."""
 
     data: str
     members: int
     teacher: dict[str, Any]
     student: dict[str, Any]
     words: str
+    training: dict[str, dict[str, float]]
     form: str = BATCH_ENSEMBLE
-    epochs: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -106,23 +107,45 @@ def _wide(widen: int) -> dict[str, Any]:
     return {"kind": "wide_resnet", "depth": 28, "widen": widen}
 
 
-def _resnet(members: int) -> Experiment:
+def _schedule(batch: int, learning_rate: float, weight_decay: float) -> dict[str, float]:
+    return {"batch": batch, "learning_rate": learning_rate, "weight_decay": weight_decay}
+
+
+def _distillation(temperature: float) -> dict[str, float]:
+    return {"alpha": 0.9, "temperature": temperature, "step_size": 1 / 255}
+
+
+_TEACHERS: dict[str, dict[str, float]] = {
+    "cifar10": {"epochs": 200, **_schedule(512, 0.4, 4e-4)},
+    "cifar100": {"epochs": 300, **_schedule(256, 0.2, 5e-4)},
+    "tinyimagenet": {"epochs": 300, **_schedule(512, 0.4, 5e-4)},
+}
+
+
+def _resnet(members: int, batch: int, learning_rate: float) -> Experiment:
     words = f"ResNet-32 on CIFAR-10, {members} members"
-    return Experiment("cifar10", members, _R32, _R32, words, epochs=(200, 250))
+    student = {"epochs": 250, **_schedule(batch, learning_rate, 4e-4), **_distillation(4)}
+    return Experiment("cifar10", members, _R32, _R32, words, _training("cifar10", student))
 
 
 def _cross(data: str, widen: int, words: str) -> Experiment:
-    return Experiment(data, 4, _wide(10), _wide(widen), f"{words}, 4 members", epochs=(300, None))
+    student = {**_schedule(64, 0.05, 5e-4), **_distillation(1)}
+    words = f"{words}, 4 members"
+    return Experiment(data, 4, _wide(10), _wide(widen), words, _training(data, student))
 
 
 def _endd(members: int) -> Experiment:
     words = f"EnD² from {members} ResNet-32 on CIFAR-10"
-    return Experiment("cifar10", members, _R32, _R32, words, "dirichlet")
+    return Experiment("cifar10", members, _R32, _R32, words, _training("cifar10", {}), "dirichlet")
+
+
+def _training(data: str, student: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {"teachers": _TEACHERS[data], "student": student}
 
 
 EXPERIMENTS = {
-    "cifar10-resnet32-be4": _resnet(4),
-    "cifar10-resnet32-be8": _resnet(8),
+    "cifar10-resnet32-be4": _resnet(4, 128, 0.1),
+    "cifar10-resnet32-be8": _resnet(8, 64, 0.05),
     "cifar100-wrn28x10-be4": _cross("cifar100", 10, "WideResNet-28x10 on CIFAR-100"),
     "cifar100-wrn28x2-be4": _cross("cifar100", 2, "WideResNet-28x2 from WideResNet-28x10 on CIFAR-100"),
     "cifar100-wrn28x5-be4": _cross("cifar100", 5, "WideResNet-28x5 from WideResNet-28x10 on CIFAR-100"),
@@ -130,11 +153,26 @@ EXPERIMENTS = {
         "tinyimagenet", 5, "WideResNet-28x5 from WideResNet-28x10 on TinyImageNet"
     ),
     "cifar100-wrn28x10-mimo3": Experiment(
-        "cifar100", 3, _wide(10), _wide(10), "MIMO of WideResNet-28x10 on CIFAR-100, 3 members", "mimo"
+        "cifar100",
+        3,
+        _wide(10),
+        _wide(10),
+        "MIMO of WideResNet-28x10 on CIFAR-100, 3 members",
+        _training("cifar100", _distillation(1)),
+        "mimo",
     ),
     **{f"cifar10-resnet32-end2-{members}": _endd(members) for members in (4, 8, 16, 32)},
 }
 _ALSO = {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}  # recipes that are part of an experiment
+_OTHERWISE = {
+    "epochs": "the {who} train for {ours} epochs, not {theirs}",
+    "batch": "the {who} learn in batches of {ours}, not {theirs}",
+    "learning_rate": "the {who} have a learning rate of {ours}, not {theirs}",
+    "weight_decay": "the {who} have a weight decay of {ours}, not {theirs}",
+    "alpha": "α is {ours}, not {theirs}",
+    "temperature": "τ is {ours}, not {theirs}",
+    "step_size": "η is {ours}, not {theirs}",
+}
 
 
 def compare(recipe: Mapping[str, Any]) -> Comparison | None:
@@ -159,17 +197,25 @@ def differences(recipe: Mapping[str, Any], experiment: Experiment) -> tuple[str,
         f"the data are not {experiment.data}": data.get("name") == experiment.data,
         "only a part of the data is used": not any(data.get(key) for key in ("limit", "per_class", "test")),
         "the images are resized": not data.get("resolution"),
+        "the classes are the coarse ones": not data.get("coarse"),
         f"there are {recipe.get('members')} members": recipe.get("members") == experiment.members,
         "the teachers are another network": _is(network, experiment.teacher),
         "the student is another network": _is(compact, experiment.student),
         "the student is of another form": experiment.form in forms,
     }
-    for who, schedule, wanted in zip(
-        ("teachers", "students"), (teachers, student), experiment.epochs, strict=True
-    ):
-        if wanted and schedule.get("epochs", wanted) != wanted:
-            checks[f"the {who} train for {schedule['epochs']} epochs, not {wanted}"] = False
-    return tuple(words for words, holds in checks.items() if not holds)
+    found = [words for words, holds in checks.items() if not holds]
+    found += _otherwise("teachers", teachers, experiment.training["teachers"])
+    found += _otherwise("students", student, experiment.training["student"])
+    return tuple(found)
+
+
+def _otherwise(who: str, ours: Mapping[str, Any], theirs: Mapping[str, float]) -> list[str]:
+    """The settings of a training that are not the paper's; one that a table leaves out is taken for it."""
+    return [
+        _OTHERWISE[key].format(who=who, ours=text_of(ours[key], key), theirs=text_of(value, key))
+        for key, value in theirs.items()
+        if ours.get(key, value) != value
+    ]
 
 
 @cache

@@ -7,10 +7,11 @@ from polyphony.report import paper
 from polyphony.report.forms import BATCH_ENSEMBLE
 from polyphony.report.paper import Comparison, PaperRow, Tuning
 from polyphony.report.run import Run
+from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table
-from polyphony.scores import Score
+from polyphony.scores import HEADINGS, Score, mean_text
 
-_ENDD = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓"}
+_ENDD = ("acc", "nll", "bs", "ece")
 _NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
 
 
@@ -29,7 +30,7 @@ def tuning_tables(run: Run, found: Comparison) -> list[Table]:
         " temperature fitted there. The small numbers are the paper's; ours stand where this run has them."
     )
     rows = tuple(_tuning_row(run, cell) for cell in cells)
-    return [Table("paper-tuning", caption, ("Setting", "ACC % ↑", "NLL ↓", "n, paper"), rows)]
+    return [Table("paper-tuning", caption, ("Setting", HEADINGS["acc"], HEADINGS["nll"], "n, paper"), rows)]
 
 
 def _tuning_row(run: Run, cell: Tuning) -> tuple[Cell, ...]:
@@ -65,18 +66,21 @@ def endd_tables(run: Run, found: Comparison) -> list[Table]:
         return []
     caption = (
         "Ensemble distribution distillation (EnD²) against this method, by the number of teachers: test"
-        " scores at the temperature fitted on validation (the paper's Brier scores are as predicted). The"
+        " scores at the temperature fitted on validation (the paper's BS are as predicted). The"
         " small numbers are the paper's, each of one training; ours stand where this run has them."
     )
     printed = [row for row in paper.rows() if row.table == "endd"]
-    rows = tuple(_endd_row(run, row) for row in printed)
-    return [Table("paper-endd", caption, ("Teachers, student", *_ENDD.values()), rows)]
+    rows = tuple(_endd_row(run, row, found) for row in printed)
+    return [
+        Table("paper-endd", caption, ("Teachers, student", *(HEADINGS[column] for column in _ENDD)), rows)
+    ]
 
 
-def _endd_row(run: Run, row: PaperRow) -> tuple[Cell, ...]:
+def _endd_row(run: Run, row: PaperRow, found: Comparison) -> tuple[Cell, ...]:
     teachers = paper.EXPERIMENTS[row.experiment].members
     form, perturb = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
     same = [m for m in run.methods if (run.form(m), run.perturbation(m)) == (form, perturb)]
+    same = [m for m in same if paper_row(run, m, row.calibration, found)]
     scores = run.scored(same[0]) if same and run.members == teachers else []
     cells = (Cell(_ours(scores, column), paper=row.text(column)) for column in _ENDD)
     return (Cell(f"{teachers}, {_NAMES[row.method]}"), *cells)
@@ -85,6 +89,4 @@ def _endd_row(run: Run, row: PaperRow) -> tuple[Cell, ...]:
 def _ours(scores: list[Score], column: str) -> str:
     if not scores:
         return "–"
-    scale, digits = (100, 2) if column == "acc" else (1, 3)
-    values = [scale * getattr(score, column) for score in scores]
-    return metrics.format_mean_sd(metrics.mean_sd(values), digits)
+    return mean_text(column, metrics.mean_sd([getattr(score, column) for score in scores]))

@@ -105,7 +105,7 @@ class Run:
         for seed in self.seeds(model) if model != TEACHERS else []:
             path = self.prediction_path(model, seed, "test")
             if path.is_file():
-                return stored_members(path)
+                return stored_shape(path)[0]
         return 1 if model != TEACHERS and predicts_as_one(self.form(model)) else self.members
 
     def methods_with(self, *perturbations: str | None) -> list[str]:
@@ -134,6 +134,11 @@ class Run:
         """Where a model's predictions on a split are, if they are there."""
         who = [model] if seed is None else [model, str(seed)]
         return self.folder.joinpath("predictions", *who, f"{split}.safetensors")
+
+    def images(self, split: str) -> int | None:
+        """How many images a split has that the teachers predicted on; nothing where they did not."""
+        path = self.prediction_path(TEACHERS, None, split)
+        return stored_shape(path)[1] if path.is_file() else None
 
     def ensemble(self, model: str, split: str) -> list[Predictions]:
         """A model's predictions, one for each seed that has them; of the teachers only the ensemble's."""
@@ -221,11 +226,12 @@ def read_predictions(path: Path) -> Predictions | None:
         return Predictions(tensors["logits"], labels, is_dirichlet(file))
 
 
-def stored_members(path: Path) -> int:
-    """How many members saved predictions are of, without reading them."""
+def stored_shape(path: Path) -> tuple[int, int]:
+    """How many members and how many images saved predictions are of, without reading them."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return int(file.get_slice("logits").get_shape()[0])
+            members, images = file.get_slice("logits").get_shape()[:2]
+            return int(members), int(images)
     except (safetensors.SafetensorError, OSError) as error:
         raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
 

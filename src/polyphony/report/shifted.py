@@ -9,6 +9,7 @@ from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Row, Run
 from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table, slug
+from polyphony.scores import HEADINGS, mean_text
 
 _UNKNOWN = {
     ("entropy", "auroc"): "AUROC, entropy ↑",
@@ -17,7 +18,8 @@ _UNKNOWN = {
     ("entropy", "aupr"): "AUPR, entropy ↑",
     ("entropy", "fpr95"): "FPR95, entropy ↓",
 }
-_CORRUPTED = {"acc": "ACC % ↑", "nll": "NLL ↓", "bs": "Brier ↓", "ece": "ECE ↓"}
+_CORRUPTED = ("acc", "nll", "bs", "ece")
+_PAPERS_IMAGES = 10_000  # of every kind and severity of CIFAR-10-C and CIFAR-100-C
 
 
 def unknown_tables(run: Run) -> list[Table]:
@@ -48,6 +50,7 @@ def corrupted_tables(run: Run, paper: Comparison | None) -> list[Table]:
 
 def _corrupted(run: Run, name: str, rows: Sequence[Row], paper: Comparison | None) -> Table:
     body = []
+    paper = paper if paper and _is_official(run, name, rows) else None
     for model in run.models:
         seeds = dict.fromkeys(row["seed"] for row in rows if (row["model"], row["data"]) == (model, name))
         each = [[r for r in rows if (r["model"], r["data"], r["seed"]) == (model, name, s)] for s in seeds]
@@ -56,14 +59,29 @@ def _corrupted(run: Run, name: str, rows: Sequence[Row], paper: Comparison | Non
             cells = (_over_all(each, column, printed) for column in _CORRUPTED)
             body.append((Cell(model), *cells))
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
-    return Table(f"corrupted-{slug(name)}", caption, ("Model", *_CORRUPTED.values()), tuple(body))
+    return Table(
+        f"corrupted-{slug(name)}",
+        caption,
+        ("Model", *(HEADINGS[column] for column in _CORRUPTED)),
+        tuple(body),
+    )
+
+
+def _is_official(run: Run, name: str, rows: Sequence[Row]) -> bool:
+    """Whether rows are of all the published images, as the paper's are: not made here, nor only the first."""
+    conditions = {(row["corruption"], row["severity"]) for row in rows if row["data"] == name}
+    splits = (f"corrupted-{name}-{kind}-{severity}" for kind, severity in conditions)
+    return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
 
 
 def _over_all(seeds: Sequence[Sequence[Row]], column: str, printed: PaperRow | None) -> Cell:
-    scale, digits = (100, 2) if column == "acc" else (1, 3)
-    means = [scale * sum(float(row[column]) for row in rows) / len(rows) for rows in seeds]
-    text = metrics.format_mean_sd(metrics.mean_sd(means), digits)
+    means = [metrics.summarise_corruptions(_by_condition(rows, column)).mean for rows in seeds]
+    text = mean_text(column, metrics.mean_sd(means))
     return Cell(text, paper=printed.text(column) if printed else "")
+
+
+def _by_condition(rows: Sequence[Row], column: str) -> dict[tuple[str, int], float]:
+    return {(row["corruption"], int(row["severity"])): float(row[column]) for row in rows}
 
 
 def _mean(rows: Sequence[Row], column: str) -> str:

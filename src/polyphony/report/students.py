@@ -10,11 +10,11 @@ from polyphony.report.forms import form_words
 from polyphony.report.run import Run
 from polyphony.report.summary import curve_size, median_dee
 from polyphony.report.tables import Cell, Table
-from polyphony.scores import TEACHERS
+from polyphony.scores import HEADINGS, TEACHERS, score_text
 from polyphony.words import count, duration
 
-_SCORES = {"acc": "ACC % ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
-_DIVERSITY = ("mean-KLD", "Disagree", "Mutual inf.")
+_SCORES = ("acc", "nll", "ece")
+_DIVERSITY = (HEADINGS["kld"], "Disagree", "Mutual inf.")
 _COST = ("Training", "× teachers")
 
 
@@ -25,7 +25,7 @@ def student_table(run: Run) -> Table:
     latency = ("Latency, ms",) if times else ()
     header = (
         "Model", "Form", "Members", "Parameters",
-        *_SCORES.values(), "DEE ↑", *_DIVERSITY, *_COST, *latency,
+        *(HEADINGS[column] for column in (*_SCORES, "dee")), *_DIVERSITY, *_COST, *latency,
     )  # fmt: skip
     body = []
     for model in run.models:
@@ -47,10 +47,9 @@ def _what(run: Run, model: str) -> tuple[str, ...]:
 
 
 def _quality(run: Run, model: str) -> tuple[str, ...]:
-    acc, nll, ece = (run.mean(model, column).mean for column in _SCORES)
-    dee = median_dee(run, model)
-    worth = _or_dash(dee, lambda value: metrics.format_dee(value, curve_size(run)))
-    return f"{100 * acc:.2f}", f"{nll:.3f}", f"{ece:.3f}", worth
+    means = {column: run.mean(model, column).mean for column in _SCORES}
+    shown = {**means, "dee": median_dee(run, model)}
+    return tuple(score_text(column, [value], curve_size(run)) for column, value in shown.items())
 
 
 def _diversity(run: Run, model: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polyphony import metrics
@@ -13,17 +13,9 @@ from polyphony.report.forms import form_of
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
-from polyphony.scores import TEACHERS
+from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ, score_text
 from polyphony.words import listed
 
-COLUMNS = {
-    "acc": "ACC % ↑",
-    "nll": "NLL ↓",
-    "bs": "Brier ↓",
-    "ece": "ECE ↓",
-    "dee": "DEE ↑",
-    "kld": "mean-KLD",
-}
 _LARGER_IS_BETTER = {"acc": True, "nll": False, "bs": False, "ece": False, "dee": True}
 
 
@@ -37,7 +29,7 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TakeHome:
     """What a person should take home: one sentence, then what qualifies it, then three numbers."""
 
     sentence: str
@@ -56,7 +48,7 @@ def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
     noun = "seed" if count == "1" else "seeds"
     caption = f"{run.name}: test scores, {how}; mean ± s.d. over n = {count} {noun} of the student."
     rows = [_score_row(run, model, calibration, paper) for model in run.models]
-    return Table(f"scores-{calibration}", caption, ("Model", "Parameters", *COLUMNS.values()), tuple(rows))
+    return Table(f"scores-{calibration}", caption, ("Model", "Parameters", *HEADINGS.values()), tuple(rows))
 
 
 def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None) -> tuple[Cell, ...]:
@@ -64,8 +56,8 @@ def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None)
     first = run.scored(model, calibration=calibration)[0]
     label = f"teachers ({run.members} networks)" if model == TEACHERS else model
     cells = [Cell(label), Cell(f"{first.params:,}")]
-    for column in COLUMNS:
-        text = score_text(run, model, column, calibration)
+    for column in HEADINGS:
+        text = scored_text(run, model, column, calibration)
         winner = column in _LARGER_IS_BETTER and best(run, column, calibration) == model
         cells.append(Cell(text, winner, printed.text(column) if printed else ""))
     return tuple(cells)
@@ -90,21 +82,10 @@ def paper_row(
     return paper.row(method, calibration, table, form["kind"])
 
 
-def score_text(run: Run, model: str, column: str, calibration: str) -> str:
+def scored_text(run: Run, model: str, column: str, calibration: str) -> str:
     """A model's score over its seeds, for people."""
     values = [getattr(score, column) for score in run.scored(model, calibration=calibration)]
-    if column == "dee":
-        return dee_text(values, curve_size(run))
-    if column == "kld" and not any(values):
-        return "–"  # one network
-    scale, digits = (100, 2) if column == "acc" else (1, 3)
-    return metrics.format_mean_sd(metrics.mean_sd([scale * value for value in values]), digits)
-
-
-def dee_text(values: Sequence[float | None], size: int) -> str:
-    """A DEE over seeds: mean ± s.d., or from the least to the largest where a seed is past the curve."""
-    known = [value for value in values if value is not None]
-    return metrics.format_dees(known, size) if known else "–"
+    return score_text(column, values, curve_size(run))
 
 
 def curve_size(run: Run) -> int:
@@ -133,21 +114,17 @@ def clear_winner(values: dict[str, MeanSd], *, larger: bool) -> str | None:
     return order[0] if ahead else None
 
 
-def differ(one: MeanSd, other: MeanSd) -> bool:
-    """Whether two means are apart by more than the spread of their difference; never without a spread."""
-    return abs(one.mean - other.mean) > math.hypot(one.sd, other.sd)
-
-
-def verdict(run: Run) -> Verdict:
+def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
     """The best student by calibrated NLL against its teachers, and what else a reader must know."""
-    champion = min(run.methods, key=lambda method: run.mean(method, "nll").mean)
+    standing = Standing.of({method: run.mean(method, "nll") for method in run.methods})
+    champion = standing.best
     small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
     sentence = (
         f"The best student by NLL, {champion}, {_as_diverse_as(run, champion)}"
         f" and {_as_good_as(run, champion)}, with {small:.0%} of the teachers’ parameters."
     )
-    qualified = [_spread(run, champion), *_most_diverse(run, champion), *_collapsed(run)]
-    return Verdict(sentence, tuple(filter(None, qualified)), _headlines(run, champion))
+    qualified = [*_spread(run, standing), *_most_diverse(run, champion), *_collapsed(health)]
+    return TakeHome(sentence, tuple(qualified), _headlines(run, champion))
 
 
 def kept(run: Run, model: str) -> float | None:
@@ -183,19 +160,10 @@ def _as_good_as(run: Run, model: str) -> str:
     return f"predicts as well as {count} teachers averaged"
 
 
-def _spread(run: Run, champion: str) -> str:
-    here = run.mean(champion, "nll")
-    if here.n == 1:
-        return "Every student was trained once: no difference between methods can be told from chance."
-    others = [name for name in run.methods if name != champion]
-    close = [name for name in others if not differ(here, run.mean(name, "nll"))]
-    if not others:
-        return ""
-    if not close:
-        return f"It is ahead of every other student in NLL by more than the spread over {here.n} seeds."
-    return (
-        f"In NLL it is level with {listed(close)}: they differ by less than the spread over {here.n} seeds."
-    )
+def _spread(run: Run, standing: Standing) -> list[str]:
+    if standing.nll.n == 1:
+        return [f"{TRAINED_ONCE.capitalize()}."]
+    return [f"In NLL it is {standing.words}."] if len(run.methods) > 1 else []
 
 
 def _most_diverse(run: Run, champion: str) -> list[str]:
@@ -211,10 +179,8 @@ def _most_diverse(run: Run, champion: str) -> list[str]:
     return [f"The most diverse distilled student is {top}: it {_as_diverse_as(run, top).rstrip(',')}."]
 
 
-def _collapsed(run: Run) -> list[str]:
-    dead = [
-        name for name, health in health_checks(run).items() if health.verdict == metrics.Verdict.COLLAPSED
-    ]
+def _collapsed(health: Mapping[str, Health]) -> list[str]:
+    dead = [name for name, found in health.items() if found.verdict == metrics.Verdict.COLLAPSED]
     return [f"The members of {listed(dead)} have collapsed into one predictor."] if dead else []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from polyphony.metrics import format_mean_sd, mean_sd
+from polyphony.metrics import mean_sd
 from polyphony.recipe.sweep import PARAMETERS, text_of
 from polyphony.report.chart import Absent, Chart
 from polyphony.report.figures.sweep import paper_map, sweep_map, swept_ink
@@ -12,19 +12,19 @@ from polyphony.report.figures.sweep_front import sweep_front
 from polyphony.report.page import Report, Section, render
 from polyphony.report.paper import Comparison, Tuning, compare, tuning
 from polyphony.report.provenance import Facts, provenance
-from polyphony.report.summary import Headline, Verdict
+from polyphony.report.summary import Headline, TakeHome
 from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried, in_words
 from polyphony.report.tables import Cell, Table
-from polyphony.scores import JUDGE, TEACHERS
+from polyphony.scores import HEADINGS, JUDGE, TEACHERS, mean_text
 from polyphony.words import duration
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
-_COLUMNS = {"acc": "ACC % ↑", "bs": "Brier ↓", "ece": "ECE ↓", "kld": "mean-KLD"}
+_COLUMNS = ("acc", "bs", "ece", "kld")
 
 
 def sweep_report(run: SweepRun) -> Report:
     """The page of a sweep, and its figures and tables."""
-    paper = compare({**run.recipe, "name": run.asked["recipe"]})
+    paper = compare_sweep(run)
     printed = [cell for cell in tuning() if paper and cell.experiment in paper.experiments]
     maps: list[Chart | Absent] = [sweep_map(run)]
     if paper and printed:
@@ -39,7 +39,7 @@ def sweep_report(run: SweepRun) -> Report:
         "sweep.html",
         title=f"{run.asked['recipe']}: sweep of {run.method}",
         subtitle=subtitle(run),
-        verdict=verdict(run),
+        take_home=take_home(run),
         line=run.line(run.best),
         sections=sections,
         table=table,
@@ -47,6 +47,12 @@ def sweep_report(run: SweepRun) -> Report:
         provenance={title: facts for title, facts in groups.items() if facts},
     )
     return Report(html, (table, *(part for section in sections for part in section.shown)))
+
+
+def compare_sweep(run: SweepRun) -> Comparison | None:
+    """The paper's experiment that was swept: its α, τ and η are each point's own, not the student's."""
+    student = {key: value for key, value in run.recipe.get("student", {}).items() if key not in PARAMETERS}
+    return compare({**run.recipe, "name": run.asked["recipe"], "student": student})
 
 
 def subtitle(run: SweepRun) -> str:
@@ -60,15 +66,15 @@ def subtitle(run: SweepRun) -> str:
     return f"{data}: {points} {how}, {n} seed{'s' * (n != 1)} each{kept}."
 
 
-def verdict(run: SweepRun) -> Verdict:
+def take_home(run: SweepRun) -> TakeHome:
     """The best point in one sentence, three numbers, and what qualifies it."""
     best = run.best
     sentence = (
         f"Of {len(run.tried)} points, {best.words} has the lowest NLL on validation images:"
-        f" {format_mean_sd(best.nll)}."
+        f" {mean_text('nll', best.nll)}."
     )
     qualified = (*_level(run), *_edges(run), *_by_standard(run), *_diverged(run), _UNSEEN)
-    return Verdict(sentence, qualified, (_how_good(run), _how_sure(run), _how_much(run)))
+    return TakeHome(sentence, qualified, (_how_good(run), _how_sure(run), _how_much(run)))
 
 
 _UNSEEN = (
@@ -78,7 +84,7 @@ _UNSEEN = (
 
 
 def _how_good(run: SweepRun) -> Headline:
-    standard = format_mean_sd(run.best.scores[OTHER]["nll"])
+    standard = mean_text("nll", run.best.scores[OTHER]["nll"])
     there = f"; the teachers have {run.teachers[0]:.3f}" if run.teachers else ""
     meaning = f"calibrated NLL on validation images; {standard} as predicted{there}"
     return Headline("How good", f"{run.best.nll.mean:.3f}", meaning)
@@ -105,7 +111,7 @@ def _how_much(run: SweepRun) -> Headline:
         meaning = f"{where}NLL between the best point and the worst, {worst.words}"
         return Headline("How much it matters", f"{between:.3f}", meaning)
     gain = own.nll.mean - run.best.nll.mean
-    meaning = f"NLL, against the recipe as it is: {format_mean_sd(own.nll)} at {own.words}"
+    meaning = f"NLL, against the recipe as it is: {mean_text('nll', own.nll)} at {own.words}"
     return Headline("How much better", f"−{gain:.3f}", meaning)
 
 
@@ -139,7 +145,7 @@ def _by_standard(run: SweepRun) -> list[str]:
     other = min(run.tried, key=lambda each: each.scores[OTHER]["nll"].mean)
     if other is run.best:
         return ["It has the lowest standard NLL, without temperature scaling, as well."]
-    value = format_mean_sd(other.scores[OTHER]["nll"])
+    value = mean_text("nll", other.scores[OTHER]["nll"])
     return [f"By standard NLL, without temperature scaling, the best is {other.words} ({value})."]
 
 
@@ -158,7 +164,8 @@ def sweep_table(run: SweepRun, printed: list[Tuning]) -> Table:
         " All but the standard NLL are at the temperature fitted on these images; mean-KLD knows none."
     )
     symbols = tuple(SYMBOLS[name] for name in PARAMETERS)
-    header = ("", *symbols, "NLL ↓", "standard NLL ↓", *_COLUMNS.values())
+    nll = HEADINGS["nll"]
+    header = ("", *symbols, nll, f"standard {nll}", *(HEADINGS[column] for column in _COLUMNS))
     rows = tuple(_row(run, place, each, printed) for place, each in enumerate(shown, 1))
     return Table("sweep", caption, header, rows)
 
@@ -167,20 +174,15 @@ def _row(run: SweepRun, place: int, each: Tried, printed: list[Tuning]) -> tuple
     at = (each.settings["alpha"], each.settings["temperature"])
     theirs = next((cell for cell in printed if (cell.alpha, cell.temperature) == at), None)
     close = each is run.best or each in run.close
-    scores = each.scores[JUDGE]
+    acc, *others = (mean_text(column, each.scores[JUDGE][column]) for column in _COLUMNS)
     return (
         Cell(f"{place}"),
         *(Cell(text_of(each.settings[name], name) or "–") for name in PARAMETERS),
-        Cell(format_mean_sd(each.nll), close, theirs.nll.text(3) if theirs else ""),
-        Cell(format_mean_sd(each.scores[OTHER]["nll"])),
-        Cell(_percent(each), paper=theirs.acc.text(2) if theirs else ""),
-        *(Cell(format_mean_sd(scores[column])) for column in ("bs", "ece", "kld")),
+        Cell(mean_text("nll", each.nll), close, theirs.nll.text(3) if theirs else ""),
+        Cell(mean_text("nll", each.scores[OTHER]["nll"])),
+        Cell(acc, paper=theirs.acc.text(2) if theirs else ""),
+        *map(Cell, others),
     )
-
-
-def _percent(each: Tried) -> str:
-    acc = each.scores[JUDGE]["acc"]
-    return format_mean_sd(type(acc)(acc.n, 100 * acc.mean, 100 * acc.sd), 2)
 
 
 def paper_note(run: SweepRun, paper: Comparison) -> str:

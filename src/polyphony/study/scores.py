@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyphony import metrics
 from polyphony.predictions import Predictions
 from polyphony.recipe import Recipe
-from polyphony.scores import TEACHERS, Score, dee_curves, to_csv
+from polyphony.scores import TEACHERS, Score, by_quality, dee_curves, to_csv
 from polyphony.store import StoreError, load_predictions, write_whole
 from polyphony.study.jobs import Predict
 from polyphony.study.plan import Study
@@ -104,7 +104,13 @@ def mean(rows: list[Score], column: str) -> metrics.MeanSd:
 
 
 def verdict(study: Study, rows: list[Score]) -> str:
-    """What a newcomer should take home, in plain words: the ODS students first, then plain distillation."""
+    """What a newcomer should take home, in plain words: how diverse students are, and which is the best."""
+    nlls = {name: mean(select(rows, name, "test", "calibrated"), "nll") for name in study.recipe.methods}
+    return f"{by_diversity(study, rows)} {by_quality(nlls)}".rstrip()
+
+
+def by_diversity(study: Study, rows: list[Score]) -> str:
+    """How much of the teachers' diversity is kept: the ODS students first, then plain distillation."""
     teachers = mean(select(rows, TEACHERS, "test", "calibrated"), "kld").mean
     if teachers == 0:
         return "The teachers do not disagree on test images: there is no diversity to keep."

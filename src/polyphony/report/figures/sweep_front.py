@@ -9,14 +9,14 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from polyphony.metrics import MeanSd, format_mean_sd
+from polyphony.metrics import MeanSd
 from polyphony.recipe.sweep import PARAMETERS
 from polyphony.report.chart import Absent, Chart, Margins, Panel
 from polyphony.report.figures.sweep import swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look
 from polyphony.report.sweep import SweepRun, Tried, front
 from polyphony.report.tables import Cell, Numbers, Table
-from polyphony.scores import TEACHERS
+from polyphony.scores import HEADINGS, TEACHERS, mean_text
 
 _TITLE = "Quality against diversity"
 _ROOM = 4.0  # the axes may be so many times as long as the points need, to have the teachers on them
@@ -76,13 +76,13 @@ def _front_table(best: Sequence[Tried]) -> Table:
     rows = [
         (
             Cell(f"{place}: {each.words}"),
-            Cell(format_mean_sd(each.nll)),
-            Cell(format_mean_sd(each.kld)),
+            Cell(mean_text("nll", each.nll)),
+            Cell(mean_text("kld", each.kld)),
         )
         for place, each in enumerate(best, 1)
     ]
     caption = "The front, from the least NLL to the most diverse; mean ± s.d. over seeds, validation images."
-    return Table("sweep-front", caption, ("Point", "NLL ↓", "mean-KLD"), tuple(rows))
+    return Table("sweep-front", caption, ("Point", HEADINGS["nll"], HEADINGS["kld"]), tuple(rows))
 
 
 def _scatter(
