@@ -1,4 +1,4 @@
-"""What every test may rely on: one thread, and one way to run the program."""
+"""What every test may rely on: one thread, one way to run the program, and a recipe of seconds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 def one_thread() -> None:
     """The tensors are tiny, and bit-for-bit comparisons should not hang on how many cores there are."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_digits() -> tuple[str, ...]:
+    """Overrides that make the digits recipe a matter of seconds: 50 images, two batches, one epoch each."""
+    return (
+        "members=2",
+        "data.per_class=5",
+        "data.valid=60",
+        "data.test=70",
+        "teachers.network.width=2",
+        "teachers.epochs=1",
+        "teachers.batch=25",
+        "student.epochs=1",
+        "student.batch=25",
+    )
 
 
 @pytest.fixture

@@ -1,69 +1,122 @@
-"""A study of seconds: the digits recipe, made tiny."""
+"""What the studies' tests share: boards that print nothing, studies and sweeps of seconds."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polyphony.recipe import read_recipe
-from polyphony.study import Study, run_study
-from polyphony.study.run import Outcome
+from polyphony.recipe import Recipe, read_recipe
+from polyphony.study import Board, Outcome, Study, Sweep, SweepOutcome, TrainStudent, run_study, run_sweep
+from polyphony.train import DivergedError
 
-TINY = (
-    "members=2",
+MORE = (
     "seeds=[0, 1]",
-    "data.per_class=5",
-    "data.valid=60",
-    "data.test=70",
-    "teachers.network.width=2",
     "teachers.extra=1",
     "teachers.epochs=3",
-    "teachers.batch=25",
     "teachers.learning_rate=0.1",
     "teachers.warm_up=1",
     "student.epochs=2",
-    "student.batch=25",
     "student.learning_rate=0.1",
     "student.warm_up=1",
 )
 
 
-class Silent:
-    """A board that remembers which jobs were started."""
+class Quiet(Board):
+    """A board nobody looks at."""
 
-    def __init__(self) -> None:
+
+class Silent(Board):
+    """A board that remembers which jobs were started, and stops at one of them."""
+
+    def __init__(self, stop: int | None = None) -> None:
         self.jobs: list[str] = []
+        self.stop = stop
 
     def started(self, name: str, epochs: int) -> None:
+        if len(self.jobs) == self.stop:
+            raise KeyboardInterrupt
         self.jobs.append(name)
-
-    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None: ...
-
-    def epoch(self, name: str, row: dict[str, float]) -> None: ...
-
-    def warn(self, name: str, sentence: str) -> None: ...
-
-    def finished(self, name: str) -> None: ...
 
 
 Run = Callable[..., tuple[Study, Outcome, list[str]]]
-
-
-def run_tiny(folder: Path, *overrides: str, **settings: object) -> tuple[Study, Outcome, list[str]]:
-    """The tiny study in one process; what came out, and which jobs were run."""
-    study, board = Study(read_recipe("digits", [*TINY, *overrides]), folder), Silent()
-    outcome = run_study(study, board, **{"workers": 1, **settings})
-    return study, outcome, board.jobs
-
-
-@pytest.fixture
-def run() -> Run:
-    return run_tiny
+SweepThrough = Callable[..., tuple[SweepOutcome, list[str]]]
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Outcome, list[str]]:
+def quiet() -> Board:
+    """A board nobody looks at."""
+    return Quiet()
+
+
+@pytest.fixture
+def board() -> Silent:
+    """A board that remembers, in `jobs`, which jobs were started."""
+    return Silent()
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(tiny_digits: tuple[str, ...]) -> Callable[..., Recipe]:
+    """The digits recipe made tiny, with two seeds, an extra teacher and a few epochs, and overrides."""
+    return lambda *overrides: read_recipe("digits", [*tiny_digits, *MORE, *overrides])
+
+
+@pytest.fixture(scope="session")
+def run(tiny_recipe: Callable[..., Recipe]) -> Run:
+    """Run the tiny study in one process: the study, what came out, and which jobs were run."""
+
+    def run(folder: Path, *overrides: str, **settings: Any) -> tuple[Study, Outcome, list[str]]:
+        study, board = Study(tiny_recipe(*overrides), folder), Silent()
+        outcome = run_study(study, board, **{"workers": 1, **settings})
+        return study, outcome, board.jobs
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Outcome, list[str]]:
     """A finished tiny study that nobody may change."""
-    return run_tiny(tmp_path_factory.mktemp("finished") / "run")
+    return run(tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture(scope="session")
+def sweep_through() -> SweepThrough:
+    """Run a sweep in one process, up to job number `stop`: what came out, and which jobs were run."""
+
+    def through(sweep: Sweep, stop: int | None = None, **settings: Any) -> tuple[SweepOutcome, list[str]]:
+        board = Silent(stop)
+        return run_sweep(sweep, board, workers=1, **settings), board.jobs
+
+    return through
+
+
+@pytest.fixture
+def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the trainings of some methods diverge."""
+
+    def let(*names: str) -> None:
+        train = TrainStudent.run
+
+        def fail(job: TrainStudent, watch: Any) -> None:
+            if job.method in names:
+                raise DivergedError("the loss is not a number")
+            train(job, watch)
+
+        monkeypatch.setattr(TrainStudent, "run", fail)
+
+    return let
+
+
+def hash_results(folder: Path) -> dict[str, str]:
+    kept = [p for p in sorted(folder.rglob("*")) if p.suffix in (".safetensors", ".csv", ".json")]
+    kept = [p for p in kept if p.name != "done.json"]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
+
+
+@pytest.fixture(scope="session")
+def files() -> Callable[[Path], dict[str, str]]:
+    """The hash of everything that was made in a folder, but for logs and records, which hold times."""
+    return hash_results

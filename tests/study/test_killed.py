@@ -27,20 +27,6 @@ TINY = (
 )
 
 
-class Unseen:
-    """A board nobody looks at."""
-
-    def started(self, name: str, epochs: int) -> None: ...
-
-    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None: ...
-
-    def epoch(self, name: str, row: dict[str, float]) -> None: ...
-
-    def warn(self, name: str, sentence: str) -> None: ...
-
-    def finished(self, name: str) -> None: ...
-
-
 @pytest.fixture
 def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
     """A folder with data to train on, which is where this process is, too."""
@@ -72,9 +58,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("weights.safetensors"))}
 
 
-def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, program, environment):
+def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, quiet, program, environment):
     whole, killed = stripes / "whole" / "run", stripes / "killed" / "run"  # runs side by side share trainings
-    run_study(Study(read_recipe("digits", TINY), whole), Unseen(), workers=1)
+    run_study(Study(read_recipe("digits", TINY), whole), quiet, workers=1)
 
     settings = [part for override in TINY for part in ("--set", override)]
     command = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib.util
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,55 +14,22 @@ import pytest
 
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.sweep import Point, plan_sweep
-from polyphony.study import TrainStudent, plan
+from polyphony.study import plan
 from polyphony.study.search import STARTUP, Search, mend, rounded
-from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
-from polyphony.train import DivergedError
+from polyphony.study.sweep import Sweep, SweepOutcome
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
     reason="optuna is not installed: pip install 'polyphony[sweep]'",
 )
-TINY = (
-    "members=2",
-    "seeds=[0]",
-    "data.per_class=5",
-    "data.valid=60",
-    "data.test=70",
-    "teachers.network.width=2",
-    "teachers.epochs=1",
-    "teachers.batch=25",
-    "student.epochs=1",
-    "student.batch=25",
-)
-RANGES = {"alpha": "0.5,1", "temperature": "1,8", "step_size": "1/255,64/255"}
-
-
-class Silent:
-    """A board that remembers which jobs were started, and stops at one of them."""
-
-    def __init__(self, stop: int | None = None) -> None:
-        self.jobs: list[str] = []
-        self.stop = stop
-
-    def started(self, name: str, epochs: int) -> None:
-        if len(self.jobs) == self.stop:
-            raise KeyboardInterrupt
-        self.jobs.append(name)
-
-    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None: ...
-
-    def epoch(self, name: str, row: dict[str, float]) -> None: ...
-
-    def warn(self, name: str, sentence: str) -> None: ...
-
-    def finished(self, name: str) -> None: ...
+TWO_RANGES = {"alpha": "0.5,1", "temperature": "1,8"}
+RANGES = TWO_RANGES | {"step_size": "1/255,64/255"}
 
 
 def searching(folder: Path, *overrides: str, **texts: str) -> Search:
+    """A search for settings of the shipped recipe, in which nothing is trained."""
     folder.mkdir(exist_ok=True)
-    recipe = read_recipe("digits", [*TINY, *overrides])
-    return Sweep(plan_sweep(recipe, "kd-ods", texts or RANGES), folder).search
+    return Sweep(plan_sweep(read_recipe("digits", overrides), "kd-ods", texts or RANGES), folder).search
 
 
 def formula(point: Point) -> float:
@@ -263,76 +230,63 @@ def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
 # With trainings
 
 
-def run(
-    folder: Path, trials: int, stop: int | None = None, workers: int = 1
-) -> tuple[SweepOutcome, list[str]]:
-    recipe = read_recipe("digits", TINY)
-    sweep = Sweep(plan_sweep(recipe, "kd-ods", {"alpha": "0.5,1", "temperature": "1,8"}), folder)
-    board = Silent(stop)
-    return run_sweep(sweep, board, trials=trials, workers=workers), board.jobs
-
-
-def files(folder: Path) -> dict[str, str]:
-    """The hash of everything that was made, but for logs and records, which hold times."""
-    kept = [p for p in sorted(folder.rglob("*")) if p.suffix in (".safetensors", ".csv", ".json")]
-    kept = [p for p in kept if p.name != "done.json"]
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
+@pytest.fixture(scope="module")
+def tiny(tiny_digits: tuple[str, ...]) -> Callable[[Path], Sweep]:
+    """A sweep of the digits recipe made tiny, with trainings of one epoch."""
+    recipe = read_recipe("digits", [*tiny_digits, "seeds=[0]"])
+    return lambda folder: Sweep(plan_sweep(recipe, "kd-ods", TWO_RANGES), folder)
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepOutcome, list[str]]:
+def searched(
+    tiny: Callable[[Path], Sweep], sweep_through: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, SweepOutcome, list[str]]:
+    """A finished search that nobody may change."""
     folder = tmp_path_factory.mktemp("searched") / "run"
-    return folder, *run(folder, 4)
+    return folder, *sweep_through(tiny(folder), trials=4)
 
 
 @needs_optuna
-def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nll(searched):
+def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nll(searched, tiny):
     folder, outcome, jobs = searched
     with (folder / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4
     assert rows[0]["method"] == "a0.9-t4-s24_255"
     assert outcome.ran == len(jobs) == 2 + 4 + 5
-    recipe = read_recipe("digits", TINY)
-    swept = plan_sweep(recipe, "kd-ods", {"alpha": "0.5,1", "temperature": "1,8"})
-    told = [trial.value for trial in Sweep(swept, folder).search.study.trials]
+    told = [trial.value for trial in tiny(folder).search.study.trials]
     assert told == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
 
 
 @needs_optuna
-def test_a_second_call_does_nothing_and_a_longer_one_goes_on(searched, tmp_path):
+def test_a_second_call_does_nothing_and_a_longer_one_goes_on(searched, tiny, sweep_through, tmp_path):
     folder, outcome, jobs = searched
-    again, nothing = run(folder, 4)
+    again, nothing = sweep_through(tiny(folder), trials=4)
     assert nothing == []
     assert (again.ran, again.skipped, again.scores) == (0, 11, outcome.scores)
-    run(tmp_path / "run", 2)
-    _, rest = run(tmp_path / "run", 4)
+    sweep_through(tiny(tmp_path / "run"), trials=2)
+    _, rest = sweep_through(tiny(tmp_path / "run"), trials=4)
     assert rest == jobs[7:]
     assert (tmp_path / "run" / "sweep.csv").read_bytes() == (folder / "sweep.csv").read_bytes()
 
 
 @needs_optuna
 @pytest.mark.parametrize("stop", [1, 4, 8])
-def test_a_search_that_was_interrupted_ends_as_one_that_was_not(searched, tmp_path, stop):
+def test_a_search_that_was_interrupted_ends_as_one_that_was_not(
+    searched, tiny, sweep_through, files, tmp_path, stop
+):
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", 4, stop)
-    run(tmp_path / "run", 4)
+        sweep_through(tiny(tmp_path / "run"), stop, trials=4)
+    sweep_through(tiny(tmp_path / "run"), trials=4)
     assert files(tmp_path / "run") == files(searched[0])
 
 
 @needs_optuna
-def test_a_trial_that_diverges_does_not_end_the_search(searched, tmp_path, monkeypatch):
-    train = TrainStudent.run
-
-    def fail(job: TrainStudent, watch: Any) -> None:
-        if job.method == "a0.9-t4-s24_255":
-            raise DivergedError("the loss is not a number")
-        train(job, watch)
-
-    monkeypatch.setattr(TrainStudent, "run", fail)
-    outcome, _ = run(tmp_path / "run", 3)
+def test_a_trial_that_diverges_does_not_end_the_search(tiny, sweep_through, tmp_path, diverging):
+    diverging("a0.9-t4-s24_255")
+    outcome, _ = sweep_through(tiny(tmp_path / "run"), trials=3)
     assert [point.name for point in outcome.diverged] == ["a0.9-t4-s24_255"]
     assert len(outcome.scores) == 2 * 2
-    again, jobs = run(tmp_path / "run", 3)
+    again, jobs = sweep_through(tiny(tmp_path / "run"), trials=3)
     assert jobs == []
     assert again.diverged == outcome.diverged

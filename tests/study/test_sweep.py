@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -16,63 +15,28 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from polyphony.data import Split
-from polyphony.recipe import RecipeError, read_recipe
+from polyphony.recipe import Recipe, RecipeError, read_recipe
 from polyphony.recipe.sweep import plan_sweep
 from polyphony.store import StoreError
-from polyphony.study import Study, TrainStudent, open_study, plan, run_study
+from polyphony.study import Study, open_study, plan, run_study
 from polyphony.study.run import Upto
-from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
+from polyphony.study.sweep import Sweep, SweepOutcome
 from polyphony.train import DivergedError
 
-TINY = (
-    "members=2",
-    "seeds=[0, 1]",
-    "data.per_class=5",
-    "data.valid=60",
-    "data.test=70",
-    "teachers.network.width=2",
-    "teachers.extra=1",
-    "teachers.epochs=3",
-    "teachers.batch=25",
-    "teachers.learning_rate=0.1",
-    "teachers.warm_up=1",
-    "student.epochs=2",
-    "student.batch=25",
-    "student.learning_rate=0.1",
-    "student.warm_up=1",
-)
 GRID = {"alpha": "0.5,1", "temperature": "1,4"}
 POINTS = ("a0.5-t1-s24_255", "a0.5-t4-s24_255", "a1-t1-s24_255", "a1-t4-s24_255")
 
-
-class Silent:
-    """A board that remembers which jobs were started, and stops at one of them."""
-
-    def __init__(self, stop: int | None = None) -> None:
-        self.jobs: list[str] = []
-        self.stop = stop
-
-    def started(self, name: str, epochs: int) -> None:
-        if len(self.jobs) == self.stop:
-            raise KeyboardInterrupt
-        self.jobs.append(name)
-
-    def step(self, name: str, done: int, steps: int, row: dict[str, float]) -> None: ...
-
-    def epoch(self, name: str, row: dict[str, float]) -> None: ...
-
-    def warn(self, name: str, sentence: str) -> None: ...
-
-    def finished(self, name: str) -> None: ...
+Tiny = Callable[..., Sweep]
 
 
-def tiny(folder: Path, *overrides: str, method: str = "kd-ods", **texts: str) -> Sweep:
-    return Sweep(plan_sweep(read_recipe("digits", [*TINY, *overrides]), method, texts or GRID), folder)
+@pytest.fixture(scope="module")
+def tiny(tiny_recipe: Callable[..., Recipe]) -> Tiny:
+    """A sweep of the tiny study, over GRID unless other values are given."""
 
+    def make(folder: Path, *overrides: str, method: str = "kd-ods", **texts: str) -> Sweep:
+        return Sweep(plan_sweep(tiny_recipe(*overrides), method, texts or GRID), folder)
 
-def run(sweep: Sweep, stop: int | None = None, **settings: Any) -> tuple[SweepOutcome, list[str]]:
-    board = Silent(stop)
-    return run_sweep(sweep, board, **{"workers": 1, **settings}), board.jobs
+    return make
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -80,18 +44,13 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def files(folder: Path) -> dict[str, str]:
-    """The hash of everything that was made, but for logs and records, which hold times."""
-    kept = [p for p in sorted(folder.rglob("*")) if p.suffix in (".safetensors", ".csv", ".json")]
-    kept = [p for p in kept if p.name != "done.json"]
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
-
-
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweep, SweepOutcome, list[str]]:
+def swept(
+    tiny: Tiny, sweep_through: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Sweep, SweepOutcome, list[str]]:
     """A finished grid that nobody may change."""
     sweep = tiny(tmp_path_factory.mktemp("swept") / "digits-sweep")
-    return sweep, *run(sweep)
+    return sweep, *sweep_through(sweep)
 
 
 # What comes out
@@ -136,10 +95,9 @@ def test_the_scores_are_those_of_a_naive_loop_over_the_saved_logits(swept):
         assert float(row["kld"]) == pytest.approx(np.mean(klds), rel=1e-5)
 
 
-def test_a_point_is_the_student_that_a_study_with_its_settings_trains(swept, tmp_path):
+def test_a_point_is_the_student_that_a_study_with_its_settings_trains(swept, run, tmp_path):
     settings = ("methods={mine={perturb='ods', alpha=1.0, temperature=1.0}}", "seeds=[1]")
-    study = Study(read_recipe("digits", [*TINY, *settings]), tmp_path / "run")
-    run_study(study, Silent(), workers=1, upto=Upto.DISTILL)
+    run(tmp_path / "run", *settings, upto=Upto.DISTILL)
     mine = tmp_path / "run" / "students" / "mine" / "1" / "weights.safetensors"
     theirs = swept[0].folder / "students" / "a1-t1-s24_255" / "1" / "weights.safetensors"
     assert mine.read_bytes() == theirs.read_bytes()
@@ -171,14 +129,14 @@ class Forbidden(Split):
         return super().__getattribute__(name)
 
 
-def test_the_test_images_stay_unseen(swept, tmp_path, monkeypatch):
+def test_the_test_images_stay_unseen(swept, tiny, sweep_through, tmp_path, monkeypatch):
     sweep = tiny(tmp_path / "digits-sweep")
     splits = sweep.study([sweep.swept.own]).splits
     unseen = replace(splits, test=Forbidden(splits.test))
     with pytest.raises(AssertionError, match="looked at test images"):
         unseen.test.images  # noqa: B018
     monkeypatch.setattr(plan, "load_splits", lambda data, root: unseen)
-    outcome, _ = run(sweep)
+    outcome, _ = sweep_through(sweep)
     assert outcome.scores == swept[1].scores
     saved = {path.name for path in sweep.folder.rglob("*.safetensors")}
     assert saved == {"weights.safetensors", "valid.safetensors"}
@@ -188,10 +146,10 @@ def test_the_test_images_stay_unseen(swept, tmp_path, monkeypatch):
 # Done, half done, changed
 
 
-def test_a_second_call_does_nothing(swept):
+def test_a_second_call_does_nothing(swept, sweep_through):
     sweep, outcome, _ = swept
     before = {path: path.stat().st_mtime_ns for path in sweep.folder.rglob("*.safetensors")}
-    again, jobs = run(sweep)
+    again, jobs = sweep_through(sweep)
     assert jobs == []
     assert (again.ran, again.skipped) == (0, outcome.ran)
     assert again.scores == outcome.scores
@@ -199,115 +157,99 @@ def test_a_second_call_does_nothing(swept):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 12])
-def test_a_sweep_that_was_interrupted_ends_as_one_that_was_not(swept, tmp_path, stop):
+def test_a_sweep_that_was_interrupted_ends_as_one_that_was_not(
+    swept, tiny, sweep_through, files, tmp_path, stop
+):
     sweep = tiny(tmp_path / "digits-sweep")
     with pytest.raises(KeyboardInterrupt):
-        run(sweep, stop)
+        sweep_through(sweep, stop)
     assert not (sweep.folder / "sweep.csv").exists()
-    _, jobs = run(sweep)
+    _, jobs = sweep_through(sweep)
     assert jobs == swept[2][stop:]
     assert files(sweep.folder) == files(swept[0].folder)
 
 
-def test_more_values_train_only_the_points_that_are_new(tmp_path):
-    run(tiny(tmp_path / "run", alpha="0.5,1", temperature="1"))
-    outcome, jobs = run(tiny(tmp_path / "run", alpha="0.5,0.9,1", temperature="1"))
+def test_more_values_train_only_the_points_that_are_new(tiny, sweep_through, tmp_path):
+    sweep_through(tiny(tmp_path / "run", alpha="0.5,1", temperature="1"))
+    outcome, jobs = sweep_through(tiny(tmp_path / "run", alpha="0.5,0.9,1", temperature="1"))
     new = "a0.9-t1-s24_255"
     assert jobs == [f"{new}, seed {s}" for s in (0, 1)] + [
         f"predict {new}, seed {s}, on valid" for s in (0, 1)
     ]
     assert {row.method for row in outcome.scores} == {"a0.5-t1-s24_255", new, "a1-t1-s24_255"}
-    fewer, jobs = run(tiny(tmp_path / "run", alpha="0.5", temperature="1"))
+    fewer, jobs = sweep_through(tiny(tmp_path / "run", alpha="0.5", temperature="1"))
     assert jobs == []
     assert {row["method"] for row in rows_of(tmp_path / "run")} == {"a0.5-t1-s24_255"}
     assert len(fewer.scores) == 4
 
 
-def test_trainings_of_a_study_beside_it_are_taken_over(tmp_path):
-    recipe = read_recipe("digits", [*TINY, "methods={mine={perturb='ods', alpha=1.0}}"])
-    run_study(Study(recipe, tmp_path / "digits"), Silent(), workers=1, upto=Upto.DISTILL)
-    outcome, jobs = run(tiny(tmp_path / "digits-sweep", alpha="0.5,1"))
+def test_trainings_of_a_study_beside_it_are_taken_over(tiny, sweep_through, run, tmp_path):
+    run(tmp_path / "digits", "methods={mine={perturb='ods', alpha=1.0}}", upto=Upto.DISTILL)
+    outcome, jobs = sweep_through(tiny(tmp_path / "digits-sweep", alpha="0.5,1"))
     assert outcome.adopted == 2 + 2
     assert [job for job in jobs if not job.startswith("predict")] == [
         f"a0.5-t4-s24_255, seed {seed}" for seed in (0, 1)
     ]
 
 
-def test_another_recipe_is_refused_and_what_is_there_stays(swept, tmp_path):
+def test_another_recipe_is_refused_and_what_is_there_stays(swept, tiny, sweep_through, files, tmp_path):
     folder = tmp_path / "run"
-    run(tiny(folder, alpha="1"))
+    sweep_through(tiny(folder, alpha="1"))
     before = files(folder)
     with pytest.raises(StoreError, match=r"schedule\.epochs \(2, now 1\)"):
-        run(tiny(folder, "student.epochs=1", alpha="1"))
+        sweep_through(tiny(folder, "student.epochs=1", alpha="1"))
     assert files(folder) == before
-    outcome, jobs = run(tiny(folder, "student.epochs=1", alpha="1"), redo=True)
+    outcome, jobs = sweep_through(tiny(folder, "student.epochs=1", alpha="1"), redo=True)
     assert [job for job in jobs if job.startswith("a1")] == ["a1-t4-s24_255, seed 0", "a1-t4-s24_255, seed 1"]
     assert len(outcome.scores) == 4
 
 
-def test_a_batch_larger_than_the_data_leaves_no_folder(tmp_path):
+def test_a_batch_larger_than_the_data_leaves_no_folder(tiny, sweep_through, tmp_path):
     with pytest.raises(RecipeError, match="a batch of 51 is larger"):
-        run(tiny(tmp_path / "run", "student.batch=51"))
+        sweep_through(tiny(tmp_path / "run", "student.batch=51"))
     assert list(tmp_path.iterdir()) == []
 
 
 # Trainings that fail
 
 
-@pytest.fixture
-def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the trainings of some points diverge."""
-
-    def let(*names: str) -> None:
-        train = TrainStudent.run
-
-        def fail(job: TrainStudent, watch: Any) -> None:
-            if job.method in names:
-                raise DivergedError("the loss is not a number")
-            train(job, watch)
-
-        monkeypatch.setattr(TrainStudent, "run", fail)
-
-    return let
-
-
-def test_a_point_that_diverges_is_left_out_and_named(swept, tmp_path, diverging):
+def test_a_point_that_diverges_is_left_out_and_named(swept, tiny, sweep_through, tmp_path, diverging):
     diverging(POINTS[1])
-    outcome, _ = run(tiny(tmp_path / "run"))
+    outcome, _ = sweep_through(tiny(tmp_path / "run"))
     assert [point.name for point in outcome.diverged] == [POINTS[1]]
     assert outcome.scores == [row for row in swept[1].scores if row.method != POINTS[1]]
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe"]
     assert set(recipe["methods"]) == set(POINTS)
 
 
-def test_what_was_done_is_counted_where_a_point_diverges(tmp_path, diverging):
+def test_what_was_done_is_counted_where_a_point_diverges(tiny, sweep_through, tmp_path, diverging):
     diverging(POINTS[1])
-    first, jobs = run(tiny(tmp_path / "run"))
+    first, jobs = sweep_through(tiny(tmp_path / "run"))
     lost = f"{POINTS[1]}, seed 0"
     assert (first.ran, first.skipped) == (2 + 6 + 7, 0)
     assert len({*jobs} - {lost}) == first.ran
-    again, jobs = run(tiny(tmp_path / "run"))
+    again, jobs = sweep_through(tiny(tmp_path / "run"))
     assert set(jobs) == {lost}  # it is tried again, and nothing else is
     assert (again.ran, again.skipped) == (0, first.ran)
 
 
-def test_where_all_points_diverge_that_is_said(tmp_path, diverging):
+def test_where_all_points_diverge_that_is_said(tiny, sweep_through, tmp_path, diverging):
     diverging(*POINTS)
     with pytest.raises(DivergedError, match="every point of"):
-        run(tiny(tmp_path / "run"))
+        sweep_through(tiny(tmp_path / "run"))
     assert not (tmp_path / "run" / "sweep.csv").exists()
 
 
-def test_a_method_that_takes_no_step_is_swept_without_one(tmp_path):
-    outcome, _ = run(tiny(tmp_path / "run", method="kd", alpha="0.5,1"))
+def test_a_method_that_takes_no_step_is_swept_without_one(tiny, sweep_through, tmp_path):
+    outcome, _ = sweep_through(tiny(tmp_path / "run", method="kd", alpha="0.5,1"))
     assert [row.method for row in outcome.scores[::4]] == ["a0.5-t4", "a1-t4"]
     assert {row["step_size"] for row in rows_of(tmp_path / "run")} == {""}
 
 
-def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(tmp_path):
+def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(quiet, tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
     study = Study(read_recipe("digits"), tmp_path)
-    for attempt in (lambda: open_study(tmp_path, None, "cpu"), lambda: run_study(study, Silent())):
+    for attempt in (lambda: open_study(tmp_path, None, "cpu"), lambda: run_study(study, quiet)):
         with pytest.raises(StoreError, match="its test images stay unseen"):
             attempt()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
