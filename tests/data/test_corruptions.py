@@ -183,7 +183,8 @@ def test_pixelate_and_jpeg_are_pillows() -> None:
 
 @pytest.mark.parametrize(("name", "severity"), [("rain", 1), ("fog", 0), ("fog", 6)])
 def test_what_does_not_exist_is_refused(name: str, severity: int) -> None:
-    with pytest.raises(DataError, match=f"no corruption '{name}' of severity {severity}"):
+    known = "take one of gaussian_noise, .*jpeg_compression, severity 1 to 5"
+    with pytest.raises(DataError, match=f"no corruption '{name}' of severity {severity}; {known}"):
         corrupt(X[:1], name, severity)
 
 

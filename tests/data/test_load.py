@@ -96,6 +96,14 @@ def test_unknown_images_take_the_form_of_the_known_ones() -> None:
     assert unknown.labels.tolist() == digits.labels.tolist()
 
 
+def test_unknown_images_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    table = load_digits()
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda: reads.append(1) or table)
+    load_unknown("digits", Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1).long()))
+    assert len(reads) == 1
+
+
 def test_colour_becomes_grey_by_luminance() -> None:
     colours = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 10, 10]], dtype=torch.uint8)
     assert with_channels(colours[:, :, None, None], 1).flatten().tolist() == [76, 150, 29, 10]
@@ -117,6 +125,19 @@ def test_regenerated_corruptions_are_read_back_and_called_so(root: Path) -> None
     assert [entry.name for entry in root.iterdir()] == ["digits-c-regenerated"]
     with pytest.raises(DataError, match="is there already"):
         next(regenerate("digits", test, folder))
+
+
+def test_regenerated_corruptions_say_what_they_were_made_of(root: Path) -> None:
+    test = load("digits", Options(test=12)).test
+    folder = root / "digits-c-regenerated"
+    list(regenerate("digits", test, folder))
+    assert corrupted("digits", root).source == test.fingerprint
+    mark = folder / "regenerated.json"
+    mark.write_text("{}")
+    assert corrupted("digits", root).source is None
+    mark.write_text("{")
+    with pytest.raises(DataError, match=r"regenerated\.json is damaged; remove .* and make the images again"):
+        corrupted("digits", root)
 
 
 def test_regenerated_files_are_never_taken_for_the_official_ones(root: Path) -> None:

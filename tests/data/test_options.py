@@ -81,6 +81,41 @@ def test_per_class_then_limit_keep_the_first() -> None:
     assert trim(split, Options(limit=100)).images.flatten().tolist() == list(range(8))
 
 
+@pytest.mark.parametrize(
+    ("labels", "limit", "kept"),
+    [
+        (torch.arange(200).repeat_interleave(450), 5000, 12),  # TinyImageNet's order
+        (torch.arange(200).repeat_interleave(450), 50_000, 112),
+        (torch.arange(10).repeat_interleave(50), 30, 1),
+        (torch.arange(2).repeat_interleave(50), 30, 1),
+        (torch.tensor([0] * 40 + [1] * 900 + [2] * 60), 500, 2),
+    ],
+)
+def test_the_first_images_of_data_in_order_of_class_are_refused(labels, limit: int, kept: int) -> None:
+    split = Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
+    classes = len(labels.unique())
+    with pytest.raises(DataError, match=rf"the first {limit:,} .* {kept} of the {classes} .* use per_class"):
+        trim(split, Options(limit=limit))
+    shuffled = split[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    assert len(trim(shuffled, Options(limit=limit))) == limit
+    assert trim(split, Options(per_class=20)).labels.bincount().tolist() == [20] * classes
+
+
+@settings(deadline=None, derandomize=True)  # one draw in very many would be refused
+@given(
+    weights=st.lists(st.integers(1, 100), min_size=2, max_size=40),
+    limit=st.integers(1, 300),
+    seed=st.integers(0, 10_000),
+)
+def test_the_first_images_in_random_order_are_given_however_many_classes_they_miss(
+    weights: list[int], limit: int, seed: int
+) -> None:
+    labels = torch.arange(len(weights)).repeat_interleave(torch.tensor(weights))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    split = Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
+    assert trim(split, Options(limit=limit)).labels.tolist() == labels[:limit].tolist()
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     height=st.integers(1, 9),

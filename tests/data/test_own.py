@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from polyphony.data import DataError, Options, load
+from polyphony.data import DataError, Options, load, load_unknown
 
 
 def levels(split) -> list[int]:
@@ -43,6 +43,23 @@ def test_train_and_test_folders_are_kept_apart(class_folders: Path, tmp_path: Pa
     (both / "test" / "plum").mkdir()
     with pytest.raises(DataError, match="other class folders"):
         load(str(both))
+
+
+def test_the_first_test_images_of_class_folders_are_no_sample(tmp_path: Path) -> None:
+    order = np.arange(60) // 30
+    images = np.zeros((60, 4, 4), np.uint8)
+    np.savez(tmp_path / "mine.npz", images=images, labels=order, test_images=images, test_labels=order)
+    source, like = str(tmp_path / "mine.npz"), load("digits").test
+    with pytest.raises(
+        DataError, match=r"the first 25 test images are of 1 of the 2 classes only, .* test out"
+    ):
+        load(source, Options(test=25))
+    with pytest.raises(
+        DataError, match=r"the first 25 mine images are of 1 of the 2 classes only, .* all of them"
+    ):
+        load_unknown(source, like, limit=25)
+    assert len(load(source, Options(test=35)).test) == 35
+    assert len(load_unknown(source, like)) == 60
 
 
 def test_sizes_that_differ_are_refused_or_resized_by_choice(

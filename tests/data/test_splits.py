@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from statistics import fmean, pstdev
+
 import pytest
 import torch
 
-from polyphony.data import Split
+from polyphony.data import Options, Split, Splits, load
 
 
 def small() -> Split:
@@ -28,6 +30,30 @@ def test_the_fingerprint_is_equal_exactly_where_the_data_is() -> None:
         split[:4].fingerprint,
     }
     assert len(prints) == 5
+
+
+def test_statistics_are_the_mean_and_deviation_of_each_channels_pixels() -> None:
+    split = small()
+    mean, std = split.statistics
+    for channel in range(3):
+        levels = [level / 255 for level in split.images[:, channel].flatten().tolist()]
+        assert mean[channel] == pytest.approx(fmean(levels), rel=1e-12)
+        assert std[channel] == pytest.approx(pstdev(levels), rel=1e-12)
+
+
+def test_statistics_are_to_the_bit_those_that_trained_networks_carry() -> None:
+    mean, std = load("digits", Options(per_class=20, valid=400, test=1000)).train.statistics
+    assert torch.tensor([*mean, *std]).tolist() == [0.30446261167526245, 0.3751339614391327]
+
+
+def test_a_flat_image_has_no_deviation_to_divide_by() -> None:
+    flat = Split(torch.full((2, 1, 3, 3), 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+    assert flat.statistics == ([pytest.approx(7 / 255)], [pytest.approx(1e-6)])
+
+
+def test_arrays_of_a_users_own_are_not_called_official() -> None:
+    part = small()
+    assert Splits("mine", ("a", "b", "c"), part, part, part).origin == "own"
 
 
 def test_rows_keep_their_labels() -> None:

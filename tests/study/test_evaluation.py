@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from polyphony.data import DataError, load_unknown, pixels
+from polyphony.data import DataError, Split, load_unknown, pixels
 from polyphony.data.regenerate import regenerate
 from polyphony.recipe import check
 from polyphony.store import StoreError
 from polyphony.study import Study, run_study
 from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
+from polyphony.study.shifts import Corruptions
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {
@@ -153,6 +154,14 @@ def test_a_limit_takes_the_first_images(trained, quiet):
     torch.testing.assert_close(load_file(path)["logits"], whole["logits"][:, :10])
 
 
+def test_images_corrupted_at_another_size_are_of_the_run(trained):
+    smaller = {**RECIPE, "data": {**RECIPE["data"], "resolution": 4}}
+    study = Study(check(smaller, "tiny"), trained.folder, trained.data_root)
+    fog = Corruptions(study, "digits-c").images("corrupted-digits-c-regenerated-fog-3")
+    made = np.load(trained.data_root / "digits-c-regenerated" / "fog.npy")[80:120, :, :, 0]
+    assert np.abs(fog.images[:, 0].numpy() - made.reshape(40, 4, 2, 4, 2).mean((2, 4))).max() <= 0.5
+
+
 def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, quiet, tmp_path):
     with pytest.raises(DataError, match="digits holds the classes the run was trained on"):
         evaluate_unknown(trained, "digits", quiet)
@@ -161,6 +170,11 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, quiet, tmp_
     other = replace(trained, data_root=tmp_path)
     list(regenerate("digits", other.splits.train[:40], tmp_path / "digits-c-regenerated"))
     with pytest.raises(DataError, match="not corrupted versions of this run's test images"):
+        evaluate_corrupted(other, "digits-c", quiet)
+    other = replace(trained, data_root=tmp_path / "same labels")
+    negative = Split(255 - other.splits.test.images, other.splits.test.labels)
+    list(regenerate("digits", negative, other.data_root / "digits-c-regenerated"))
+    with pytest.raises(DataError, match="digits-c-regenerated are not corrupted versions of this run's test"):
         evaluate_corrupted(other, "digits-c", quiet)
     with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
         evaluate_corrupted(replace(trained, folder=tmp_path / "empty"), "digits-c", quiet)

@@ -21,7 +21,6 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
 from polyphony.store import StoreError
 from polyphony.study import Study, Upto, costs, open_study, verdict
-from polyphony.study.plan import statistics
 from polyphony.study.scores import told_of
 from polyphony.train import fit
 
@@ -195,7 +194,7 @@ def test_streams_of_randomness_are_told_apart_by_kind_and_seed():
 
 def test_normalisation_is_the_training_pixels(finished):
     x = pixels(finished[0].splits.train.images).double()
-    mean, std = statistics(finished[0].splits.train)
+    mean, std = finished[0].splits.train.statistics
     assert mean == pytest.approx(x.mean((0, 2, 3)).tolist())
     assert std == pytest.approx(x.std((0, 2, 3), correction=0).tolist())
     saved = finished[0].teacher_stage(0).weights()

@@ -5,6 +5,7 @@ One file a corruption, uint8 [5 n h w c]: the first n rows are severity 1, the l
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def read(path: Path, options: Options) -> Contents:
     parts = {name: _split(path / f"{name}.npy", shared) for name in (*CORRUPTIONS, *present)}
     classes = tuple(str(label) for label in range(int(labels.max()) + 1))
     return Contents(classes, parts, "regenerated" if (path / MARK).exists() else "unverified")
+
+
+def source(path: Path) -> str | None:
+    """The fingerprint of the test split that images made here were made of; None where it is not written."""
+    file = path / MARK
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise DataError(f"{file} is damaged; remove {path} and make the images again") from error
+    return facts.get("fingerprint") if isinstance(facts, dict) else None
 
 
 def _split(file: Path, labels: torch.Tensor) -> Split:

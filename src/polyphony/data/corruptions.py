@@ -43,7 +43,11 @@ def corrupt(
     pixels, its index, the severity and the seed, not on the images beside it.
     """
     if corruption not in CORRUPTIONS or severity not in (1, 2, 3, 4, 5):
-        raise DataError(f"there is no corruption {corruption!r} of severity {severity}")
+        known = ", ".join(CORRUPTIONS)
+        raise DataError(
+            f"there is no corruption {corruption!r} of severity {severity}; "
+            f"take one of {known}, severity 1 to 5"
+        )
     apply, constants = CORRUPTIONS[corruption]
     numbers = range(len(images)) if indexes is None else indexes
     out = torch.empty_like(images, memory_format=torch.contiguous_format)

@@ -33,7 +33,10 @@ def _split(path: Path, prefix: str, classes: int) -> Split:
     file, images = read_idx(path / f"{prefix}-images-idx3-ubyte", dimensions=3)
     labels_file, labels = read_idx(path / f"{prefix}-labels-idx1-ubyte", dimensions=1)
     if len(images) != len(labels):
-        raise DataError(f"{labels_file} has {len(labels):,} labels but {file.name} {len(images):,} images")
+        raise DataError(
+            f"{labels_file} has {len(labels):,} labels but {file.name} {len(images):,} images; "
+            "download both again"
+        )
     if len(labels) and labels.max() >= classes:
         raise DataError(
             f"{labels_file} has the label {labels.max()}, outside 0..{classes - 1}; download it again"

@@ -14,7 +14,7 @@ from polyphony.data.check import check
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.files import data_root
-from polyphony.data.options import Holdout, Options, resized, share, stratified, trim
+from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
 from polyphony.data.splits import Split, Splits
 
@@ -75,7 +75,7 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
     if test is None:
         train, test = _set_aside(train, stratified, share(len(train), 5, options.test, "test"), options.seed)
     elif options.test is not None:
-        test = test[: options.test]
+        test = first_images(test, options.test, "test", "leave the option test out or shuffle them")
     count = share(len(train), 10, options.valid, "validation")
     train, valid = _set_aside(train, dataset.holdout, count, options.seed)
     train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))

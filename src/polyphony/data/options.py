@@ -18,7 +18,7 @@ class Options:
     """How much of a data set to use. None leaves a part as the data set's own rule has it.
 
     per_class   the first so many training images of every class (after the validation images are set aside)
-    limit       the first so many training images (after per_class)
+    limit       the first so many training images (after per_class); not of data in order of class
     resolution  side of the square images in pixels; CIFAR and the like are area-averaged to it
     valid       how many training images are set aside for validation (default: a tenth)
     test        how many images are set aside for the test when the data set has no test split of its own
@@ -94,7 +94,44 @@ def trim(split: Split, options: Options) -> Split:
     """The training split with `per_class`, then `limit` applied."""
     if options.per_class is not None:
         split = first_of_each_class(split, options.per_class)
-    return split if options.limit is None else split[: options.limit]
+    if options.limit is not None:
+        split = first_images(split, options.limit, "training", "use per_class instead of limit")
+    return split
+
+
+def first_images(split: Split, count: int, what: str, advice: str) -> Split:
+    """The first `count` images; DataError with the advice where they are of too few classes to be a sample.
+
+    A few images may well miss a class of many, and are given; see `_may_lack`.
+    """
+    part = split[:count]
+    present = split.labels.bincount()
+    lost = (present > 0) & (part.labels.bincount(minlength=len(present)) == 0)
+    if not _may_lack(present, lost, len(part)):
+        classes = int((present > 0).sum())
+        kept = classes - int(lost.sum())
+        raise DataError(
+            f"the first {len(part):,} {what} images are of {kept} of the {classes} classes only, "
+            f"because the images are in the order of their classes; {advice}"
+        )
+    return part
+
+
+def _may_lack(present: Tensor, lost: Tensor, drawn: int) -> bool:
+    """Whether so many images in random order may lack these classes, of which `present` images there are. [k]
+
+    The chance is that of drawing none of their images, times the ways to choose as many classes: of data in
+    random order, one set in a million lacks so many by chance, whatever the sizes of the classes.
+    """
+    images, gone = int(present.sum()), int(present[lost].sum())
+    choices = _log_choices(int((present > 0).sum()), int(lost.sum()))
+    chance = choices + _log_choices(images - gone, drawn) - _log_choices(images, drawn)
+    return chance >= math.log(1e-6)
+
+
+def _log_choices(n: int, k: int) -> float:
+    """The logarithm of the number of ways to choose k of n."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def resized(split: Split, resolution: int | None) -> Split:

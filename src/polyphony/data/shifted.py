@@ -10,27 +10,26 @@ import torch
 from torch import Tensor
 
 from polyphony.data.catalogue import DATASETS
-from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read
+from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
 from polyphony.data.errors import DataError
 from polyphony.data.files import data_root
 from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
-from polyphony.data.options import Options, area_average, resized
+from polyphony.data.options import Options, area_average, first_images, resized
 from polyphony.data.splits import Split
 
 
 def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | None = None) -> Split:
     """Another data set's test images, brought to the channels and size of `like`: classes no model has seen.
 
-    The labels stay those of the other data set; they are no labels of the known classes.
+    `limit` takes the first so many. The labels stay those of the other data set; they are no labels of the
+    known classes.
     """
     dataset = identify(name)
     place, path = found(dataset, data_root(root))
-    parts = contents(dataset, place, path).parts
-    split = (
-        parts["test"]
-        if "test" in parts
-        else arrange(dataset, contents(dataset, place, path), EVERYTHING).test
-    )[:limit]
+    whole = contents(dataset, place, path)
+    split = whole.parts["test"] if "test" in whole.parts else arrange(dataset, whole, EVERYTHING).test
+    if limit is not None:
+        split = first_images(split, limit, dataset.name, "take all of them")
     channels, height, width = like.images.shape[1:]
     images = with_channels(split.images, channels)
     if images.shape[-2:] != (height, width):
@@ -53,12 +52,13 @@ class Corrupted:
     """Shifted versions of a test split; iterating gives (corruption, severity, Split), read from disk lazily.
 
     `origin` is "official", "unverified" or, for images made by `polyphony data corrupt`, "regenerated": say
-    so wherever a score is shown.
+    so wherever a score is shown. `source` is the fingerprint of the test split that those were made of.
     """
 
     parts: dict[str, Split]
     origin: str
     options: Options = EVERYTHING
+    source: str | None = None
 
     def __len__(self) -> int:
         return len(self.parts) * len(SEVERITIES)
@@ -72,7 +72,9 @@ class Corrupted:
         name, severity = which
         split = self.parts[name]
         n = len(split) // len(SEVERITIES)
-        block = split[(severity - 1) * n : severity * n][: self.options.test]
+        block = split[(severity - 1) * n : severity * n]
+        if self.options.test is not None:
+            block = first_images(block, self.options.test, "corrupted", "take all of them")
         return resized(block, self.options.resolution)
 
 
@@ -86,19 +88,18 @@ def corrupted(
     base = data_root(root)
     official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
     if official is not None and (base / official.places[0].path).exists():
-        place, path = found(official, base)
-        whole = contents(official, place, path)
+        place, folder = found(official, base)
+        whole = contents(official, place, folder)
     elif made.exists():
-        whole = read(made, options)
+        folder, whole = made, read(made, options)
     else:
         where = f"{official.places[0].path} or {made.name}" if official else made.name
         raise DataError(
             f"{where} is not in {base}; run 'polyphony data corrupt {name}' to make corrupted images"
         )
     wanted = (*CORRUPTIONS, *EXTRA) if extra else CORRUPTIONS
-    return Corrupted(
-        {part: whole.parts[part] for part in wanted if part in whole.parts}, whole.origin, options
-    )
+    parts = {part: whole.parts[part] for part in wanted if part in whole.parts}
+    return Corrupted(parts, whole.origin, options, source(folder))
 
 
 def regenerated_folder(name: str) -> str:

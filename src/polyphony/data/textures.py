@@ -1,6 +1,7 @@
 """What the corruptions are made of: random draws that belong to an image, fields, and samplings of a batch.
 
-Arrays are float32 [n h w c] or, for fields, [n h w]; everything is over the whole batch.
+Arrays are float32 [n h w c] or, for fields, [n h w]. Arithmetic is over the whole batch; random numbers are
+drawn image by image, since every image has a stream of its own.
 """
 
 from __future__ import annotations

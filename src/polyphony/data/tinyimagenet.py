@@ -66,7 +66,8 @@ def _val(files: Tree, label: dict[str, int]) -> Listing:
         wnid = rest.partition("\t")[0]
         if wnid not in label or f"val/images/{name}" not in present:
             fault = "an unknown class" if wnid not in label else "a missing file"
-            raise DataError(f"{files.where('val/val_annotations.txt')} names {fault} in the line {line!r}")
+            where = files.where("val/val_annotations.txt")
+            raise DataError(f"{where} names {fault} in the line {line!r}; get the archive again")
         listing.append((f"val/images/{name}", label[wnid]))
     if not listing:
         raise DataError(f"{files.where('val/val_annotations.txt')} is empty; get the archive again")

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 
 class Normalize(nn.Module):
-    """(x − mean) / std per channel, kept with the weights, so that a network takes pixels in [0, 1]."""
+    """(x − mean) / std per channel, kept with the weights, so that a network takes pixels in [0, 1].
+
+    Changes nothing until `set` is called, for example with `Split.statistics`.
+    """
 
     mean: Tensor
     std: Tensor

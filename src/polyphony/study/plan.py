@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel
 from torch import nn
 
-from polyphony.data import Split, Splits, load, outline
+from polyphony.data import Splits, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Data, Network, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage
@@ -106,7 +106,7 @@ class Study:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
         classes, channels = len(self.splits.classes), self.splits.train.images.shape[1]
         network = part.build(copies * classes, copies * channels, rng)
-        network.normalize.set(*(copies * values for values in statistics(self.splits.train)))
+        network.normalize.set(*(copies * values for values in self.splits.train.statistics))
         return network
 
     def fresh_student(self, name: str, rng: torch.Generator | None = None) -> Ensemble:
@@ -159,17 +159,6 @@ def outline_splits(data: Data) -> Splits:
 def load_splits(data: Data, root: Path | None) -> Splits:
     """The data of a recipe; a process works on one data set at a time."""
     return load(data.name, data.options(), root)
-
-
-@lru_cache(maxsize=1)
-def statistics(train: Split) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of the training pixels, one number a channel, in [0, 1]."""
-    values = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in train.images.unbind(1)])
-    weights = counts.double() / counts.sum(1, keepdim=True)
-    mean = weights @ values
-    variance = weights @ values**2 - mean**2
-    return mean.tolist(), variance.clamp_min(1e-12).sqrt().tolist()
 
 
 def dump(part: BaseModel, include: set[str] | None = None) -> dict[str, Any]:

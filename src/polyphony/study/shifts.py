@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Protocol
 
-from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load_unknown
+from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load, load_unknown
 from polyphony.data.cifar_c import SEVERITIES
 from polyphony.data.load import identify
 from polyphony.recipe import Data
@@ -89,10 +89,7 @@ class Corruptions:
     def images(self, split: str) -> Split:
         images, test = self.corrupted[self.conditions[split]], self.study.splits.test
         if not images.labels.equal(test.labels[: len(images)]):
-            raise DataError(
-                f"the images of {self.name} are not corrupted versions of this run's test images:"
-                " make them with 'polyphony data corrupt' and the recipe's number of test images"
-            )
+            raise not_of_the_run(self.name)
         return images
 
 
@@ -112,4 +109,25 @@ def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupte
     """The corrupted versions of a recipe's test images, or of the first so many."""
     splits = load_splits(data, root)
     count = min(limit or len(splits.test), len(splits.test))
-    return corrupted(splits.name, root, Options(resolution=data.resolution, test=count))
+    found = corrupted(splits.name, root, Options(resolution=data.resolution, test=count))
+    made_of_these = found.source in (None, splits.test.fingerprint)
+    if not made_of_these and found.source != source_split(found, data, root).fingerprint:
+        raise not_of_the_run(f"{splits.name}-c-regenerated")
+    return found
+
+
+def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
+    """A recipe's test images in the number and size in which images were corrupted, not always its own."""
+    whole = next(iter(made.parts.values()))
+    (height, width), count = whole.images.shape[-2:], len(whole) // len(SEVERITIES)
+    side = height if height == width else None
+    options = Options(resolution=side, test=count, seed=data.seed, coarse=data.coarse)
+    return load(data.name, options, root).test
+
+
+def not_of_the_run(name: str) -> DataError:
+    """What to raise for corrupted images of other data."""
+    return DataError(
+        f"the images of {name} are not corrupted versions of this run's test images:"
+        " make them with 'polyphony data corrupt' and the recipe's number of test images"
+    )
