@@ -248,9 +248,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path))
     except ValueError as error:
-        raise StoreError(f"{path} is not JSON ({first_line(error)})") from error
+        raise StoreError(f"{path} is not JSON ({first_line(error)}): delete it to make it again") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path} does not hold a JSON object")
+        raise StoreError(f"{path} does not hold a JSON object: delete it to make it again")
     return value
 
 
@@ -259,7 +259,9 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreError(
+            f"{path} cannot be read ({error.strerror}): check that it is there and may be read"
+        ) from error
 
 
 def sha256(data: bytes) -> str:
