@@ -11,7 +11,6 @@ import pytest
 
 import polyphony
 from polyphony.store import share_file, write_whole
-from polyphony.study import open_study
 from polyphony.study.origin import training_code
 
 WEIGHTS = "weights.safetensors"
@@ -111,12 +110,3 @@ def test_a_link_left_by_a_killed_process_does_not_reach_another_runs_files(tmp_p
     share_file(original, target)
     assert original.samefile(target)
     assert list(target.parent.iterdir()) == [target]
-
-
-def test_a_run_from_before_students_had_forms_can_be_opened(first):
-    path = first.folder / "recipe.json"
-    record = json.loads(path.read_text())
-    record["recipe"]["student"].pop("form")
-    record["recipe"]["student"]["member_norm"] = False
-    path.write_text(json.dumps(record))
-    assert open_study(first.folder, None, "cpu").recipe == first.recipe

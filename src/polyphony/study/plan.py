@@ -61,11 +61,14 @@ class Study:
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
         method, form = self.recipe.distillation(name), self.recipe.form(name)
+        # A BatchEnsemble's only setting stands alone, as it did before there were other forms: written as
+        # "form" it would change the key of every such student that is trained already.
+        shape = dump(form, {"member_norm"}) if form.kind == "batch_ensemble" else {"form": dump(form)}
         spec = self._spec("student", seed, self.recipe.schedule(name)) | {
             "members": self.recipe.members,
             "network": dump(self.recipe.student_network),
             "method": dump(method) if method else "scratch",
-            **(dump(form, {"member_norm"}) if form.kind == "batch_ensemble" else {"form": dump(form)}),
+            **shape,
         }
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
