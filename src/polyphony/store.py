@@ -152,6 +152,12 @@ class Stage:
         return safetensors.torch.load(data)
 
 
+def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
+    """Where a run keeps what a model predicts on a split: the teachers together have no seed, students do."""
+    who = [model] if seed is None else [model, str(seed)]
+    return run.joinpath("predictions", *who, f"{split}.safetensors")
+
+
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
     """Logits, what they are, and labels in one file, under the key of what they depend on."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}

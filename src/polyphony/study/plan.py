@@ -118,6 +118,16 @@ class Study:
         network = self.network(self.recipe.student_network, rng, form.copies(members))
         return form.build(network, members, rng)
 
+    def stages(self, model: str, seed: int | None, teachers: int) -> list[Stage]:
+        """The folders of a model's weights: a student's, or without a seed those of so many teachers."""
+        if seed is None:
+            return [self.teacher_stage(j) for j in range(teachers)]
+        return [self.student_stage(model, seed)]
+
+    def load_model(self, model: str, seed: int | None, teachers: int) -> Ensemble:
+        """A trained student as it predicts, or without a seed so many teachers together."""
+        return self.load_teachers(teachers) if seed is None else self.load_student(model, seed)
+
     def load_teachers(self, count: int, first: int = 0) -> DeepEnsemble:
         """`count` trained teachers; those from `members` on are extra ones, which no student learns from."""
         networks = []
