@@ -7,13 +7,13 @@ finds all of that done. A table keeps what it says of other data sets as long as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from polyphony import metrics
-from polyphony.analysis import SavedRows, load_parts, write_table
+from polyphony.analysis import SavedRows, load_parts, write_text
 from polyphony.predictions import Predictions, detect_unknown, predict
-from polyphony.scores import TEACHERS
+from polyphony.scores import TEACHERS, to_csv
 from polyphony.store import (
     Stage,
     StoreError,
@@ -234,8 +234,8 @@ def models_key(study: Study) -> str:
     return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.splits.test.fingerprint})
 
 
-def write_parts(study: Study, table: str, row: type[UnknownScore] | type[CorruptedScore]) -> None:
+def write_parts(study: Study, table: str, kind: type[UnknownScore] | type[CorruptedScore]) -> None:
     """The table, of all its parts that these models made."""
     folder = study.folder / "analysis"
     rows = load_parts(folder / "parts", f"{table}-*.json", models_key(study))
-    write_table(folder / f"{table}.csv", [field.name for field in fields(row)], rows)
+    write_text(folder / f"{table}.csv", to_csv([kind(*row) for row in rows], kind))

@@ -41,7 +41,7 @@ def score(study: Study) -> list[Score]:
         valid = saved[model, seed, "valid"]
         if model == TEACHERS:
             predictions, valid = (p.first(study.recipe.members) for p in (predictions, valid))
-        for kind, log_probs in versions(predictions, valid).items():
+        for kind, log_probs in by_calibration(predictions, valid).items():
             measured = quality(log_probs, predictions.labels)
             curve = curves.get((split, kind))
             dee = None if curve is None else metrics.dee(measured["nll"], curve)
@@ -58,7 +58,7 @@ def read(job: Predict) -> Predictions:
     return predictions
 
 
-def versions(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
+def by_calibration(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
     """The mean prediction's log-probabilities as they are, and at the temperature that suits validation."""
     log_probs = predictions.log_probs()
     temperature = metrics.fit_temperature(valid.log_probs(), valid.labels)
