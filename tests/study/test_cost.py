@@ -13,23 +13,23 @@ from polyphony.study.cost import probe, probing_batch, typical
 
 
 @pytest.mark.parametrize(
-    ("seconds", "largest", "batch", "asked"),
+    ("seconds", "least", "largest", "batch", "asked"),
     [
-        (lambda size: 0.01 * size, 128, 32, [2, 4, 8, 16, 32]),  # a small network on a CPU
-        (lambda size: 3.0 * size, 128, 2, [2]),  # a network so large that two images take seconds
-        (lambda size: 0.02, 50, 50, [2, 4, 8, 16, 32]),  # a GPU: as long as it takes to launch
-        (lambda size: 0.0, 1, 1, []),
+        (lambda size: 0.01 * size, 4, 128, 32, [4, 8, 16, 32]),  # a small network on a CPU
+        (lambda size: 3.0 * size, 2, 128, 2, [2]),  # a network so large that two images take seconds
+        (lambda size: 0.02, 9, 50, 50, [9, 18, 36]),  # a GPU: as long as it takes to launch
+        (lambda size: 0.3, 60, 50, 50, []),  # a busy CPU and little arithmetic: the call itself takes long
     ],
-    ids=["small", "large", "launched", "one image"],
+    ids=["small", "large", "launched", "called"],
 )
-def test_the_batch_is_doubled_until_a_step_can_be_measured(seconds, largest, batch, asked):
+def test_the_batch_is_doubled_until_a_step_can_be_measured(seconds, least, largest, batch, asked):
     sizes = []
 
     def measure(size: int) -> float:
         sizes.append(size)
         return seconds(size)
 
-    assert probing_batch(measure, largest) == batch
+    assert probing_batch(measure, least, largest) == batch
     assert sizes == asked
 
 

@@ -22,6 +22,7 @@ from polyphony.study.plan import Study
 from polyphony.train import Loss
 
 SMALLEST = 2  # images, which normalisation needs
+LEAST_FLOPS = 4e9  # in a measured step: with fewer a busy CPU spends its time on calling operations
 LONG_ENOUGH = 0.25  # seconds from which on a step is not doubled, so that most take up to half a second
 ENOUGH = 1.5  # seconds after which a measurement is not repeated
 
@@ -67,19 +68,20 @@ def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedu
     model.to(study.device)
     with CountFlops() as count:
         probe(study, model, loss, SMALLEST)
-    batch = probing_batch(lambda size: probe(study, model, loss, size), schedule.batch)
+    least = max(SMALLEST, int(SMALLEST * LEAST_FLOPS // count.flops))
+    batch = probing_batch(lambda size: probe(study, model, loss, size), least, schedule.batch)
     step = typical(lambda: probe(study, model, loss, batch))
     look = typical(lambda: probe_validation(study, model, batch))
     seconds = (trained * step + epochs * len(splits.valid) * look) / batch
     return Cost(name, runs, count.flops / SMALLEST * trained, seconds)
 
 
-def probing_batch(measure: Callable[[int], float], largest: int) -> int:
-    """The smallest batch, doubled until a step of it takes long enough to be measured, or the largest one.
+def probing_batch(measure: Callable[[int], float], least: int, largest: int) -> int:
+    """The least batch, doubled until a step of it takes long enough to be measured, or the largest one.
 
     On a GPU small batches say nothing: launching their operations takes longer than the operations.
     """
-    batch = min(SMALLEST, largest)
+    batch = min(least, largest)
     while batch < largest and measure(batch) < LONG_ENOUGH:
         batch = min(2 * batch, largest)
     return batch
