@@ -29,7 +29,7 @@ def test_teachers_and_students_are_taken_over_by_another_study(run, first, tmp_p
     )
     trained = [job for job in jobs if not job.startswith("predict")]
     assert trained == ["kd-ods, seed 0", "kd-ods, seed 1"]
-    assert outcome.adopted == study.teachers + 2
+    assert outcome.adopted == study.teacher_count + 2
     for seed in (0, 1):
         mine, other = study.student_stage("renamed", seed), first.student_stage("kd", seed)
         assert mine.folder.joinpath(WEIGHTS).read_bytes() == other.folder.joinpath(WEIGHTS).read_bytes()

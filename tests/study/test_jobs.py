@@ -32,7 +32,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def finish_teachers(study: Study) -> None:
-    for j in range(study.teachers):
+    for j in range(study.teacher_count):
         weights = study.network(study.recipe.teachers.network, seeded(j)).state_dict()
         study.teacher_stage(j).finish(weights, {})
 

@@ -42,7 +42,7 @@ def costs(study: Study) -> Iterator[Cost]:
     recipe = study.recipe
     torch.set_num_threads(study.threads)
     teacher = study.network(recipe.teachers.network)
-    yield cost(study, "teacher", study.teachers, Single(teacher), CrossEntropy(), recipe.teachers)
+    yield cost(study, "teacher", study.teacher_count, Single(teacher), CrossEntropy(), recipe.teachers)
     networks = [study.network(recipe.teachers.network) for _ in range(recipe.members)]
     teachers = DeepEnsemble(networks).folded().to(study.device)
     for name in recipe.methods:

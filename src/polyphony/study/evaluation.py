@@ -195,7 +195,7 @@ def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
 
 def check_trained(study: Study) -> None:
     """Raise unless every teacher and every student is trained to the end."""
-    for j in range(study.teachers):
+    for j in range(study.teacher_count):
         weights_hash(study.teacher_stage(j))
     weight_hashes(study)
 

@@ -191,7 +191,7 @@ class Predict:
     @property
     def count(self) -> int:
         """How many teachers predict: on held-out images all, for the DEE curve; else the members' own."""
-        return self.study.recipe.members if self.split.startswith("train") else self.study.teachers
+        return self.study.recipe.members if self.split.startswith("train") else self.study.teacher_count
 
     @property
     def images(self) -> Split:

@@ -37,7 +37,7 @@ class Study:
         return load_splits(self.recipe.data, self.data_root)
 
     @property
-    def teachers(self) -> int:
+    def teacher_count(self) -> int:
         """How many teachers are trained: one a member, and the extra ones."""
         return self.recipe.members + self.recipe.teachers.extra
 

@@ -46,7 +46,7 @@ def run_study(
     refuse_sweep(study.folder)
     workers = workers or default_workers(study)
     phases: list[Callable[[], Sequence[Job]]] = [
-        lambda: [TrainTeacher(study, j) for j in range(study.teachers)],
+        lambda: [TrainTeacher(study, j) for j in range(study.teacher_count)],
         lambda: [TrainStudent(study, method, seed) for method, seed in study.students],
         lambda: score_jobs(study),
     ]

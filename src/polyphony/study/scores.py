@@ -111,7 +111,7 @@ def verdict(study: Study, rows: list[Score]) -> str:
     parts = []
     for name in told_of(study.recipe):
         student = select(rows, name, "test", "calibrated")
-        dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teachers)
+        dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teacher_count)
         share = mean(student, "kld").mean / teachers
         parts.append(
             f"{name} {f'keeps {share:.0%} of it' if share else 'is one network'}, with a DEE of {dee}"

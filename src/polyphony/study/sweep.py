@@ -135,7 +135,7 @@ class Work:
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
         study = self.sweep.study(points)
-        self.run(study, [TrainTeacher(study, j) for j in range(study.teachers)])
+        self.run(study, [TrainTeacher(study, j) for j in range(study.teacher_count)])
         try:
             self.run(study, [TrainStudent(study, name, seed) for name, seed in study.students])
         except DivergedError:
