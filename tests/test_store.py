@@ -363,7 +363,16 @@ def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
 def test_json_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(StoreError) as caught:
         read_json(tmp_path / "recipe.json")
-    one_sentence(caught, tmp_path / "recipe.json")
+    one_sentence(caught, tmp_path / "recipe.json", "check that it is there")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"], ids=repr)
+def test_json_that_cannot_be_used_is_one_sentence_with_a_way_out(tmp_path, text):
+    path = tmp_path / "recipe.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(StoreError) as caught:
+        read_json(path)
+    one_sentence(caught, path, "delete it")
 
 
 # The lock

@@ -152,6 +152,12 @@ class Stage:
         return safetensors.torch.load(data)
 
 
+def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
+    """Where a run keeps what a model predicts on a split: the teachers together have no seed, students do."""
+    who = [model] if seed is None else [model, str(seed)]
+    return run.joinpath("predictions", *who, f"{split}.safetensors")
+
+
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
     """Logits, what they are, and labels in one file, under the key of what they depend on."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
@@ -248,9 +254,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path))
     except ValueError as error:
-        raise StoreError(f"{path} is not JSON ({first_line(error)})") from error
+        raise StoreError(f"{path} is not JSON ({first_line(error)}): delete it to make it again") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path} does not hold a JSON object")
+        raise StoreError(f"{path} does not hold a JSON object: delete it to make it again")
     return value
 
 
@@ -259,7 +265,9 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreError(
+            f"{path} cannot be read ({error.strerror}): check that it is there and may be read"
+        ) from error
 
 
 def sha256(data: bytes) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyphony import store
 from polyphony.recipe import read_recipe
-from polyphony.study import Study
+from polyphony.study import Study, analysis_jobs
+from polyphony.study.analysis_jobs import MatchJacobians, MeasureSnr, Transfer
+from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import Predict, TrainStudent
+from polyphony.study.shifts import Unknown
 
 SETTINGS = (
     "members=2",
@@ -28,7 +32,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def finish_teachers(study: Study) -> None:
-    for j in range(study.teachers):
+    for j in range(study.teacher_count):
         weights = study.network(study.recipe.teachers.network, seeded(j)).state_dict()
         study.teacher_stage(j).finish(weights, {})
 
@@ -65,3 +69,40 @@ def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, m
     source, third = loss.perturb.source.networks[0], load(study, 1, 2).folded().networks[0]
     x = torch.rand(3, 1, 8, 8, generator=seeded(5))
     torch.testing.assert_close(source.eval()(x), third.eval()(x))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda study: PredictShifted(study, "teachers", None, Unknown(study, "mnist"), ("",)).targets,
+        lambda study: PredictShifted(study, "ods", 0, Unknown(study, "mnist"), ("",)).targets,
+        lambda study: MatchJacobians(study, "ods", 0, 5).part,
+        lambda study: MeasureSnr(study, "ods", 1.0, ("ods", 0)).part,
+        lambda study: Transfer(study).key,
+    ],
+    ids=["shifted teachers", "shifted student", "jacobians", "snr", "transfer"],
+)
+def test_what_a_job_reads_does_not_grow_with_the_number_of_students(tmp_path, monkeypatch, look):
+    counts, read = [], store.read_bytes
+    for seeds in ([0], [0, 1, 2]):
+        study = Study(read_recipe("digits", [*SETTINGS, f"seeds={seeds}"]), tmp_path / str(len(seeds)))
+        finish_teachers(study)
+        for method, seed in study.students:
+            weights = study.fresh_student(method, seeded(seed)).state_dict()
+            study.student_stage(method, seed).finish(weights, {"step_size": 0.01})
+        paths = []
+        monkeypatch.setattr(
+            store, "read_bytes", lambda path, paths=paths: (paths.append(path), read(path))[1]
+        )
+        look(study)
+        counts.append(len(paths))
+    assert counts[0] == counts[1] > 0
+
+
+def test_teachers_on_images_of_an_extra_one_are_predicted_again_in_a_new_format(tmp_path, monkeypatch):
+    study = Study(read_recipe("digits", SETTINGS), tmp_path)
+    finish_teachers(study)
+    finish_student(study, "ods", 0)
+    key = Transfer(study).key
+    monkeypatch.setattr(analysis_jobs, "ANALYSIS_FORMAT", analysis_jobs.ANALYSIS_FORMAT + 1)
+    assert Transfer(study).key != key

@@ -108,7 +108,7 @@ def test_a_workers_failure_is_raised_here(worked):
 
 def test_a_worker_that_dies_without_a_word_is_noticed():
     died = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
-    with pytest.raises(JobError, match="-9"):
+    with pytest.raises(JobError, match=r"-9.*smaller number of --workers"):
         listen(queue.Queue(), died, 1, Board())
 
 

@@ -358,3 +358,8 @@ def test_the_verdict_tells_of_one_student_for_each_way_and_of_the_papers_kind_fi
     assert told_of(read_recipe("students-desk")) == ["kd-ods", "kd"]
     assert told_of(read_recipe("digits")) == ["kd-ods", "kd-confods", "kd"]
     assert told_of(read_recipe("cifar10-resnet32-end2-16")) == ["end2"]
+
+
+def test_a_folder_without_a_recipe_is_refused_with_what_makes_one(tmp_path):
+    with pytest.raises(StoreError, match=r"is not a run folder: .* 'polyphony study' makes one"):
+        open_study(tmp_path, None, "cpu")

@@ -5,7 +5,7 @@ from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
 from polyphony.analysis.progress import Progress
 from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
-from polyphony.analysis.tables import SavedRows, load_parts, save_tensors, saved_key, write_table
+from polyphony.analysis.tables import SavedRows, load_parts, save_tensors, saved_key, write_table, write_text
 from polyphony.analysis.transfer import external_predictions
 from polyphony.nn import factor_distance
 
@@ -25,4 +25,5 @@ __all__ = [
     "saved_key",
     "snr_of",
     "write_table",
+    "write_text",
 ]

@@ -53,7 +53,12 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(rows)
-    data = text.getvalue().encode()
+    write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, whole; left alone where it says so already."""
+    data = text.encode()
     if not path.exists() or path.read_bytes() != data:
         write_whole(path, data)
 

@@ -91,7 +91,7 @@ def announce(sweep: Sweep, trials: int | None, workers: int | None) -> None:
     study = sweep.study([sweep.swept.own])  # a point costs as much as any other
     each = len(study.recipe.seeds)
     terminal.line(
-        f"{study.recipe.name}: {study.teachers} teachers, then {points} points of {sweep.swept.method},"
+        f"{study.recipe.name}: {study.teacher_count} teachers, then {points} points of {sweep.swept.method},"
         f" {each} seed{'s' * (each != 1)} each."
     )
     *teachers, point = costs(study)

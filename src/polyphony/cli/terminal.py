@@ -176,8 +176,9 @@ def show_costs(study: Study, costs: Sequence[Cost]) -> None:
 def announce(study: Study, costs: Sequence[Cost], workers: int | None) -> None:
     """What is about to happen, the teachers' cost first and maybe alone, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
+    teachers = f"{study.teacher_count} teacher{'s' * (study.teacher_count != 1)}"
     students = f", then {len(study.students)} students ({methods})" if len(costs) > 1 else ""
-    line(f"{study.recipe.name}: {study.teachers} teachers{students}.")
+    line(f"{study.recipe.name}: {teachers}{students}.")
     line(estimate(study, costs, workers))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
         line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
@@ -223,7 +224,7 @@ def score_table(study: Study, rows: list[Score]) -> Table:
         table.add_column(heading, min_width=len(heading), no_wrap=heading in ("Method", "Params"))
     names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
     for model, name in names.items():
-        table.add_row(name, *cells(select(rows, model, "test", "calibrated"), study.teachers))
+        table.add_row(name, *cells(select(rows, model, "test", "calibrated"), study.teacher_count))
     return table
 
 

@@ -17,13 +17,8 @@ from polyphony.machine import processor
 from polyphony.perturb import ODS, Gaussian, Perturbation
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
-from polyphony.store import (
-    Spec,
-    load_predictions,
-    save_predictions,
-    spec_key,
-)
-from polyphony.study.evaluation import FORMAT, models_key, weight_hashes
+from polyphony.store import Spec, load_predictions, prediction_path, save_predictions, spec_key
+from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN, Job
 from polyphony.study.plan import Study
 from polyphony.study.scores import parameter_counts
@@ -41,8 +36,13 @@ LATENCY_BATCH = 64
 def part_of(study: Study, name: str, spec: Spec) -> SavedRows:
     """Where the rows of one job are kept."""
     return SavedRows(
-        study.folder / "analysis" / "parts" / f"{name}.json", spec_key({"format": FORMAT, **spec})
+        study.folder / "analysis" / "parts" / f"{name}.json", spec_key({"format": ANALYSIS_FORMAT, **spec})
     )
+
+
+def hashes_with_teachers(study: Study, method: str, seed: int) -> list[list[str]]:
+    """The hashes of the teachers' weights, and of a student's."""
+    return [model_hashes(study, TEACHERS, None), model_hashes(study, method, seed)]
 
 
 def told(watch: Watch) -> Progress:
@@ -84,9 +84,8 @@ class MatchJacobians(TabledJob):
     @property
     def part(self) -> SavedRows:
         """Rows: split, method, seed, member, example, cosine."""
-        weights = weight_hashes(self.study)
         spec = {
-            "weights": [weights[TEACHERS, None], weights[self.method, self.seed]],
+            "weights": hashes_with_teachers(self.study, self.method, self.seed),
             "images": [split.fingerprint for split in self.splits.values()],
         }
         return part_of(self.study, f"jacobians-{self.method}-{self.seed}", spec)
@@ -124,9 +123,8 @@ class MeasureSnr(TabledJob):
     @property
     def part(self) -> SavedRows:
         """One row: perturbation, step size, SNR, samples."""
-        weights = weight_hashes(self.study)
         spec = {
-            "weights": [weights[TEACHERS, None], weights[self.student]],
+            "weights": hashes_with_teachers(self.study, *self.student),
             "images": self.study.splits.train.some(SNR_BATCH).fingerprint,
             "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
         }
@@ -161,16 +159,20 @@ class Transfer:
     @property
     def path(self) -> Path:
         """Where the logits are."""
-        return self.study.folder / "predictions" / TEACHERS / "train+external.safetensors"
+        return prediction_path(self.study.folder, TEACHERS, None, "train+external")
 
     @property
     def key(self) -> str:
         """The hash of weights, images and step."""
         study = self.study
         source = study.teacher_stage(study.recipe.members).done()["weights"]
-        weights = [*weight_hashes(study)[TEACHERS, None], source]
-        images = study.splits.train.some(TRAIN_SHOWN).fingerprint
-        return spec_key({"weights": weights, "split": images, "external": ods_setting(study)})
+        spec: Spec = {
+            "format": ANALYSIS_FORMAT,
+            "weights": [*model_hashes(study, TEACHERS, None), source],
+            "split": study.splits.train.some(TRAIN_SHOWN).fingerprint,
+            "external": ods_setting(study),
+        }
+        return spec_key(spec)
 
     def is_done(self) -> bool:
         return load_predictions(self.path, self.key) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -21,7 +21,10 @@ from polyphony.recipe import Schedule, Surroundings
 from polyphony.study.plan import Study
 from polyphony.train import Loss
 
-PROBE_FLOPS = 4e9  # a measured step is made small enough to take about a second
+SMALLEST = 2  # images, which normalisation needs
+LEAST_FLOPS = 4e9  # in a measured step: with fewer a busy CPU spends its time on calling operations
+LONG_ENOUGH = 0.25  # seconds from which on a step is not doubled, so that most take up to half a second
+ENOUGH = 1.5  # seconds after which a measurement is not repeated
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def costs(study: Study) -> Iterator[Cost]:
     recipe = study.recipe
     torch.set_num_threads(study.threads)
     teacher = study.network(recipe.teachers.network)
-    yield cost(study, "teacher", study.teachers, Single(teacher), CrossEntropy(), recipe.teachers)
+    yield cost(study, "teacher", study.teacher_count, Single(teacher), CrossEntropy(), recipe.teachers)
     networks = [study.network(recipe.teachers.network) for _ in range(recipe.members)]
     teachers = DeepEnsemble(networks).folded().to(study.device)
     for name in recipe.methods:
@@ -59,17 +62,37 @@ def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensem
 
 
 def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:
-    """A training's cost, extrapolated from steps, and a look at validation images, of about a second each."""
+    """A training's cost, extrapolated from a few steps and looks at validation images."""
     splits, epochs = study.splits, schedule.epochs
     trained = len(splits.train) // study.plan(schedule).batch * schedule.batch * epochs
     model.to(study.device)
     with CountFlops() as count:
-        probe(study, model, loss, 2)
-    batch = int(min(schedule.batch, max(2, 2 * PROBE_FLOPS // count.flops)))
-    step = median(probe(study, model, loss, batch) for _ in range(3))
-    look = median(probe_validation(study, model, batch) for _ in range(3))
+        probe(study, model, loss, SMALLEST)
+    least = max(SMALLEST, int(SMALLEST * LEAST_FLOPS // count.flops))
+    batch = probing_batch(lambda size: probe(study, model, loss, size), least, schedule.batch)
+    step = typical(lambda: probe(study, model, loss, batch))
+    look = typical(lambda: probe_validation(study, model, batch))
     seconds = (trained * step + epochs * len(splits.valid) * look) / batch
-    return Cost(name, runs, count.flops / 2 * trained, seconds)
+    return Cost(name, runs, count.flops / SMALLEST * trained, seconds)
+
+
+def probing_batch(measure: Callable[[int], float], least: int, largest: int) -> int:
+    """The least batch, doubled until a step of it takes long enough to be measured, or the largest one.
+
+    On a GPU small batches say nothing: launching their operations takes longer than the operations.
+    """
+    batch = min(least, largest)
+    while batch < largest and measure(batch) < LONG_ENOUGH:
+        batch = min(2 * batch, largest)
+    return batch
+
+
+def typical(measure: Callable[[], float]) -> float:
+    """The median of three measurements, or of fewer that take long enough together."""
+    found = [measure()]
+    while len(found) < 3 and sum(found) < ENOUGH:
+        found.append(measure())
+    return median(found)
 
 
 class CountFlops(TorchDispatchMode):
@@ -92,12 +115,15 @@ class CountFlops(TorchDispatchMode):
 
 
 def probe(study: Study, model: Ensemble, loss: Loss, batch: int) -> float:
-    """Seconds for one step on grey noise."""
+    """Seconds for one step on grey noise, at the recipe's precision."""
     x, rng = noise(study, batch)
     y = torch.zeros(batch, dtype=torch.int64, device=study.device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0, momentum=0.9)
+    precision = getattr(torch, study.recipe.precision)
     start = time.perf_counter()
-    parts = loss(model.train(), pixels(x), y, rng)
+    with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
+        parts = loss(model.train(), pixels(x), y, rng)
+    optimiser.zero_grad(set_to_none=True)
     parts["loss"].backward()
     optimiser.step()
     parts["loss"].item()  # waits for the device

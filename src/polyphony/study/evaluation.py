@@ -7,15 +7,23 @@ finds all of that done. A table keeps what it says of other data sets as long as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from polyphony import metrics
-from polyphony.analysis import SavedRows, load_parts, write_table
+from polyphony.analysis import SavedRows, load_parts, write_text
 from polyphony.predictions import Predictions, detect_unknown, predict
-from polyphony.scores import TEACHERS
-from polyphony.store import Stage, StoreError, load_predictions, locked, save_predictions, spec_key
-from polyphony.study.jobs import Job, Predict
+from polyphony.scores import TEACHERS, to_csv
+from polyphony.store import (
+    Stage,
+    StoreError,
+    load_predictions,
+    locked,
+    prediction_path,
+    save_predictions,
+    spec_key,
+)
+from polyphony.study.jobs import Job, Predict, predicting
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import default_workers
@@ -23,7 +31,7 @@ from polyphony.study.scores import quality, read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.train import Watch
 
-FORMAT = 1  # raised when rows change their meaning, so that tables are made again
+ANALYSIS_FORMAT = 1  # raised when what is measured of trained models changes, so that it is measured again
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,7 @@ class PredictShifted:
 
     @property
     def name(self) -> str:
-        seed = "" if self.seed is None else f", seed {self.seed},"
-        return f"predict {self.model}{seed} on {self.shift.name}"
+        return predicting(self.model, self.seed, self.shift.name)
 
     @property
     def epochs(self) -> int:
@@ -78,14 +85,12 @@ class PredictShifted:
     @property
     def targets(self) -> list[tuple[str, Path, str]]:
         """(split, file, key) of every split."""
-        who = Path(self.model) if self.seed is None else Path(self.model, str(self.seed))
-        folder = self.study.folder / "predictions" / who
-        weights = weight_hashes(self.study)[self.model, self.seed]
+        weights = model_hashes(self.study, self.model, self.seed)
         return [
             (
                 split,
-                folder / f"{split}.safetensors",
-                spec_key({"format": FORMAT, "weights": weights, "split": fingerprint}),
+                prediction_path(self.study.folder, self.model, self.seed, split),
+                spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "split": fingerprint}),
             )
             for split, fingerprint in zip(self.shift.splits, self.fingerprints, strict=True)
         ]
@@ -95,11 +100,7 @@ class PredictShifted:
 
     def run(self, watch: Watch) -> None:
         study = self.study
-        model = (
-            study.load_teachers(study.recipe.members)
-            if self.seed is None
-            else study.load_student(self.model, self.seed)
-        )
+        model = study.load_model(self.model, self.seed, study.recipe.members)
         for split, path, key in self.targets:
             if load_predictions(path, key) is None:
                 save_predictions(path, predict(model, self.shift.images(split), device=study.device), key)
@@ -184,16 +185,17 @@ def models(study: Study) -> list[tuple[str, int | None]]:
 
 def weight_hashes(study: Study) -> dict[tuple[str, int | None], list[str]]:
     """The hashes of every model's weights; raises where something is not trained yet."""
-    teachers = [study.teacher_stage(j) for j in range(study.recipe.members)]
-    found: dict[tuple[str, int | None], list[str]] = {
-        (TEACHERS, None): [weights_hash(stage) for stage in teachers]
-    }
-    return found | {(m, s): [weights_hash(study.student_stage(m, s))] for m, s in study.students}
+    return {(model, seed): model_hashes(study, model, seed) for model, seed in models(study)}
+
+
+def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
+    """The hashes of one model's weights; raises where it is not trained yet."""
+    return [weights_hash(stage) for stage in study.stages(model, seed, study.recipe.members)]
 
 
 def check_trained(study: Study) -> None:
     """Raise unless every teacher and every student is trained to the end."""
-    for j in range(study.teachers):
+    for j in range(study.teacher_count):
         weights_hash(study.teacher_stage(j))
     weight_hashes(study)
 
@@ -229,11 +231,11 @@ def table_part(study: Study, table: str, jobs: Sequence[PredictShifted]) -> Save
 def models_key(study: Study) -> str:
     """The hash of all weights, and of the images that are known."""
     weights = [[model, seed, hashes] for (model, seed), hashes in weight_hashes(study).items()]
-    return spec_key({"format": FORMAT, "weights": weights, "test": study.splits.test.fingerprint})
+    return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.splits.test.fingerprint})
 
 
-def write_parts(study: Study, table: str, row: type[UnknownScore] | type[CorruptedScore]) -> None:
+def write_parts(study: Study, table: str, kind: type[UnknownScore] | type[CorruptedScore]) -> None:
     """The table, of all its parts that these models made."""
     folder = study.folder / "analysis"
     rows = load_parts(folder / "parts", f"{table}-*.json", models_key(study))
-    write_table(folder / f"{table}.csv", [field.name for field in fields(row)], rows)
+    write_text(folder / f"{table}.csv", to_csv([kind(*row) for row in rows], kind))

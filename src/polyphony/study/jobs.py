@@ -17,7 +17,7 @@ from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, Surroundings
 from polyphony.seeds import generator
-from polyphony.store import Spec, Stage, load_predictions, save_predictions, spec_key
+from polyphony.store import Spec, Stage, load_predictions, prediction_path, save_predictions, spec_key
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.plan import FORMAT, Study
 from polyphony.train import Loss, Plan, Watch, fit
@@ -163,21 +163,17 @@ class Predict:
 
     @property
     def name(self) -> str:
-        seed = "" if self.seed is None else f", seed {self.seed},"
-        return f"predict {self.model}{seed} on {self.split}"
+        return predicting(self.model, self.seed, self.split)
 
     @property
     def path(self) -> Path:
         """Where the logits are."""
-        who = Path(self.model) if self.seed is None else Path(self.model, str(self.seed))
-        return self.study.folder / "predictions" / who / f"{self.split}.safetensors"
+        return prediction_path(self.study.folder, self.model, self.seed, self.split)
 
     @property
     def key(self) -> str:
         """The hash of weights, images and perturbation."""
-        stages = (
-            [self.student.stage] if self.student else [self.study.teacher_stage(j) for j in range(self.count)]
-        )
+        stages = self.study.stages(self.model, self.seed, self.count)
         weights = [stage.done()["weights"] for stage in stages]
         spec: Spec = {"format": FORMAT, "weights": weights, "split": self.images.fingerprint}
         if self.perturbing:
@@ -185,11 +181,6 @@ class Predict:
             if "diversify" in self.study.recipe.methods[self.perturbing.method].steps:
                 spec["student"] = self.perturbing.stage.done()["weights"]  # its gradients give the direction
         return spec_key(spec)
-
-    @property
-    def student(self) -> TrainStudent | None:
-        """The student that predicts, unless the teachers do."""
-        return None if self.seed is None else TrainStudent(self.study, self.model, self.seed)
 
     @property
     def perturbing(self) -> TrainStudent | None:
@@ -200,7 +191,7 @@ class Predict:
     @property
     def count(self) -> int:
         """How many teachers predict: on held-out images all, for the DEE curve; else the members' own."""
-        return self.study.recipe.members if self.split.startswith("train") else self.study.teachers
+        return self.study.recipe.members if self.split.startswith("train") else self.study.teacher_count
 
     @property
     def images(self) -> Split:
@@ -215,15 +206,16 @@ class Predict:
 
     def run(self, watch: Watch) -> None:
         study = self.study
-        model = (
-            study.load_student(self.model, self.seed)
-            if self.seed is not None
-            else study.load_teachers(self.count)
-        )
+        model = study.load_model(self.model, self.seed, self.count)
         before = self.perturbing.before() if self.perturbing else unchanged
         predictions = predict(model, self.images, device=study.device, before=before)
         save_predictions(self.path, predictions, self.key)
         watch.epoch({})
+
+
+def predicting(model: str, seed: int | None, what: str) -> str:
+    """What a person calls the job in which a model predicts something."""
+    return f"predict {model}{'' if seed is None else f', seed {seed},'} on {what}"
 
 
 def train(

@@ -20,17 +20,26 @@ TRAINING = (
     "losses",
     "distill",
     "perturb",
+    "predictions",  # and metrics: which epoch is kept, and which step size is matched
+    "metrics",
+    "collapse",
     "ensembles",
     "nn",
     "data/batches",
+    "data/splits",
     "seeds",
     "recipe/forms",
+    "recipe/methods",
+    "recipe/networks",
+    "recipe/parts",
+    "study/plan",
+    "study/jobs",
 )
 
 
 @cache
 def training_code() -> str:
-    """The hash of all sources that decide what a training ends with."""
+    """The hash of all sources that decide which weights and which log a training ends with."""
     package, digest = Path(polyphony.__file__).parent, hashlib.sha256()
     for name in TRAINING:
         single = package / f"{name}.py"

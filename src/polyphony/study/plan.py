@@ -37,7 +37,7 @@ class Study:
         return load_splits(self.recipe.data, self.data_root)
 
     @property
-    def teachers(self) -> int:
+    def teacher_count(self) -> int:
         """How many teachers are trained: one a member, and the extra ones."""
         return self.recipe.members + self.recipe.teachers.extra
 
@@ -61,11 +61,14 @@ class Study:
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
         method, form = self.recipe.distillation(name), self.recipe.form(name)
+        # A BatchEnsemble's only setting stands alone, as it did before there were other forms: written as
+        # "form" it would change the key of every such student that is trained already.
+        shape = dump(form, {"member_norm"}) if form.kind == "batch_ensemble" else {"form": dump(form)}
         spec = self._spec("student", seed, self.recipe.schedule(name)) | {
             "members": self.recipe.members,
             "network": dump(self.recipe.student_network),
             "method": dump(method) if method else "scratch",
-            **(dump(form, {"member_norm"}) if form.kind == "batch_ensemble" else {"form": dump(form)}),
+            **shape,
         }
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
@@ -114,6 +117,16 @@ class Study:
         members, form = self.recipe.members, self.recipe.form(name)
         network = self.network(self.recipe.student_network, rng, form.copies(members))
         return form.build(network, members, rng)
+
+    def stages(self, model: str, seed: int | None, teachers: int) -> list[Stage]:
+        """The folders of a model's weights: a student's, or without a seed those of so many teachers."""
+        if seed is None:
+            return [self.teacher_stage(j) for j in range(teachers)]
+        return [self.student_stage(model, seed)]
+
+    def load_model(self, model: str, seed: int | None, teachers: int) -> Ensemble:
+        """A trained student as it predicts, or without a seed so many teachers together."""
+        return self.load_teachers(teachers) if seed is None else self.load_student(model, seed)
 
     def load_teachers(self, count: int, first: int = 0) -> DeepEnsemble:
         """`count` trained teachers; those from `members` on are extra ones, which no student learns from."""

@@ -193,7 +193,10 @@ def listen(events: Any, processes: Sequence[SpawnProcess], jobs: int, board: Boa
         except queue.Empty:
             codes = [process.exitcode for process in processes]
             if any(codes) or (None not in codes and events.empty()):
-                raise JobError(f"a worker process ended early (exit codes {codes}): out of memory?") from None
+                raise JobError(
+                    f"a worker process ended early (exit codes {codes}): if it ran out of memory,"
+                    " give a smaller number of --workers"
+                ) from None
             continue
         if event == "failed":
             raise details[0]

@@ -46,7 +46,7 @@ def run_study(
     refuse_sweep(study.folder)
     workers = workers or default_workers(study)
     phases: list[Callable[[], Sequence[Job]]] = [
-        lambda: [TrainTeacher(study, j) for j in range(study.teachers)],
+        lambda: [TrainTeacher(study, j) for j in range(study.teacher_count)],
         lambda: [TrainStudent(study, method, seed) for method, seed in study.students],
         lambda: score_jobs(study),
     ]
@@ -123,12 +123,8 @@ def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
     refuse_sweep(folder)
     path = folder / "recipe.json"
     if not path.is_file():
-        raise StoreError(f"{folder} is not a run folder: it has no recipe.json")
-    table = read_json(path).get("recipe", {})
-    student = table.get("student", {})
-    if "member_norm" in student:  # as it was written before students had forms
-        student["form"] = {"kind": "batch_ensemble", "member_norm": student.pop("member_norm")}
-    return Study(check(table, str(path)), folder, data_root, device)
+        raise StoreError(f"{folder} is not a run folder: it has no recipe.json; 'polyphony study' makes one")
+    return Study(check(read_json(path).get("recipe", {}), str(path)), folder, data_root, device)
 
 
 def refuse_sweep(folder: Path) -> None:

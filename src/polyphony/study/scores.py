@@ -41,7 +41,7 @@ def score(study: Study) -> list[Score]:
         valid = saved[model, seed, "valid"]
         if model == TEACHERS:
             predictions, valid = (p.first(study.recipe.members) for p in (predictions, valid))
-        for kind, log_probs in versions(predictions, valid).items():
+        for kind, log_probs in by_calibration(predictions, valid).items():
             measured = quality(log_probs, predictions.labels)
             curve = curves.get((split, kind))
             dee = None if curve is None else metrics.dee(measured["nll"], curve)
@@ -58,7 +58,7 @@ def read(job: Predict) -> Predictions:
     return predictions
 
 
-def versions(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
+def by_calibration(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
     """The mean prediction's log-probabilities as they are, and at the temperature that suits validation."""
     log_probs = predictions.log_probs()
     temperature = metrics.fit_temperature(valid.log_probs(), valid.labels)
@@ -117,7 +117,7 @@ def by_diversity(study: Study, rows: list[Score]) -> str:
     parts = []
     for name in told_of(study.recipe):
         student = select(rows, name, "test", "calibrated")
-        dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teachers)
+        dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teacher_count)
         share = mean(student, "kld").mean / teachers
         parts.append(
             f"{name} {f'keeps {share:.0%} of it' if share else 'is one network'}, with a DEE of {dee}"

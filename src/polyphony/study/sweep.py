@@ -15,7 +15,7 @@ from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import FORMAT, Study
 from polyphony.study.pool import Board, Pool
 from polyphony.study.run import adopt, default_workers, pending, write_provenance
-from polyphony.study.scores import quality, read, versions
+from polyphony.study.scores import by_calibration, quality, read
 from polyphony.study.search import Search
 from polyphony.train import DivergedError
 
@@ -135,7 +135,7 @@ class Work:
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
         study = self.sweep.study(points)
-        self.run(study, [TrainTeacher(study, j) for j in range(study.teachers)])
+        self.run(study, [TrainTeacher(study, j) for j in range(study.teacher_count)])
         try:
             self.run(study, [TrainStudent(study, name, seed) for name, seed in study.students])
         except DivergedError:
@@ -182,7 +182,7 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
             kld = valid.mean_kld()
-            for kind, log_probs in versions(valid, valid).items():
+            for kind, log_probs in by_calibration(valid, valid).items():
                 measured = quality(log_probs, valid.labels)
                 rows.append(
                     SweepScore(
