@@ -366,7 +366,7 @@ def test_json_that_is_not_there_is_one_sentence(tmp_path):
     one_sentence(caught, tmp_path / "recipe.json", "check that it is there")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"], ids=repr)
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", 100_000 * "["], ids=["cut", "list", "bytes", "deep"])
 def test_json_that_cannot_be_used_is_one_sentence_with_a_way_out(tmp_path, text):
     path = tmp_path / "recipe.json"
     path.write_text(text, encoding="latin-1")

@@ -253,7 +253,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object we wrote."""
     try:
         value = json.loads(read_bytes(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is not JSON ({first_line(error)}): delete it to make it again") from error
     if not isinstance(value, dict):
         raise StoreError(f"{path} does not hold a JSON object: delete it to make it again")

@@ -206,5 +206,8 @@ def test_a_truncated_archive_is_named(cifar10, tmp_path: Path, root: Path, packe
 
 def test_coarse_labels_of_cifar10_are_refused(cifar10, root: Path) -> None:
     cifar10.python(root / "cifar-10-batches-py")
+    load("cifar10", Options(), root)  # so that what is refused is in the cache
     with pytest.raises(DataError, match="no coarse labels"):
         load("cifar10", Options(coarse=True), root)
+    with pytest.raises(DataError, match="no coarse labels"):
+        load("digits", Options(coarse=True), root)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import subprocess
 import sys
 import time
@@ -79,9 +78,7 @@ def worked():
         work(todo, events, 1, os.getppid())
         return events
 
-    before = signal.getsignal(signal.SIGINT)
-    yield through
-    signal.signal(signal.SIGINT, before)
+    return through
 
 
 ALIVE = [SimpleNamespace(exitcode=None)]
@@ -106,10 +103,11 @@ def test_a_workers_failure_is_raised_here(worked):
     assert board.heard == story("a") + story("b")[:2]
 
 
-def test_a_worker_that_dies_without_a_word_is_noticed():
-    died = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
-    with pytest.raises(JobError, match=r"-9.*smaller number of --workers"):
-        listen(queue.Queue(), died, 1, Board())
+@pytest.mark.parametrize("code", [-9, 0])
+def test_a_worker_that_ends_without_a_word_is_noticed(code):
+    ended = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=code)]
+    with pytest.raises(JobError, match=rf"\[None, {code}\].*smaller number of --workers"):
+        listen(queue.Queue(), ended, 1, Board())
 
 
 def test_one_worker_runs_jobs_in_order_until_one_fails():
@@ -138,7 +136,7 @@ def test_processes_are_kept_from_one_list_of_jobs_to_the_next_and_end_with_the_p
         pool.run(simple(repr, 4), board)
         assert pool.processes == first
     assert [event[0] for event in board.heard].count("finished") == 7
-    assert [process.exitcode for process in first] == [0, 0]
+    assert None not in [process.exitcode for process in first]
 
 
 def test_a_pool_works_again_after_a_failure():
@@ -153,23 +151,49 @@ def test_a_pool_works_again_after_a_failure():
 
 
 PROC = Path("/proc")
-IDLE = """
-import time
+SCRIPT = """
+import os, signal, time
 from types import SimpleNamespace
 from polyphony.study.pool import Pool
-board = SimpleNamespace(started=print, finished=print)
+
+def jobs(count, run):
+    return [SimpleNamespace(name=str(k), epochs=0, run=run, ballast=bytes(10_000)) for k in range(count)]
+
 if __name__ == "__main__":
+    board = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
     with Pool(2, 1) as pool:
-        pool.run([SimpleNamespace(name="", epochs=0, run=repr) for _ in range(2)], board)
+        pool.run(jobs(2, repr), board)
         print("pids", *(process.pid for process in pool.processes), flush=True)
+"""
+FAILURE_WITH_MUCH_LEFT_TO_DO = """
+        try:
+            pool.run(jobs(100, int), board)
+        except TypeError:
+            print("stopped")
+"""
+IDLE_WORKER_KILLED = """
+        os.kill(pool.processes[0].pid, signal.SIGKILL)
+        print("stopped")
+"""
+IDLE = """
         time.sleep(600)
 """
 
 
+@pytest.mark.parametrize(
+    "then", [FAILURE_WITH_MUCH_LEFT_TO_DO, IDLE_WORKER_KILLED], ids=["failure", "killed"]
+)
+def test_a_pool_ends_whatever_has_happened_to_it(tmp_path, then):
+    (tmp_path / "script.py").write_text(SCRIPT + then)
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.endswith("stopped\n")
+
+
 @pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc to see whether a process runs")
 def test_idle_processes_end_when_their_parent_is_killed(tmp_path):
-    (tmp_path / "idle.py").write_text(IDLE)
-    parent = subprocess.Popen([sys.executable, tmp_path / "idle.py"], stdout=subprocess.PIPE, text=True)
+    (tmp_path / "script.py").write_text(SCRIPT + IDLE)
+    parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True)
     with parent:
         pids = next(line for line in parent.stdout if line.startswith("pids")).split()[1:]
         parent.kill()

@@ -20,7 +20,7 @@ from polyphony.recipe.sweep import plan_sweep
 from polyphony.store import StoreError
 from polyphony.study import Study, open_study, plan, run_study
 from polyphony.study.run import Upto
-from polyphony.study.sweep import Sweep, SweepOutcome
+from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.train import DivergedError
 
 GRID = {"alpha": "0.5,1", "temperature": "1,4"}
@@ -253,3 +253,10 @@ def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(quiet,
         with pytest.raises(StoreError, match="its test images stay unseen"):
             attempt()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
+
+
+def test_a_studys_folder_is_refused_by_a_sweep(tiny, quiet, tmp_path):
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(StoreError, match="holds a study: give --out another folder"):
+        run_sweep(tiny(tmp_path), quiet)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]

@@ -91,7 +91,7 @@ def read(
     names: Callable[[bytes, str, str], tuple[str, ...]],
 ) -> Contents:
     """Both parts as uint8 [n 3 32 32] with class names; every file is checked before it is used."""
-    label, (meta, key) = _labels(path, options, layout)
+    label, (meta, key) = _labels(options, layout)
     parts: dict[str, tuple[Rows, Rows]] = {}
     classes: tuple[str, ...] = ()
     for name, content in members(path, (*layout.train, layout.test, meta)):
@@ -105,12 +105,10 @@ def read(
     return Contents(classes, {"train": _join(parts, layout.train), "test": _join(parts, (layout.test,))})
 
 
-def _labels(path: Path, options: Options, layout: Layout) -> tuple[str | int, tuple[str, str]]:
-    if not options.coarse:
-        return layout.fine, layout.names
-    if layout.coarse is None:
-        raise DataError(f"{path} has no coarse labels; only CIFAR-100 does, so leave the option coarse out")
-    return layout.coarse, layout.coarse_names
+def _labels(options: Options, layout: Layout) -> tuple[str | int, tuple[str, str]]:
+    if options.coarse and layout.coarse is not None:
+        return layout.coarse, layout.coarse_names
+    return layout.fine, layout.names
 
 
 def _check(labels: Rows, images: int, classes: int, where: str) -> None:

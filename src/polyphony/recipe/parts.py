@@ -90,7 +90,7 @@ class Recipe(Part):
     """One experiment."""
 
     name: Name
-    members: PositiveInt
+    members: Annotated[int, Field(gt=0, le=1024)]
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: Annotated[int, Field(gt=0, le=1024)] | None = (

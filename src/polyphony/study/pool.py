@@ -8,7 +8,8 @@ import pickle
 import queue
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol, Self
@@ -19,6 +20,7 @@ from polyphony.collapse import Row
 from polyphony.study.jobs import Job
 
 PATIENCE = 0.2  # seconds between looks whether the other processes are alive
+FAREWELL = 2.0  # seconds for a process to end when it is told to
 
 
 class Board(Protocol):
@@ -105,7 +107,8 @@ class Pool:
         for _process in self.processes:
             self._todo.put(None)
         for process in self.processes:
-            process.join()
+            process.join(FAREWELL)
+        self._stop()  # one that was killed while it waited has left the others unable to hear
 
     def run(self, jobs: Sequence[Job], board: Board) -> None:
         """Run independent jobs, several at a time; the first failure stops them all and is raised here."""
@@ -127,16 +130,28 @@ class Pool:
     def _start_one(self) -> None:
         details = (self._todo, self._events, self.threads, os.getpid())
         process = self._context.Process(target=work, args=details, daemon=True)
-        process.start()
+        with deaf_to_interrupts():
+            process.start()
         self.processes.append(process)
 
     def _stop(self) -> None:
-        """End the processes amid their work; the queues go too, with what is left in them."""
+        """End the processes, even amid their work; the queues go too, with what is left in them."""
+        self._todo.cancel_join_thread()  # jobs that nobody takes must not keep this process from ending
         for process in self.processes:
             process.terminate()
             process.join()
         self.processes = []
         self._todo, self._events = self._context.Queue(), self._context.Queue()
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Processes started here never hear Ctrl-C, whose meaning this one decides; here it waits for the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_jobs(jobs: Sequence[Job], board: Board, workers: int, threads: int) -> None:
@@ -154,7 +169,6 @@ def run_job(job: Job, board: Board) -> None:
 
 def work(todo: Any, events: Any, threads: int, parent: int) -> None:
     """A worker process: jobs until one fails, until there is the word to end, or until nobody waits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(threads)
     while (job := next_job(todo, parent)) is not None:
         try:
@@ -192,7 +206,7 @@ def listen(events: Any, processes: Sequence[SpawnProcess], jobs: int, board: Boa
             event, *details = events.get(timeout=PATIENCE)
         except queue.Empty:
             codes = [process.exitcode for process in processes]
-            if any(codes) or (None not in codes and events.empty()):
+            if any(code is not None for code in codes) and events.empty():
                 raise JobError(
                     f"a worker process ended early (exit codes {codes}): if it ran out of memory,"
                     " give a smaller number of --workers"

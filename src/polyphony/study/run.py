@@ -124,7 +124,10 @@ def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
     path = folder / "recipe.json"
     if not path.is_file():
         raise StoreError(f"{folder} is not a run folder: it has no recipe.json; 'polyphony study' makes one")
-    return Study(check(read_json(path).get("recipe", {}), str(path)), folder, data_root, device)
+    table = read_json(path).get("recipe")
+    if not isinstance(table, dict):
+        raise StoreError(f"{path} does not hold a recipe: give 'polyphony study' the recipe again")
+    return Study(check(table, str(path)), folder, data_root, device)
 
 
 def refuse_sweep(folder: Path) -> None:

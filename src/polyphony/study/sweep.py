@@ -10,7 +10,7 @@ from typing import Any
 from polyphony import metrics
 from polyphony.recipe.sweep import Point, Swept
 from polyphony.scores import JUDGE, TEACHERS, to_csv
-from polyphony.store import locked, read_json, write_json, write_whole
+from polyphony.store import StoreError, locked, read_json, write_json, write_whole
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import FORMAT, Study
 from polyphony.study.pool import Board, Pool
@@ -70,6 +70,8 @@ class Sweep:
 
     def check(self, trials: int | None) -> None:
         """Raise, before anything is written, where the sweep cannot be run."""
+        if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
+            raise StoreError(f"{self.folder} holds a study: give --out another folder for the sweep")
         study = self.study([self.swept.own])
         for schedule in (study.recipe.teachers, study.recipe.student):
             study.plan(schedule)
