@@ -58,7 +58,7 @@ def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
     """What is at the place, its origin checked; from the cache when the source has not changed."""
     if options.coarse and "coarse" not in place.heeds:
-        raise DataError(f"{dataset.name} has no coarse labels; only CIFAR-100 does: leave the option coarse out")
+        raise DataError(f"{dataset.name} has no coarse labels, only CIFAR-100 has: leave coarse out")
 
     def read() -> Contents:
         fresh = place.read(path, options)
