@@ -14,8 +14,10 @@ from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.report import Run
 from polyphony.report.compare import comparison_table
+from polyphony.report.figures.quality import dee_chart
 from polyphony.report.paper import Comparison
 from polyphony.report.paper_tables import paper_tables
+from polyphony.report.provenance import one_line
 from polyphony.report.summary import TakeHome, clear_winner, health_checks, score_table, take_home
 from polyphony.report.tables import Cell
 from polyphony.scores import by_quality
@@ -143,7 +145,8 @@ def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Pat
     for row in rows:
         if row["model"] == "teachers":
             row["kld"] = "0.0"
-    (small_run / "scores.csv").write_text("\n".join([lines[0], *(",".join(row.values()) for row in rows)]))
+    written = [lines[0], *(",".join(row.values()) for row in rows)]
+    (small_run / "scores.csv").write_text("".join(f"{line}\n" for line in written))
     run = Run.open(small_run)
     said = told(run)
     assert "though its teachers do not disagree" in said.sentence
@@ -169,9 +172,31 @@ def test_the_health_check_finds_a_collapsed_student(small_run: Path, maker):
 def test_the_health_check_tells_the_distance_of_factors_if_it_was_measured(
     small_run: Path, distances: tuple[float, ...], words: str | None
 ):
-    lines = [f"kd,{seed},{value}" for seed, value in enumerate(distances)]
+    lines = [f"kd,{seed},{value}\n" for seed, value in enumerate(distances)]
     (small_run / "analysis").mkdir()
-    (small_run / "analysis" / "factors.csv").write_text("\n".join(["method,seed,distance", *lines]))
+    (small_run / "analysis" / "factors.csv").write_text("".join(["method,seed,distance\n", *lines]))
     findings = health_checks(Run.open(small_run))["kd"].findings
     assert any("rank-one factors" in finding for finding in findings) == (words is not None)
     assert words is None or any(words in finding for finding in findings)
+
+
+def test_one_teacher_is_spoken_of_as_one(small_run: Path):
+    path = small_run / "recipe.json"
+    path.write_text(path.read_text().replace('"members": 3', '"members": 1'))
+    run = Run.open(small_run)
+    assert one_line(run).startswith("digits: 1 teacher (and 2 for comparison), 4 methods")
+    assert score_table(run, "calibrated", None).rows[0][0].text == "teachers (1 network)"
+    assert told(run).headlines[1].meaning.endswith(" of the one teacher")
+
+
+@pytest.mark.parametrize(
+    ("teachers", "words"),
+    [
+        (1, ("the NLL of no teacher and of the one there is;", "better than that teacher.")),
+        (2, ("the NLL of 1 and 2 teachers averaged", "better than all 2 together.")),
+        (3, ("the NLL of 1, 2, … 3 teachers averaged", "better than all 3 together.")),
+    ],
+)
+def test_the_dee_curve_names_the_sizes_it_has(teachers: int, words: tuple[str, str]):
+    reading = dee_chart({"calibrated": [2.0, 1.0, 0.9, 0.8][: teachers + 1]}, {"calibrated": {}}, {}).reading
+    assert all(each in reading for each in words)

@@ -23,7 +23,7 @@ def test_a_folder_that_is_no_evaluated_run_is_one_sentence(small_run: Path):
 
 def test_scores_of_another_shape_are_one_sentence(small_run: Path):
     (small_run / "scores.csv").write_text("model,seed\nkd,0\n")
-    with pytest.raises(StoreError, match="is not a table of scores"):
+    with pytest.raises(StoreError, match=r"is damaged \(it has no column"):
         Run.open(small_run)
 
 

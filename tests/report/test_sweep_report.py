@@ -333,8 +333,17 @@ def test_a_folder_that_cannot_be_reported_is_one_sentence(tmp_path):
     with pytest.raises(StoreError, match="a sweep, which has no test scores"):
         write_report([folder, folder])
     (folder / "sweep.csv").write_text("method,seed\na,0\n")
-    with pytest.raises(StoreError, match="not a table of a sweep"):
+    with pytest.raises(StoreError, match=r"sweep\.csv is damaged .*: run 'polyphony sweep' again"):
         write_report([folder])
+    cut = write_sweep(tmp_path / "b", grid())
+    data = (cut / "sweep.csv").read_bytes()
+    (cut / "sweep.csv").write_bytes(data[: data.rindex(b",", 0, len(data) // 2)])
+    with pytest.raises(StoreError, match=r"sweep\.csv is damaged .*: run 'polyphony sweep' again"):
+        write_report([cut])
+    other = write_sweep(tmp_path / "c", grid())
+    (other / "sweep.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"sweep\.json is damaged .*: run 'polyphony sweep' again"):
+        write_report([other])
     (folder / "sweep.csv").unlink()
     with pytest.raises(StoreError, match="not at its end: run 'polyphony sweep' again"):
         write_report([folder])

@@ -7,6 +7,7 @@ from typing import Any
 
 from polyphony.data.check import VERDICTS
 from polyphony.report.run import Run
+from polyphony.report.tables import counted
 from polyphony.store import flat
 from polyphony.words import duration
 
@@ -36,7 +37,7 @@ def _data(data: dict[str, Any]) -> Facts:
 def _times(run: Run) -> Facts:
     found = {model: run.seconds(model) for model in run.models}
     rows = [
-        (model, f"{duration(sum(each))} for {len(each)} training{'s' * (len(each) != 1)}")
+        (model, f"{duration(sum(each))} for {counted(len(each), 'training')}")
         for model, each in found.items()
         if each
     ]
@@ -61,12 +62,10 @@ def _text(value: Any) -> str:
 
 def one_line(run: Run) -> str:
     """What was done, in a line under the title."""
-    teachers = f"{run.members} teachers"
+    teachers = counted(run.members, "teacher")
     extra = run.recipe.get("teachers", {}).get("extra", 0)
     data = run.recipe.get("data", {}).get("name", "unknown data")
-    seeds = len(run.seeds(run.methods[0]))
+    seeds = counted(len(run.seeds(run.methods[0])), "seed")
     more = f" (and {extra} for comparison)" if extra else ""
-    methods = f"{len(run.methods)} method{'s' * (len(run.methods) != 1)}"
-    return (
-        f"{data}: {teachers}{more}, {methods} of training the student, {seeds} seed{'s' * (seeds != 1)} each."
-    )
+    methods = counted(len(run.methods), "method")
+    return f"{data}: {teachers}{more}, {methods} of training the student, {seeds} each."

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import safetensors
-import torch
 from torch import Tensor
 
 from polyphony import metrics
 from polyphony.predictions import Predictions, pool
+from polyphony.report.files import (
+    Done,
+    Facts,
+    Row,
+    read_analysis,
+    read_log,
+    read_object,
+    read_predictions,
+    read_table,
+    read_views,
+    stored_shape,
+)
 from polyphony.report.forms import form_of, predicts_as_one
-from polyphony.scores import TEACHERS, Score
-from polyphony.store import StoreError, first_line, is_dirichlet, read_bytes, read_json
-
-Row = dict[str, str]
+from polyphony.scores import CALIBRATIONS, TEACHERS, Score
+from polyphony.store import StoreError
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class Run:
     """A run folder with scores. Nothing is read before it is asked for, and no model ever."""
 
     folder: Path
+    made_by: ClassVar[str] = "study"  # the verb that wrote its recipe.json
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -45,12 +53,18 @@ class Run:
             raise StoreError(
                 f"{folder}/scores.csv has no student and teachers on test: evaluate the run again"
             )
+        for model, kind in product(run.models, CALIBRATIONS):
+            if not run.scored(model, calibration=kind):
+                raise StoreError(
+                    f"{folder}/scores.csv has no {kind} scores of {model} on test: evaluate the run again"
+                )
         return run
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """recipe.json: the recipe, the data's fingerprints, versions, machine."""
-        return read_json(self.folder / "recipe.json")
+        again = f"delete it and run 'polyphony {self.made_by}' with its recipe again"
+        return read_object(self.folder / "recipe.json", Facts, again)
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -71,13 +85,8 @@ class Run:
     @cached_property
     def scores(self) -> list[Score]:
         """All rows of scores.csv."""
-        path = self.folder / "scores.csv"
-        try:
-            return [Score.of(row) for row in read_csv(path)]
-        except (KeyError, ValueError) as error:
-            raise StoreError(
-                f"{path} is not a table of scores ({error!r}): evaluate the run again"
-            ) from error
+        again = f"run 'polyphony evaluate {self.folder}' again"
+        return read_table(self.folder / "scores.csv", Score.of, again)
 
     @cached_property
     def methods(self) -> list[str]:
@@ -186,12 +195,12 @@ class Run:
     def analysis(self, name: str) -> list[Row] | None:
         """A table of the analyses, or nothing."""
         path = self.folder / "analysis" / f"{name}.csv"
-        return read_csv(path) if path.is_file() else None
+        return read_analysis(path) if path.is_file() else None
 
-    def tensors(self, name: str) -> dict[str, Tensor] | None:
-        """The arrays of an analysis, or nothing."""
-        path = self.folder / "analysis" / f"{name}.safetensors"
-        return read_tensors(path) if path.is_file() else None
+    def views(self) -> dict[str, Tensor] | None:
+        """What each member says of a few images, and the images, or nothing."""
+        path = self.folder / "analysis" / "members.safetensors"
+        return read_views(path) if path.is_file() else None
 
     def logs(self, model: str) -> list[list[dict[str, float]]]:
         """The training logs of a method's seeds, or of the teachers: one row an epoch."""
@@ -211,58 +220,8 @@ class Run:
     def trainings(self, model: str) -> list[dict[str, Any]]:
         """What each finished training of a method's seeds, or of the teachers, says of itself."""
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
-        return [read_json(path) for path in sorted(folder.glob("*/done.json"), key=_by_number)]
-
-
-def read_predictions(path: Path) -> Predictions | None:
-    """Saved predictions, whatever they depend on; nothing where there is no file."""
-    if not path.is_file():
-        return None
-    tensors = read_tensors(path)
-    if "logits" not in tensors:
-        raise StoreError(f"{path} holds no logits: delete it to predict again")
-    labels = tensors.get("labels", torch.full((tensors["logits"].shape[1],), -1))
-    with safetensors.safe_open(path, framework="pt") as file:
-        return Predictions(tensors["logits"], labels, is_dirichlet(file))
-
-
-def stored_shape(path: Path) -> tuple[int, int]:
-    """How many members and how many images saved predictions are of, without reading them."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            members, images = file.get_slice("logits").get_shape()[:2]
-            return int(members), int(images)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
-
-
-def read_csv(path: Path) -> list[Row]:
-    """The rows of a CSV file with a header."""
-    try:
-        text = read_bytes(path).decode()
-    except UnicodeDecodeError as error:
-        raise StoreError(f"{path} is not text: delete it to make it again") from error
-    return list(csv.DictReader(text.splitlines()))
-
-
-def read_log(path: Path) -> list[dict[str, float]]:
-    """A training log; a line that a stopped training left half written is not counted."""
-    rows = []
-    for line in read_bytes(path).decode().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+        found = sorted(folder.glob("*/done.json"), key=_by_number)
+        return [read_object(path, Done, f"delete {path.parent} to train again") for path in found]
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyphony import metrics
+from polyphony.report.files import Row
 from polyphony.report.paper import Comparison, PaperRow
-from polyphony.report.run import Row, Run
+from polyphony.report.run import Run
 from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table, slug
 from polyphony.scores import HEADINGS, mean_text

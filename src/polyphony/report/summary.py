@@ -12,7 +12,7 @@ from polyphony.metrics import Health, HealthCheck, MeanSd
 from polyphony.report.forms import form_of
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Run
-from polyphony.report.tables import Cell, Table
+from polyphony.report.tables import Cell, Table, counted
 from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ, score_text
 from polyphony.words import listed
 
@@ -54,7 +54,7 @@ def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
 def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None) -> tuple[Cell, ...]:
     printed = paper_row(run, model, calibration, paper)
     first = run.scored(model, calibration=calibration)[0]
-    label = f"teachers ({run.members} networks)" if model == TEACHERS else model
+    label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
     cells = [Cell(label), Cell(f"{first.params:,}")]
     for column in HEADINGS:
         text = scored_text(run, model, column, calibration)
@@ -187,13 +187,14 @@ def _collapsed(health: Mapping[str, Health]) -> list[str]:
 def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
     teachers, student = run.scored(TEACHERS)[0], run.scored(champion)[0]
     nll, dee = run.mean(champion, "nll"), median_dee(run, champion)
+    whose = "the one teacher" if run.members == 1 else f"all {run.members} teachers"
     return (
         _how_diverse(run, champion),
         Headline(
             "How good",
             f"{nll.mean:.3f}" if dee is None else metrics.format_dee(dee, curve_size(run)),
             f"{'calibrated NLL' if dee is None else 'teachers’ worth (DEE, median seed), NLL'}"
-            f" {nll.mean:.3f} against {teachers.nll:.3f} of all {run.members} teachers",
+            f" {nll.mean:.3f} against {teachers.nll:.3f} of {whose}",
         ),
         Headline(
             "How small",

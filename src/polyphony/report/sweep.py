@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.sweep import PARAMETERS, Value, text_of
-from polyphony.report.run import Row, Run, read_csv
+from polyphony.report.files import Asked, Columns, Row, of_columns, read_object, read_table
+from polyphony.report.run import Run
 from polyphony.scores import JUDGE, TEACHERS
-from polyphony.store import StoreError, read_json
+from polyphony.store import StoreError
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 SCORES = ("acc", "nll", "bs", "ece", "kld")
@@ -49,6 +50,8 @@ class Tried:
 class SweepRun(Run):
     """The folder of a finished sweep."""
 
+    made_by: ClassVar[str] = "sweep"
+
     @classmethod
     def holds(cls, folder: Path) -> bool:
         """Whether a folder is a sweep's, finished or not."""
@@ -67,7 +70,7 @@ class SweepRun(Run):
     @cached_property
     def asked(self) -> dict[str, Any]:
         """sweep.json: what was swept, and how."""
-        return read_json(self.folder / "sweep.json")
+        return read_object(self.folder / "sweep.json", Asked, _AGAIN)
 
     @property
     def method(self) -> str:
@@ -82,14 +85,14 @@ class SweepRun(Run):
     @cached_property
     def tried(self) -> list[Tried]:
         """All points that have scores, in the order of the file."""
-        path = self.folder / "sweep.csv"
         rows: dict[str, list[Row]] = {}
-        try:
-            for row in read_csv(path):
-                rows.setdefault(row["method"], []).append(row)
-            return [_tried(name, each) for name, each in rows.items()]
-        except (KeyError, ValueError) as error:
-            raise StoreError(f"{path} is not a table of a sweep ({error!r}): run it again") from error
+        path = self.folder / "sweep.csv"
+        for row in read_table(path, of_columns(_COLUMNS), _AGAIN):
+            rows.setdefault(row["method"], []).append(row)
+        for name, each in rows.items():
+            if not {JUDGE, OTHER} <= {row["calibration"] for row in each}:
+                raise StoreError(f"{path} is damaged ({name} lacks a calibration): {_AGAIN}")
+        return [_tried(name, each) for name, each in rows.items()]
 
     @cached_property
     def methods(self) -> list[str]:
@@ -194,6 +197,15 @@ def _value(text: str) -> Value:
     if text in ("", "match"):
         return text or None
     return float(text)
+
+
+_AGAIN = "run 'polyphony sweep' again"
+_COLUMNS: Columns = {
+    "method": str,
+    "calibration": str,
+    **dict.fromkeys(PARAMETERS, _value),
+    **dict.fromkeys(SCORES, float),
+}
 
 
 def _set(settings: dict[str, Value]) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from polyphony.report.paper import Comparison, Tuning, compare, tuning
 from polyphony.report.provenance import Facts, provenance
 from polyphony.report.summary import Headline, TakeHome
 from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried, in_words
-from polyphony.report.tables import Cell, Table
+from polyphony.report.tables import Cell, Table, counted
 from polyphony.scores import HEADINGS, JUDGE, TEACHERS, mean_text
 from polyphony.words import duration
 
@@ -58,12 +58,11 @@ def compare_sweep(run: SweepRun) -> Comparison | None:
 def subtitle(run: SweepRun) -> str:
     """What was done, in a line under the title."""
     data = run.recipe.get("data", {}).get("name", "unknown data")
-    n = run.best.nll.n
     how = "proposed by optuna" if run.is_search else "of a grid"
     fixed = in_words({k: v for k, v in run.best.settings.items() if k not in run.varied})
     kept = f"; {fixed} throughout" if fixed and run.varied else ""
-    points = f"{len(run.tried)} point{'s' * (len(run.tried) != 1)}"
-    return f"{data}: {points} {how}, {n} seed{'s' * (n != 1)} each{kept}."
+    points, seeds = counted(len(run.tried), "point"), counted(run.best.nll.n, "seed")
+    return f"{data}: {points} {how}, {seeds} each{kept}."
 
 
 def take_home(run: SweepRun) -> TakeHome:

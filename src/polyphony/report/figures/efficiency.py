@@ -13,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Absent, Chart, Panel
-from polyphony.report.run import Row, Run
+from polyphony.report.files import Row
+from polyphony.report.run import Run
 from polyphony.report.style import TEXT, Look, looks
 from polyphony.report.tables import Numbers, Value
 from polyphony.scores import TEACHERS

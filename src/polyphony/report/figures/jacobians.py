@@ -12,7 +12,8 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import Absent, Chart, Panel, grouped, thin
-from polyphony.report.run import Row, Run
+from polyphony.report.files import Row
+from polyphony.report.run import Run
 from polyphony.report.style import MUTED, Look, assign, looks
 from polyphony.report.tables import Cell, Numbers, Table, Value
 

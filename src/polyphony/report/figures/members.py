@@ -35,7 +35,7 @@ class Example:
 
 def member_predictions(run: Run) -> Chart | Absent:
     """A panel for each of a few training images."""
-    tensors = run.tensors("members")
+    tensors = run.views()
     if tensors is None:
         return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
     best = sorted(run.methods, key=lambda method: run.mean(method, "nll").mean)

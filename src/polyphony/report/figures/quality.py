@@ -59,10 +59,11 @@ def dee_chart(
         for model, seeds in points[kind].items():
             rows += [(kind, model, place, dee, nll) for place, (dee, nll) in enumerate(seeds)]
     size = len(next(iter(curves.values()))) - 1
+    line, all_of_them = _averaged(size)
     reading = (
-        f"The line is the NLL of 1, 2, … {size} teachers averaged, a mean over many subsets; each mark is one"
+        f"The line is {line}; each mark is one"
         " seed of a student at its own NLL, and below it on the axis is the number of teachers it is worth."
-        f" Marks at “>{size}” are better than all {size} together."
+        f" Marks at “>{size}” are better than {all_of_them}."
     )
     return Chart(
         "dee",
@@ -72,6 +73,14 @@ def dee_chart(
         Numbers(("calibration", "model", "place", "dee", "nll"), tuple(rows)),
         tuple(look[model] for model in look),
     )
+
+
+def _averaged(size: int) -> tuple[str, str]:
+    """What the curve of so many teachers is of, and what is at its end."""
+    if size == 1:
+        return "the NLL of no teacher and of the one there is", "that teacher"
+    sizes = "1 and 2" if size == 2 else f"1, 2, … {size}"
+    return f"the NLL of {sizes} teachers averaged, a mean over many subsets", f"all {size} together"
 
 
 def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Mapping[str, Look]) -> None:

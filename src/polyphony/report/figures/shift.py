@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped
-from polyphony.report.run import Row, Run
+from polyphony.report.files import Row
+from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, Look, looks
 from polyphony.report.tables import Numbers, slug
 
