@@ -130,7 +130,7 @@ def test_a_best_student_that_is_one_network_is_called_one(maker: Any, tmp_path: 
         if row["model"] == "kd":
             row |= {"kld": "0.0", "nll": "0.01"}
     (folder / "scores.csv").write_text(
-        "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows)])
+        "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows), ""])
     )
     told = take_home(Run.open(folder), {})
     assert told.sentence.startswith("The best student by NLL, kd, is one network")
