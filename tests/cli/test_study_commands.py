@@ -243,7 +243,9 @@ def test_a_folder_in_use_is_refused(say, tiny, refused, tmp_path):
 def test_a_damaged_run_is_one_sentence(say, refused, tmp_path):
     (tmp_path / "recipe.json").write_text('{"recipe"')
     refused(say("evaluate", tmp_path), "recipe.json is not JSON")
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.json").write_text('{"recipe": null}')
+    refused(say("evaluate", tmp_path), "recipe.json does not hold a recipe")
+    (tmp_path / "recipe.json").write_text('{"recipe": {}}')
     refused(say("evaluate", tmp_path), "recipe.json: the recipe needs the key")
 
 
