@@ -99,28 +99,17 @@ def distill(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B
     run(recipe, running, "DISTILL")
 
 
+def repeatable(what: str) -> Parameter:
+    """An option that takes one name and may be given several times."""
+    return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
+
+
 def evaluate(
     folder: Path,
     /,
     *,
-    ood: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="A data set of unknown classes, for example svhn. Repeatable.",
-            metavar="NAME",
-        ),
-    ] = (),
-    corrupted: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Corrupted test images, for example cifar10-c. Repeatable.",
-            metavar="NAME",
-        ),
-    ] = (),
+    ood: Annotated[tuple[str, ...], repeatable("A data set of unknown classes, for example svhn.")] = (),
+    corrupted: Annotated[tuple[str, ...], repeatable("Corrupted test images, for example cifar10-c.")] = (),
     limit: Annotated[
         int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
     ] = None,
