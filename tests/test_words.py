@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyphony.words import count, duration, listed
+from polyphony.words import count, counted, duration, listed
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,10 @@ def test_durations_are_in_the_unit_a_person_would_take(seconds: float, text: str
 @pytest.mark.parametrize(("things", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M"), (512, "512")])
 def test_counts_are_short(things: int, text: str):
     assert count(things) == text
+
+
+def test_one_thing_is_not_several():
+    assert [counted(n, "seed") for n in (0, 1, 2)] == ["0 seeds", "1 seed", "2 seeds"]
 
 
 def test_lists_end_in_and():

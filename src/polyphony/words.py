@@ -21,6 +21,11 @@ def count(things: float) -> str:
     return f"{things:.0f}"
 
 
+def counted(number: int, thing: str) -> str:
+    """ "1 teacher", "2 teachers" """
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def listed(names: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c" """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

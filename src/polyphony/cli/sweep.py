@@ -12,6 +12,7 @@ from rich.table import Table
 
 from polyphony.cli import terminal
 from polyphony.cli.study import AtLeastOne, Running, chosen
+from polyphony.words import counted
 
 if TYPE_CHECKING:
     from polyphony.recipe.sweep import Swept
@@ -89,13 +90,11 @@ def announce(sweep: Sweep, trials: int | None, workers: int | None) -> None:
 
     points = trials or len(sweep.swept.grid())
     study = sweep.study([sweep.swept.own])  # a point costs as much as any other
-    each = len(study.recipe.seeds)
-    terminal.line(
-        f"{study.recipe.name}: {study.teacher_count} teachers, then {points} points of {sweep.swept.method},"
-        f" {each} seed{'s' * (each != 1)} each."
-    )
-    *teachers, point = costs(study)
-    terminal.line(terminal.estimate(study, [*teachers, replace(point, runs=point.runs * points)], workers))
+    teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
+    points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
+    terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
+    teacher, point = costs(study)
+    terminal.line(terminal.estimate(study, [teacher, replace(point, runs=point.runs * points)], workers))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:

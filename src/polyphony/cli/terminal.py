@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.syntax import Syntax
 from rich.table import Table
 
-from polyphony.words import count, duration
+from polyphony.words import count, counted, duration
 
 if TYPE_CHECKING:
     from polyphony.collapse import Row
@@ -176,7 +176,7 @@ def show_costs(study: Study, costs: Sequence[Cost]) -> None:
 def announce(study: Study, costs: Sequence[Cost], workers: int | None) -> None:
     """What is about to happen, the teachers' cost first and maybe alone, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
-    teachers = f"{study.teacher_count} teacher{'s' * (study.teacher_count != 1)}"
+    teachers = counted(study.teacher_count, "teacher")
     students = f", then {len(study.students)} students ({methods})" if len(costs) > 1 else ""
     line(f"{study.recipe.name}: {teachers}{students}.")
     line(estimate(study, costs, workers))

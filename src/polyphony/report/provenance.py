@@ -7,9 +7,8 @@ from typing import Any
 
 from polyphony.data.check import VERDICTS
 from polyphony.report.run import Run
-from polyphony.report.tables import counted
 from polyphony.store import flat
-from polyphony.words import duration
+from polyphony.words import counted, duration
 
 Facts = list[tuple[str, str]]
 

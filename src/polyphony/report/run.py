@@ -27,7 +27,7 @@ from polyphony.report.files import (
 )
 from polyphony.report.forms import form_of, predicts_as_one
 from polyphony.scores import CALIBRATIONS, TEACHERS, Score
-from polyphony.store import StoreError
+from polyphony.store import StoreError, prediction_path
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,7 @@ class Run:
 
     def prediction_path(self, model: str, seed: int | None, split: str) -> Path:
         """Where a model's predictions on a split are, if they are there."""
-        who = [model] if seed is None else [model, str(seed)]
-        return self.folder.joinpath("predictions", *who, f"{split}.safetensors")
+        return prediction_path(self.folder, model, seed, split)
 
     def images(self, split: str) -> int | None:
         """How many images a split has that the teachers predicted on; nothing where they did not."""

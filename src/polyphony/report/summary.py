@@ -12,9 +12,9 @@ from polyphony.metrics import Health, HealthCheck, MeanSd
 from polyphony.report.forms import form_of
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Run
-from polyphony.report.tables import Cell, Table, counted
+from polyphony.report.tables import Cell, Table
 from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ, score_text
-from polyphony.words import listed
+from polyphony.words import counted, listed
 
 _LARGER_IS_BETTER = {"acc": True, "nll": False, "bs": False, "ece": False, "dee": True}
 

@@ -14,9 +14,9 @@ from polyphony.report.paper import Comparison, Tuning, compare, tuning
 from polyphony.report.provenance import Facts, provenance
 from polyphony.report.summary import Headline, TakeHome
 from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried, in_words
-from polyphony.report.tables import Cell, Table, counted
+from polyphony.report.tables import Cell, Table
 from polyphony.scores import HEADINGS, JUDGE, TEACHERS, mean_text
-from polyphony.words import duration
+from polyphony.words import counted, duration
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
 _COLUMNS = ("acc", "bs", "ece", "kld")

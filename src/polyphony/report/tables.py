@@ -103,11 +103,6 @@ class Table:
         return {f"{self.name}.md": self.markdown().encode(), f"{self.name}.tex": self.latex().encode()}
 
 
-def counted(number: int, thing: str) -> str:
-    """ "1 teacher", "2 teachers" """
-    return f"{number} {thing}{'s' * (number != 1)}"
-
-
 def slug(name: str) -> str:
     """A name as part of a file's name: what is not a letter, digit, dot, dash or underscore is a dash."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name)
