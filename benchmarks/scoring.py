@@ -62,8 +62,8 @@ def parts() -> list[Row]:
         "bootstrap of NLL, 1000 replicates": lambda: metrics.bootstrap_mean(nll, torch.Generator()),
         "health check": lambda: metrics.HealthCheck()(logits, labels),
         "DEE curve, 8 teachers": lambda: metrics.dee_curve(teachers, labels, torch.Generator()),
-        "calibrated DEE curve, 8 teachers": lambda: metrics.calibrated_dee_curve(
-            teachers, labels, teachers_valid, valid_labels, torch.Generator()
+        "calibrated DEE curve, 8 teachers": lambda: metrics.dee_curve(
+            teachers, labels, torch.Generator(), (teachers_valid, valid_labels)
         ),
     }
     rows = [row("part", name, MEMBERS, EXAMPLES, seconds(job, 3)) for name, job in work.items()]

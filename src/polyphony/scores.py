@@ -81,11 +81,10 @@ def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:
     `pool` and `valid` are all teachers on the images scored and on validation images. The subsets are always
     the same, so that a report draws the curve that a study scored with.
     """
+    fitted_on = {"calibrated": (valid.logits, valid.labels), "standard": None}
     return {
-        "calibrated": metrics.calibrated_dee_curve(
-            pool.logits, pool.labels, valid.logits, valid.labels, generator("subsets", 0)
-        ),
-        "standard": metrics.dee_curve(pool.logits, pool.labels, generator("subsets", 0)),
+        kind: metrics.dee_curve(pool.logits, pool.labels, generator("subsets", 0), on)
+        for kind, on in fitted_on.items()
     }
 
 

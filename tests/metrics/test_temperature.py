@@ -14,10 +14,10 @@ from polyphony.metrics import (
     TEMPERATURE_BOUNDS,
     ensemble_log_probs,
     fit_temperature,
-    fit_temperature_blocks,
     nll,
     temper,
 )
+from polyphony.metrics.temperature import fit_temperatures
 
 
 def scipy_minimum(log_probs, labels):
@@ -101,19 +101,20 @@ def test_saturated_mistakes_are_fitted_on_the_scale_of_the_logits():
     )
 
 
-def test_blocks_fit_the_temperature_of_the_whole(case):
-    log_probs = ensemble_log_probs(case.logits)
-    blocks = list(zip(log_probs.split(7), case.labels.split(7), strict=True))
-    assert fit_temperature_blocks(blocks) == pytest.approx(fit_temperature(log_probs, case.labels), rel=1e-6)
+def test_several_models_are_fitted_at_once_as_alone(draw_case):
+    """Among them one at each bound, one that keeps 1, and one with a label of probability 0."""
+    labels = draw_case(0).labels
+    models = [ensemble_log_probs(draw_case(0, scale=scale).logits) for scale in (1, 40)]
+    right = torch.nn.functional.one_hot(labels, 10).double()
+    models += [(3 * right).log_softmax(-1), (-3 * right).log_softmax(-1), (0 * right).log_softmax(-1)]
+    models += [models[0].masked_fill((right == 1) & (torch.arange(120) < 9)[:, None], -torch.inf)]
+    found = fit_temperatures(torch.stack(models), labels).tolist()
+    assert found == pytest.approx([fit_temperature(each, labels) for each in models], rel=1e-9)
+    assert found[2:5] == [*TEMPERATURE_BOUNDS, 1.0]
+    assert len(set(found)) == 6
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_is_above_zero(temperature):
     with pytest.raises(ValueError, match="above 0"):
         temper(torch.zeros(1, 2), temperature)
-
-
-def test_blocks_that_can_be_read_only_once_are_refused(draw_case):
-    case = draw_case(0)
-    with pytest.raises(ValueError, match="not a generator"):
-        fit_temperature_blocks((ensemble_log_probs(case.logits), case.labels) for _ in range(1))

@@ -27,10 +27,8 @@ from polyphony.metrics.dirichlet import (
 )
 from polyphony.metrics.diversity import DiversityBins, disagreement, diversity_bins, diversity_of, mean_kld
 from polyphony.metrics.equivalent import (
-    calibrated_dee_curve,
     dee,
     dee_curve,
-    dee_floored_at_one,
     format_dee,
     format_dees,
 )
@@ -44,7 +42,6 @@ from polyphony.metrics.streaming import Tally, UncertaintyTally, detect_unknown_
 from polyphony.metrics.temperature import (
     TEMPERATURE_BOUNDS,
     fit_temperature,
-    fit_temperature_blocks,
     temper,
 )
 from polyphony.metrics.uncertainty import (
@@ -79,13 +76,11 @@ __all__ = [
     "bootstrap",
     "bootstrap_mean",
     "brier",
-    "calibrated_dee_curve",
     "classwise_ece",
     "columns",
     "confidence",
     "dee",
     "dee_curve",
-    "dee_floored_at_one",
     "detect",
     "detect_unknown",
     "detect_unknown_logits",
@@ -101,7 +96,6 @@ __all__ = [
     "ensemble_log_probs",
     "entropy",
     "fit_temperature",
-    "fit_temperature_blocks",
     "format_dee",
     "format_dees",
     "format_mean_sd",

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from polyphony.metrics.probabilities import mean_log_probs, member_log_probs
-from polyphony.metrics.quality import label_nll, nll
+from polyphony.metrics.probabilities import check, mean_log_probs, member_log_probs
+from polyphony.metrics.quality import label_nll
 from polyphony.metrics.statistics import format_mean_sd, mean_sd
-from polyphony.metrics.temperature import fit_temperature, temper
+from polyphony.metrics.temperature import fit_temperatures
+
+EVERY = 4096
+"""A curve is a mean over every subset where there are no more of all sizes together: up to 12 teachers."""
+DRAWN = 128
+"""How many subsets of each size are drawn at random where there are more."""
+_BLOCK = 2**20  # how many log-probabilities are worked on at once: 8 MB
 
 
 def dee(nll: float, curve: Sequence[float]) -> float:
@@ -24,15 +30,15 @@ def dee(nll: float, curve: Sequence[float]) -> float:
 
     0 for a model no better than uniform, `math.inf` past the end of the curve, NaN for a NaN.
     """
-    return _first_at_most(nll, curve, 0)
-
-
-def dee_floored_at_one(nll: float, curve: Sequence[float]) -> float:
-    """DEE as Ashukha et al. ("Pitfalls of in-domain uncertainty estimation") define it: the least ℓ ≥ 1.
-
-    A model worse than one teacher scores 1 here, and between 0 and 1 in the paper's convention.
-    """
-    return _first_at_most(nll, curve, 1)
+    if math.isnan(nll) or any(map(math.isnan, curve)):
+        return math.nan
+    if nll >= curve[0]:
+        return 0.0
+    for size, (above, below) in enumerate(itertools.pairwise(curve), start=1):
+        if below <= nll:
+            # From an infinite NLL the interpolated curve stays infinite up to the next size.
+            return float(size) if above == math.inf else size - 1 + (above - nll) / (above - below)
+    return math.inf
 
 
 def format_dee(value: float, size: int) -> str:
@@ -48,71 +54,64 @@ def format_dees(values: Sequence[float], size: int) -> str:
     return least if least == largest else f"{least} … {largest}"
 
 
-def dee_curve(logits: Tensor, labels: Tensor, rng: torch.Generator, subsets: int = 32) -> list[float]:
-    """NLL of deep ensembles of size 0..T, each a mean over up to `subsets` random subsets of the T teachers.
+def dee_curve(
+    logits: Tensor, labels: Tensor, rng: torch.Generator, valid: tuple[Tensor, Tensor] | None = None
+) -> list[float]:
+    """NLL of deep ensembles of size 0..T, each size a mean over `teacher_subsets` of the T teachers.
 
-    logits [t n k], labels [n] → T + 1 numbers. All subsets of a size are taken when there are no more.
+    logits [t n k], labels [n] → T + 1 numbers. With `valid`, the same teachers' logits [t v k] and labels [v]
+    on validation, every subset is first scaled by the temperature that suits it there. The uniform predictor
+    has none: size 0 is ln K. Equal generators draw equal subsets.
     """
     log_probs = member_log_probs(logits)
-    own = torch.stack([-label_nll(teacher, labels) for teacher in log_probs])[..., None]
-    return _curve(
-        len(logits), logits.shape[-1], rng, subsets, lambda s: -float(mean_log_probs(own[s]).mean())
-    )
-
-
-def calibrated_dee_curve(
-    logits: Tensor,
-    labels: Tensor,
-    valid_logits: Tensor,
-    valid_labels: Tensor,
-    rng: torch.Generator,
-    subsets: int = 32,
-) -> list[float]:
-    """`dee_curve` where every subset is first scaled by the temperature that suits it on validation.
-
-    logits [t n k], valid_logits [t v k], the teachers in the same order → T + 1 numbers. Uniform
-    predictions have no temperature: size 0 stays ln K. Equal generators draw the subsets of `dee_curve`.
-    """
-    if len(logits) != len(valid_logits):
-        raise ValueError(f"{len(logits)} teachers on test but {len(valid_logits)} on validation.")
-    log_probs, valid = member_log_probs(logits), member_log_probs(valid_logits)
-
-    def calibrated_nll(subset: list[int]) -> float:
-        temperature = fit_temperature(mean_log_probs(valid[subset]), valid_labels)
-        return nll(temper(mean_log_probs(log_probs[subset]), temperature), labels)
-
-    return _curve(len(logits), logits.shape[-1], rng, subsets, calibrated_nll)
-
-
-def teacher_subsets(teachers: int, size: int, limit: int, rng: torch.Generator) -> list[list[int]]:
-    """`limit` different subsets of `size` out of `teachers`, or all of them when there are no more."""
-    if math.comb(teachers, size) <= limit:
-        return [list(subset) for subset in itertools.combinations(range(teachers), size)]
-    drawn: dict[tuple[int, ...], None] = {}
-    while len(drawn) < limit:
-        chosen = torch.randperm(teachers, generator=rng)[:size].tolist()
-        drawn[tuple(sorted(chosen))] = None
-    return [list(subset) for subset in drawn]
-
-
-def _curve(
-    teachers: int, classes: int, rng: torch.Generator, subsets: int, score: Callable[[list[int]], float]
-) -> list[float]:
-    curve = [math.log(classes)]
-    for size in range(1, teachers + 1):
-        scores = [score(subset) for subset in teacher_subsets(teachers, size, subsets, rng)]
-        curve.append(math.fsum(scores) / len(scores))
+    score = _nll_of(log_probs, labels) if valid is None else _calibrated_nll_of(log_probs, labels, *valid)
+    curve = [math.log(logits.shape[-1])]
+    for chosen in teacher_subsets(len(logits), rng):
+        at_once = max(1, _BLOCK // log_probs[chosen[:, 0]].numel())
+        curve.append(float(torch.cat([score(part) for part in chosen.split(at_once, dim=1)]).mean()))
     return curve
 
 
-def _first_at_most(nll: float, curve: Sequence[float], start: int) -> float:
-    if math.isnan(nll) or any(math.isnan(value) for value in curve):
-        return math.nan
-    if nll >= curve[start]:
-        return float(start)
-    for size in range(start + 1, len(curve)):
-        above, below = curve[size - 1], curve[size]
-        if below <= nll:
-            # From an infinite NLL the interpolated curve stays infinite up to the next size.
-            return float(size) if above == math.inf else size - 1 + (above - nll) / (above - below)
-    return math.inf
+def _nll_of(log_probs: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    """The NLL of each subset of teachers. [t n k], [n] → ([size s] → [s])"""
+    own = torch.stack([-label_nll(teacher, labels) for teacher in log_probs])
+    return lambda chosen: -mean_log_probs(own[chosen]).mean(-1)
+
+
+def _calibrated_nll_of(
+    log_probs: Tensor, labels: Tensor, valid_logits: Tensor, valid_labels: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """The same of each subset at its temperature on validation."""
+    if len(log_probs) != len(valid_logits):
+        raise ValueError(f"{len(log_probs)} teachers on test but {len(valid_logits)} on validation.")
+    valid, (_, labels) = member_log_probs(valid_logits), check(log_probs[0], labels)
+    _, valid_labels = check(valid[0], valid_labels)
+
+    def score(chosen: Tensor) -> Tensor:
+        temperatures = fit_temperatures(mean_log_probs(valid[chosen]), valid_labels)
+        scaled = (mean_log_probs(log_probs[chosen]) / temperatures[:, None, None]).log_softmax(-1)
+        return -scaled[:, torch.arange(len(labels)), labels].mean(-1)
+
+    return score
+
+
+def teacher_subsets(teachers: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Subsets of each size 1..T in turn, one a column: every one, or `DRAWN` at random. → [size s], …
+
+    Every one while there are at most `EVERY` of all sizes together, and of a size that has at most `DRAWN`.
+    """
+    limit = DRAWN if 2**teachers - 1 > EVERY else EVERY
+    for size in range(1, teachers + 1):
+        if math.comb(teachers, size) <= limit:
+            chosen = list(itertools.combinations(range(teachers), size))
+        else:
+            chosen = _draw_subsets(teachers, size, limit, rng)
+        yield torch.tensor(chosen).T
+
+
+def _draw_subsets(teachers: int, size: int, count: int, rng: torch.Generator) -> list[tuple[int, ...]]:
+    drawn: dict[tuple[int, ...], None] = {}
+    while len(drawn) < count:
+        chosen = torch.randperm(teachers, generator=rng)[:size].tolist()
+        drawn[tuple(sorted(chosen))] = None
+    return list(drawn)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from polyphony.metrics.probabilities import check
@@ -29,58 +29,51 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     A label of probability 0 costs inf at every temperature; such an example has no say. Where no
     temperature is better than another (uniform predictions) the answer is 1.
     """
-    gaps = _gaps(log_probs, labels)
-    return 1 / _root(lambda beta: _slope(*gaps, beta))
-
-
-def fit_temperature_blocks(blocks: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """`fit_temperature` over blocks of (log_probs [n k], labels [n]), gone through about ten times."""
-    if iter(blocks) is blocks:
-        raise ValueError("the blocks are gone through several times: give a list, not a generator.")
-
-    def slope(beta: float) -> tuple[float, float]:
-        parts = [_slope(*_gaps(*block), beta) for block in blocks]
-        return math.fsum(first for first, _ in parts), math.fsum(second for _, second in parts)
-
-    return 1 / _root(slope)
-
-
-def _gaps(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities below the largest, z, and the label's own, where that is finite. [v k], [v]"""
     log_probs, labels = check(log_probs, labels)
+    return float(fit_temperatures(log_probs[None], labels)[0])
+
+
+def fit_temperatures(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """`fit_temperature` of several models' predictions of the same examples. [s n k], [n] → τ [s]"""
     z = log_probs - log_probs.amax(-1, keepdim=True)
-    own = z.gather(1, labels[:, None])[:, 0]
+    own = z[:, torch.arange(len(labels)), labels]
     # exp(β z) of a z this low is 0 and its moments vanish; −inf itself would make 0·inf.
-    return z.clamp_min(-1e100)[own.isfinite()], own[own.isfinite()]
+    z, has_say = z.clamp_min(-1e100), own.isfinite()
+
+    def slope(beta: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of the total NLL by β = 1/τ: Σ (E z − z_y) and Σ Var z. [s] → [s]"""
+        weights = (beta[:, None, None] * z).exp()
+        weighted = weights * z
+        total = weights.sum(-1)
+        mean, square = weighted.sum(-1) / total, (weighted * z).sum(-1) / total
+        first, second = (mean - own).where(has_say, 0.0), (square - mean.square()).where(has_say, 0.0)
+        return first.sum(-1), second.sum(-1)
+
+    return 1 / _roots(slope, z.new_ones(len(z)))
 
 
-def _slope(z: Tensor, own: Tensor, beta: float) -> tuple[float, float]:
-    """First and second derivative of the total NLL with respect to β = 1/τ: Σ (E z − z_y) and Σ Var z."""
-    weights = (beta * z).exp()
-    weighted = weights * z
-    total = weights.sum(-1)
-    mean, square = weighted.sum(-1) / total, (weighted * z).sum(-1) / total
-    return float((mean - own).sum()), float((square - mean.square()).sum())
+def _roots(slope: Callable[[Tensor], tuple[Tensor, Tensor]], beta: Tensor) -> Tensor:
+    """Where the slope of each NLL, convex in β, is 0; else the bound it points to. [s] → [s]
 
-
-def _root(slope: Callable[[float], tuple[float, float]]) -> float:
-    """Where the slope of the NLL, convex in β, is 0; else the bound it points to.
-
-    Newton's method from β = 1 inside a bracket that shrinks with every step; where Newton would leave the
-    bracket, it is halved on the log scale instead.
+    Newton's method inside a bracket that shrinks with every step; where Newton would leave the bracket, it is
+    halved on the log scale instead.
     """
-    low, high = (1 / bound for bound in reversed(TEMPERATURE_BOUNDS))
-    beta, (first, second) = 1.0, slope(1.0)
-    end = low if first > 0 else high
-    if first != 0 and slope(end)[0] * first >= 0:
-        return end
+    low, high = (torch.full_like(beta, 1 / bound) for bound in reversed(TEMPERATURE_BOUNDS))
+    first, second = slope(beta)
+    end = torch.where(first > 0, low, high)
+    outside = (first != 0) & (slope(end)[0] * first >= 0)
+    beta = torch.where(outside, end, beta)
+    found = outside | (first == 0)
     for _ in range(_MAX_STEPS):
-        if first == 0:
-            break
-        low, high = (low, beta) if first > 0 else (beta, high)
-        newton = beta - first / second if second > 0 else math.inf
-        before, beta = beta, newton if low < newton < high else math.sqrt(low * high)
-        if abs(beta - before) <= _TOLERANCE * beta:
+        low, high = torch.where(first > 0, low, beta), torch.where(first > 0, beta, high)
+        newton = beta - first / second
+        inside = (second > 0) & (low < newton) & (newton < high)
+        step = torch.where(inside, newton, (low * high).sqrt())
+        near = (step - beta).abs() <= _TOLERANCE * step
+        beta = torch.where(found, beta, step)
+        found |= near
+        if found.all():
             break
         first, second = slope(beta)
+        found |= first == 0
     return beta
