@@ -16,7 +16,7 @@ LAYERS = (
     ("train", "distill", "store", "scores"),
     ("perturb", "predictions", "collapse"),
     ("ensembles",),
-    ("losses", "metrics", "data", "nn"),
+    ("losses", "metrics", "data", "nn", "rows"),
     ("machine", "seeds", "words"),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}

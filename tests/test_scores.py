@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import statistics
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,34 +12,10 @@ from hypothesis import strategies as st
 from polyphony.metrics import mean_sd
 from polyphony.predictions import Predictions
 from polyphony.recipe import read_recipe
-from polyphony.scores import Score, Standing, by_quality, dee_curves, mean_text, score_text, to_csv
+from polyphony.rows import Score
+from polyphony.scores import Standing, by_quality, dee_curves, mean_text, score_text
 from polyphony.seeds import generator
 from polyphony.study import Study, verdict
-
-finite = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(finite, st.none() | finite | st.just(math.inf), st.none() | st.integers(0, 99))
-def test_rows_are_read_back_as_they_were_written(value: float, dee: float | None, seed: int | None):
-    row = Score("kd, or so", seed, "test", "standard", value, value, value, value, dee, value, 123)
-    assert [Score.of(each) for each in csv.DictReader(io.StringIO(to_csv([row, row])))] == [row, row]
-
-
-@dataclass(frozen=True)
-class Pair:
-    name: str
-    value: float | None
-
-
-def test_rows_of_another_kind_have_its_columns():
-    rows = [Pair("a, b", None), Pair("c", math.inf)]
-    assert to_csv(rows, Pair) == 'name,value\n"a, b",\nc,inf\n'
-    assert to_csv([], Pair) == "name,value\n"
-
-
-def test_a_row_of_another_table_is_refused():
-    with pytest.raises(KeyError):
-        Score.of({"model": "kd"})
 
 
 def test_a_stream_is_told_by_its_purpose_and_number():

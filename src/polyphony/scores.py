@@ -1,78 +1,22 @@
-"""A row of scores.csv, and the curve of deep ensembles behind its DEE: what studies write, reports read.
-
-Also how people are told of scores: the same headings, digits and words on the terminal and on the page.
-"""
+"""How people are told of scores: the same headings, digits and words on the terminal and on the page."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.predictions import Predictions
+from polyphony.rows import Score, headings
 from polyphony.seeds import generator
 from polyphony.words import listed
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 TEACHERS = "teachers"  # the model that all teachers of the ensemble are together
 CALIBRATIONS = ("calibrated", "standard")
 JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
-HEADINGS = {
-    "acc": "ACC % ↑",
-    "nll": "NLL ↓",
-    "bs": "BS ↓",
-    "ece": "ECE ↓",
-    "dee": "DEE ↑",
-    "kld": "mean-KLD",
-}
-
-
-@dataclass(frozen=True)
-class Score:
-    """A row of scores.csv. Brier is summed over classes; kld is the mean-KLD of the uncalibrated members,
-    or of draws from a student's Dirichlet, and 0 for one plain network."""
-
-    model: str
-    seed: int | None
-    split: str
-    calibration: str  # "standard", or "calibrated": at the temperature fitted on validation
-    acc: float
-    nll: float
-    bs: float
-    ece: float
-    dee: float | None  # inf past the end of the curve; none where there is no curve
-    kld: float
-    params: int
-
-    @classmethod
-    def of(cls, row: Mapping[str, str]) -> Score:
-        """A row of the file; KeyError or ValueError if it is none."""
-        numbers = {name: float(row[name]) for name in ("acc", "nll", "bs", "ece", "kld")}
-        return cls(
-            model=row["model"],
-            seed=int(row["seed"]) if row["seed"] else None,
-            split=row["split"],
-            calibration=row["calibration"],
-            dee=float(row["dee"]) if row["dee"] else None,
-            params=int(row["params"]),
-            **numbers,
-        )
-
-
-def to_csv(rows: Iterable[DataclassInstance], kind: type[DataclassInstance] = Score) -> str:
-    """The text of a file of rows, its columns those of their `kind`: missing values are empty, ∞ is inf."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
+HEADINGS = headings(Score)
 
 
 def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:

@@ -43,7 +43,7 @@ def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_p
     means: dict[str, float] = {}
     for row in rows:
         if row["calibration"] == "calibrated":
-            means[row["method"]] = means.get(row["method"], 0) + float(row["nll"]) / 2
+            means[row["model"]] = means.get(row["model"], 0) + float(row["nll"]) / 2
     printed = [line.split() for line in first.out.splitlines() if "±" in line and "/255" in line]
     best_first = sorted(means, key=lambda name: means[name])
     assert [f"a{p[0]}-t{p[1]}-s{p[2].replace('/', '_')}" for p in printed] == best_first
@@ -85,7 +85,7 @@ def test_a_search_from_the_command_line(sweep, tmp_path):
     assert said.code == 0, said.err
     assert "Every point was trained once" in said.out
     with (tmp_path / "here" / "sweep.csv").open() as file:
-        assert len({row["method"] for row in csv.DictReader(file)}) == 3
+        assert len({row["model"] for row in csv.DictReader(file)}) == 3
     assert (tmp_path / "here" / "optuna.jsonl").stat().st_size > 0
 
 

@@ -278,7 +278,7 @@ class RunMaker:
         write_csv(
             analysis / "jacobians.csv",
             [
-                {"split": split, "method": m, "seed": 0, "member": j, "example": i, "cosine": cosine}
+                {"split": split, "model": m, "seed": 0, "member": j, "example": i, "cosine": cosine}
                 for split in ("train", "valid")
                 for m in self.methods
                 if self.members(m) > 1

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from polyphony.cli import main
 from polyphony.report import Run, report_of
+from polyphony.rows import GradientSnr
 from polyphony.store import StoreError
 
 Damage = Callable[[Path], object]
@@ -111,7 +112,7 @@ DAMAGES: list[tuple[str, Damage]] = [
 def test_a_damaged_file_is_one_sentence_that_names_it_and_nothing_is_written(
     full_run: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Damage
 ):
-    (full_run / "analysis" / "factors.csv").write_text("method,seed,distance\nkd,0,0.81\nkd,1,0.62\n")
+    (full_run / "analysis" / "factors.csv").write_text("model,seed,distance\nkd,0,0.81\nkd,1,0.62\n")
     damage(full_run / name)
     with pytest.raises(SystemExit) as ended:
         main(["report", str(full_run)])
@@ -143,4 +144,4 @@ def test_a_damaged_table_says_what_makes_it_again(full_run: Path, name: str, wor
 
 def test_a_table_without_rows_is_one_that_was_not_made(full_run: Path):
     (full_run / "analysis" / "snr.csv").write_text("perturbation,step_size,snr,samples\n")
-    assert Run.open(full_run).analysis("snr") == []
+    assert Run.open(full_run).table(GradientSnr) == []

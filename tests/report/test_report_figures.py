@@ -22,6 +22,7 @@ from polyphony.report.figures.jacobians import roc
 from polyphony.report.figures.members import visible_difference
 from polyphony.report.figures.shift import by_corruption
 from polyphony.report.figures.training import over_seeds
+from polyphony.rows import CorruptedScore
 from polyphony.scores import TEACHERS
 
 
@@ -135,7 +136,7 @@ def test_entropy_shares_are_a_histogram_over_all_seeds(full_run: Path):
 
 def test_corruptions_are_averaged_over_seeds_one_by_one():
     rows = [
-        {"model": "kd", "corruption": kind, "severity": "2", "nll": str(nll), "seed": str(seed)}
+        CorruptedScore("kd", seed, "digits-c", kind, 2, 0.9, nll, 0.1, 0.1)
         for seed, kind, nll in ((0, "fog", 1.0), (1, "fog", 2.0), (0, "blur", 5.0))
     ]
     assert by_corruption(rows, "nll") == {"kd": {("fog", 2): 1.5, ("blur", 2): 5.0}}
@@ -158,7 +159,7 @@ def test_the_jacobians_table_has_means_and_areas(full_run: Path):
     text = (full_run / "analysis" / "jacobians.csv").read_text()
     rows = list(csv.DictReader(io.StringIO(text)))
     by_method = {
-        method: [float(r["cosine"]) for r in rows if (r["method"], r["split"]) == (method, "valid")]
+        method: [float(r["cosine"]) for r in rows if (r["model"], r["split"]) == (method, "valid")]
         for method in ("scratch", "kd-ods")
     }
     cells = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}  # type: ignore[union-attr]

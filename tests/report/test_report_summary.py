@@ -174,7 +174,7 @@ def test_the_health_check_tells_the_distance_of_factors_if_it_was_measured(
 ):
     lines = [f"kd,{seed},{value}\n" for seed, value in enumerate(distances)]
     (small_run / "analysis").mkdir()
-    (small_run / "analysis" / "factors.csv").write_text("".join(["method,seed,distance\n", *lines]))
+    (small_run / "analysis" / "factors.csv").write_text("".join(["model,seed,distance\n", *lines]))
     findings = health_checks(Run.open(small_run))["kd"].findings
     assert any("rank-one factors" in finding for finding in findings) == (words is not None)
     assert words is None or any(words in finding for finding in findings)

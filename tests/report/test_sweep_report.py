@@ -32,7 +32,7 @@ from polyphony.store import StoreError
 
 SEEDS = (0, 1, 2)
 HEADER = (
-    "method",
+    "model",
     "seed",
     "alpha",
     "temperature",
@@ -332,7 +332,7 @@ def test_a_folder_that_cannot_be_reported_is_one_sentence(tmp_path):
     folder = write_sweep(tmp_path / "a", grid())
     with pytest.raises(StoreError, match="a sweep, which has no test scores"):
         write_report([folder, folder])
-    (folder / "sweep.csv").write_text("method,seed\na,0\n")
+    (folder / "sweep.csv").write_text("model,seed\na,0\n")
     with pytest.raises(StoreError, match=r"sweep\.csv is damaged .*: run 'polyphony sweep' again"):
         write_report([folder])
     cut = write_sweep(tmp_path / "b", grid())

@@ -54,13 +54,13 @@ def table(study, name):
 
 def test_jacobians_are_those_of_the_saved_models(analysed):
     columns, rows = table(analysed, "jacobians")
-    assert columns == ["split", "method", "seed", "member", "example", "cosine"]
+    assert columns == ["split", "model", "seed", "member", "example", "cosine"]
     assert len(rows) == 2 * 3 * 2 * 6
     teachers = analysed.load_teachers(2)
     for row in rows[3::17]:
         i, j = int(row["example"]), int(row["member"])
         x = pixels(getattr(analysed.splits, row["split"]).some(6).images[i : i + 1]).double()
-        student = analysed.load_student(row["method"], int(row["seed"])).eval()
+        student = analysed.load_student(row["model"], int(row["seed"])).eval()
         networks = teachers.networks[j].double(), student.member(j).double()
         t, s = (jacobian(lambda v, net=net: net(v).softmax(-1), x).flatten() for net in networks)
         assert float(row["cosine"]) == pytest.approx(float(torch.cosine_similarity(t, s, 0)), abs=1e-3)
@@ -116,8 +116,8 @@ def test_latency_and_factors_name_every_model(analysed):
     assert {row["model"]: int(row["params"]) for row in rows} == parameter_counts(analysed)
     assert all(float(row["milliseconds"]) > 0 and row["batch"] == "64" for row in rows)
     columns, rows = table(analysed, "factors")
-    assert columns == ["method", "seed", "distance"]
-    assert {row["method"]: float(row["distance"]) for row in rows} == {
+    assert columns == ["model", "seed", "distance"]
+    assert {row["model"]: float(row["distance"]) for row in rows} == {
         method: factor_distance(analysed.load_student(method, 0)) for method in RECIPE["methods"]
     }
 
@@ -170,7 +170,7 @@ def test_students_without_a_member_for_each_teacher_are_left_out_by_name(mixed, 
     assert "no member for each teacher" in done.left_out["jacobians of kd"]
     assert "no student has members" in done.left_out["factors"]
     _, rows = table(mixed, "jacobians")
-    assert {row["method"] for row in rows} == {"kd_ods"}
+    assert {row["model"] for row in rows} == {"kd_ods"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
 from polyphony.store import StoreError
 from polyphony.study import Study, Upto, costs, open_study, verdict
-from polyphony.study.scores import told_of
+from polyphony.study.score_table import told_of
 from polyphony.train import fit
 
 COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params"

@@ -62,9 +62,9 @@ def test_every_point_and_seed_is_a_student_and_a_row(swept):
     assert jobs[2:10] == [f"{name}, seed {seed}" for name in POINTS for seed in (0, 1)]
     assert (outcome.ran, outcome.skipped) == (len(jobs), 0) == (2 + 8 + 9, 0)
     assert (sweep.folder / "sweep.csv").read_text().splitlines()[0] == (
-        "method,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld"
+        "model,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld"
     )
-    found = [(r["method"], r["seed"], r["calibration"]) for r in rows_of(sweep.folder)]
+    found = [(r["model"], r["seed"], r["calibration"]) for r in rows_of(sweep.folder)]
     assert found == list(itertools.product(POINTS, "01", ("standard", "calibrated")))
     first = rows_of(sweep.folder)[0]
     assert (float(first["alpha"]), float(first["temperature"]), float(first["step_size"])) == (
@@ -77,7 +77,7 @@ def test_every_point_and_seed_is_a_student_and_a_row(swept):
 def test_the_scores_are_those_of_a_naive_loop_over_the_saved_logits(swept):
     sweep, _, _ = swept
     for row in rows_of(sweep.folder):
-        saved = load_file(sweep.folder / "predictions" / row["method"] / row["seed"] / "valid.safetensors")
+        saved = load_file(sweep.folder / "predictions" / row["model"] / row["seed"] / "valid.safetensors")
         members = log_softmax(saved["logits"].astype(np.float64), axis=-1)
         mean, labels = logsumexp(members, axis=0) - np.log(2), saved["labels"]
 
@@ -176,10 +176,10 @@ def test_more_values_train_only_the_points_that_are_new(tiny, sweep_through, tmp
     assert jobs == [f"{new}, seed {s}" for s in (0, 1)] + [
         f"predict {new}, seed {s}, on valid" for s in (0, 1)
     ]
-    assert {row.method for row in outcome.scores} == {"a0.5-t1-s24_255", new, "a1-t1-s24_255"}
+    assert {row.model for row in outcome.scores} == {"a0.5-t1-s24_255", new, "a1-t1-s24_255"}
     fewer, jobs = sweep_through(tiny(tmp_path / "run", alpha="0.5", temperature="1"))
     assert jobs == []
-    assert {row["method"] for row in rows_of(tmp_path / "run")} == {"a0.5-t1-s24_255"}
+    assert {row["model"] for row in rows_of(tmp_path / "run")} == {"a0.5-t1-s24_255"}
     assert len(fewer.scores) == 4
 
 
@@ -217,7 +217,7 @@ def test_a_point_that_diverges_is_left_out_and_named(swept, tiny, sweep_through,
     diverging(POINTS[1])
     outcome, _ = sweep_through(tiny(tmp_path / "run"))
     assert [point.name for point in outcome.diverged] == [POINTS[1]]
-    assert outcome.scores == [row for row in swept[1].scores if row.method != POINTS[1]]
+    assert outcome.scores == [row for row in swept[1].scores if row.model != POINTS[1]]
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe"]
     assert set(recipe["methods"]) == set(POINTS)
 
@@ -242,7 +242,7 @@ def test_where_all_points_diverge_that_is_said(tiny, sweep_through, tmp_path, di
 
 def test_a_method_that_takes_no_step_is_swept_without_one(tiny, sweep_through, tmp_path):
     outcome, _ = sweep_through(tiny(tmp_path / "run", method="kd", alpha="0.5,1"))
-    assert [row.method for row in outcome.scores[::4]] == ["a0.5-t4", "a1-t4"]
+    assert [row.model for row in outcome.scores[::4]] == ["a0.5-t4", "a1-t4"]
     assert {row["step_size"] for row in rows_of(tmp_path / "run")} == {""}
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,26 +14,13 @@ from torch import Tensor
 from polyphony.predictions import Predictions
 from polyphony.recipe.forms import as_table
 from polyphony.recipe.read import explain
+from polyphony.rows import TableRow, from_csv
 from polyphony.scores import TEACHERS
 from polyphony.store import StoreError, first_line, is_dirichlet, read_bytes, read_json
 
-Row = dict[str, str]
-Columns = Mapping[str, Callable[[str], object]]  # what each column's cells are: str, int, float
-Parsed = TypeVar("Parsed")
+Kind = TypeVar("Kind", bound=TableRow)
 _AGAIN = "delete it to make it again"
 
-# The columns of the analyses' tables that a report reads.
-TABLES: dict[str, Columns] = {
-    "jacobians": {"split": str, "method": str, "cosine": float},
-    "snr": {"perturbation": str, "step_size": float, "snr": float, "samples": int},
-    "factors": {"method": str, "distance": float},
-    "latency": {"model": str, "milliseconds": float, "batch": int, "threads": int},
-    "ood": {"model": str, "unknown": str, "score": str, "auroc": float, "aupr": float, "fpr95": float},
-    "corrupted": {
-        "model": str, "seed": str, "data": str, "corruption": str, "severity": int,
-        "acc": float, "nll": float, "bs": float, "ece": float,
-    },
-}  # fmt: skip
 _EVALUATIONS = {"ood": "--ood", "corrupted": "--corrupted"}  # the tables that no analysis makes
 
 
@@ -102,42 +87,20 @@ def read_object(path: Path, shape: type[BaseModel], again: str) -> dict[str, Any
     return value
 
 
-def read_analysis(path: Path) -> list[Row]:
-    """A table of RUN/analysis that has its columns."""
-    run, name = path.parents[1], path.stem
+def read_analysis(run: Path, kind: type[Kind]) -> list[Kind]:
+    """A table of RUN/analysis."""
+    name = Path(kind.file).stem
     verb = f"evaluate {run} {_EVALUATIONS[name]} NAME" if name in _EVALUATIONS else f"analyse {run} {name}"
-    return read_table(path, of_columns(TABLES[name]), f"delete it and run 'polyphony {verb}' again")
+    return read_table(run, kind, f"delete it and run 'polyphony {verb}' again")
 
 
-def read_table(path: Path, parse: Callable[[Row], Parsed], again: str) -> list[Parsed]:
-    """The rows of a CSV file with a header, parsed; `again` says what to do where one cannot be."""
+def read_table(run: Path, kind: type[Kind], again: str) -> list[Kind]:
+    """The rows of a run's table; `again` says what to do where it is damaged."""
+    path = run / kind.file
     try:
-        return [parse(row) for row in _rows(read_bytes(path).decode())]
-    except KeyError as error:
-        raise StoreError(f"{path} is damaged (it has no column {error}): {again}") from error
-    except (ValueError, csv.Error) as error:
+        return from_csv(read_bytes(path).decode(), kind)
+    except ValueError as error:
         raise StoreError(f"{path} is damaged ({first_line(error)}): {again}") from error
-
-
-def of_columns(columns: Columns) -> Callable[[Row], Row]:
-    """A parser that leaves rows as they are: KeyError or ValueError for one without these columns."""
-
-    def checked(row: Row) -> Row:
-        for name, kind in columns.items():
-            kind(row[name])
-        return row
-
-    return checked
-
-
-def _rows(text: str) -> list[Row]:
-    if text and not text.endswith("\n"):  # half a number is a number too
-        raise ValueError("it ends within a line")
-    header, *rows = [row for row in csv.reader(text.splitlines()) if row] or [[]]
-    for row in rows:
-        if len(row) != len(header):
-            raise ValueError(f"a row has {len(row)} cells, not {len(header)}")
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def read_log(path: Path) -> list[dict[str, float]]:

@@ -6,7 +6,6 @@ WRN-28x2 students repeats the standard one, and the Brier scores of its comparis
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,26 +14,21 @@ from typing import Any
 
 from polyphony.recipe.sweep import text_of
 from polyphony.report.forms import BATCH_ENSEMBLE, form_of
-
-COLUMNS = ("acc", "nll", "bs", "ece", "dee")
-_DIGITS = {"acc": 2, "nll": 3, "bs": 3, "ece": 3, "dee": 3}
+from polyphony.rows import Kind, from_csv
 
 
-@dataclass(frozen=True)
 class Printed:
-    """A number of the paper: its mean, and its standard deviation where one is printed."""
+    """Numbers of the paper: means, and standard deviations where they are printed."""
 
-    mean: float
-    sd: float | None = None
-
-    def text(self, digits: int) -> str:
-        """ "0.180 ± 0.001", as printed."""
-        mean = f"{self.mean:.{digits}f}"
-        return mean if self.sd is None else f"{mean} ± {self.sd:.{digits}f}"
+    def text(self, column: str) -> str:
+        """A value as the paper prints it, "0.180 ± 0.001", or nothing."""
+        mean, sd = (getattr(self, name, None) for name in (column, f"{column}_sd"))
+        shown = [f"{value:.{2 if column == 'acc' else 3}f}" for value in (mean, sd) if value is not None]
+        return " ± ".join(shown)
 
 
 @dataclass(frozen=True)
-class PaperRow:
+class PaperRow(Printed):
     """A row of one of the paper's tables. `method` is a perturbation's name, `scratch`, `teachers` or `endd`.
 
     `table` is "text" for numbers that stand in a sentence; there `n`, the number of trainings, is not said.
@@ -46,24 +40,30 @@ class PaperRow:
     method: str
     n: int | None
     params_millions: float | None
-    values: dict[str, Printed]
-
-    def text(self, column: str) -> str:
-        """A value as the paper prints it, or nothing."""
-        value = self.values.get(column)
-        return "" if value is None else value.text(_DIGITS[column])
+    acc: float | None
+    acc_sd: float | None
+    nll: float | None
+    nll_sd: float | None
+    bs: float | None
+    bs_sd: float | None
+    ece: float | None
+    ece_sd: float | None
+    dee: float | None
+    dee_sd: float | None
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Printed):
     """Validation accuracy and calibrated NLL of plain distillation for one α and temperature."""
 
     experiment: str
     alpha: float
     temperature: float
     n: int
-    acc: Printed
-    nll: Printed
+    acc: float
+    acc_sd: float | None
+    nll: float
+    nll_sd: float | None
 
 
 @dataclass(frozen=True)
@@ -221,46 +221,17 @@ def _otherwise(who: str, ours: Mapping[str, Any], theirs: Mapping[str, float]) -
 @cache
 def rows() -> tuple[PaperRow, ...]:
     """Every row of the paper's tables of results."""
-    return tuple(_row(row) for row in _read("paper.csv"))
+    return _read("paper.csv", PaperRow)
 
 
 @cache
 def tuning() -> tuple[Tuning, ...]:
     """Every cell of the paper's two tables of hyper-parameters."""
-    return tuple(
-        Tuning(
-            row["experiment"],
-            float(row["alpha"]),
-            float(row["temperature"]),
-            int(row["n"]),
-            _printed(row, "acc"),
-            _printed(row, "nll"),
-        )
-        for row in _read("paper_tuning.csv")
-    )
+    return _read("paper_tuning.csv", Tuning)
 
 
-def _row(row: dict[str, str]) -> PaperRow:
-    millions = row["params_millions"]
-    return PaperRow(
-        row["table"],
-        row["experiment"],
-        row["calibration"],
-        row["method"],
-        int(row["n"]) if row["n"] else None,
-        float(millions) if millions else None,
-        {name: _printed(row, name) for name in COLUMNS if row[name]},
-    )
-
-
-def _printed(row: dict[str, str], column: str) -> Printed:
-    deviation = row[f"{column}_sd"]
-    return Printed(float(row[column]), float(deviation) if deviation else None)
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    text = files("polyphony.report").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+def _read(name: str, kind: type[Kind]) -> tuple[Kind, ...]:
+    return tuple(from_csv(files("polyphony.report").joinpath(name).read_text(encoding="utf-8"), kind))
 
 
 def _is(network: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

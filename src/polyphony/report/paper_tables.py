@@ -9,7 +9,8 @@ from polyphony.report.paper import Comparison, PaperRow, Tuning
 from polyphony.report.run import Run
 from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table
-from polyphony.scores import HEADINGS, Score, mean_text
+from polyphony.rows import Score
+from polyphony.scores import HEADINGS, mean_text
 
 _ENDD = ("acc", "nll", "bs", "ece")
 _NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
@@ -39,8 +40,8 @@ def _tuning_row(run: Run, cell: Tuning) -> tuple[Cell, ...]:
     label = f"α = {cell.alpha:g}, τ = {cell.temperature:g}"
     return (
         Cell(label),
-        Cell(_ours(scores, "acc"), paper=cell.acc.text(2)),
-        Cell(_ours(scores, "nll"), paper=cell.nll.text(3)),
+        Cell(_ours(scores, "acc"), paper=cell.text("acc")),
+        Cell(_ours(scores, "nll"), paper=cell.text("nll")),
         Cell(str(cell.n)),
     )
 

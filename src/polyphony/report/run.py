@@ -16,7 +16,7 @@ from polyphony.predictions import Predictions, pool
 from polyphony.report.files import (
     Done,
     Facts,
-    Row,
+    Kind,
     read_analysis,
     read_log,
     read_object,
@@ -26,7 +26,8 @@ from polyphony.report.files import (
     stored_shape,
 )
 from polyphony.report.forms import form_of, predicts_as_one
-from polyphony.scores import CALIBRATIONS, TEACHERS, Score
+from polyphony.rows import Score
+from polyphony.scores import CALIBRATIONS, TEACHERS
 from polyphony.store import StoreError, prediction_path
 
 
@@ -86,7 +87,7 @@ class Run:
     def scores(self) -> list[Score]:
         """All rows of scores.csv."""
         again = f"run 'polyphony evaluate {self.folder}' again"
-        return read_table(self.folder / "scores.csv", Score.of, again)
+        return read_table(self.folder, Score, again)
 
     @cached_property
     def methods(self) -> list[str]:
@@ -191,10 +192,9 @@ class Run:
         folder = self.folder / "predictions" / TEACHERS
         return sorted(path.stem for path in folder.glob(f"{prefix}*.safetensors"))
 
-    def analysis(self, name: str) -> list[Row] | None:
-        """A table of the analyses, or nothing."""
-        path = self.folder / "analysis" / f"{name}.csv"
-        return read_analysis(path) if path.is_file() else None
+    def table(self, kind: type[Kind]) -> list[Kind]:
+        """A table of the analyses; without rows where it was not made."""
+        return read_analysis(self.folder, kind) if (self.folder / kind.file).is_file() else []
 
     def views(self) -> dict[str, Tensor] | None:
         """What each member says of a few images, and the images, or nothing."""

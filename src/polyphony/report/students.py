@@ -10,6 +10,7 @@ from polyphony.report.forms import form_words
 from polyphony.report.run import Run
 from polyphony.report.summary import curve_size, median_dee
 from polyphony.report.tables import Cell, Table
+from polyphony.rows import Latency
 from polyphony.scores import HEADINGS, TEACHERS, score_text
 from polyphony.words import count, duration
 
@@ -20,8 +21,8 @@ _COST = ("Training", "× teachers")
 
 def student_table(run: Run) -> Table:
     """Means over seeds on test; costs of training, and of a batch where latency was measured."""
-    rows = run.analysis("latency") or []
-    times = {row["model"]: float(row["milliseconds"]) for row in rows}
+    rows = run.table(Latency)
+    times = {row.model: row.milliseconds for row in rows}
     latency = ("Latency, ms",) if times else ()
     header = (
         "Model", "Form", "Members", "Parameters",
@@ -32,7 +33,7 @@ def student_table(run: Run) -> Table:
         cells = (*_what(run, model), *_quality(run, model), *_diversity(run, model), *_training(run, model))
         last = (f"{times[model]:.3g}" if model in times else "–",) if times else ()
         body.append(tuple(Cell(text) for text in (*cells, *last)))
-    batch = f", latency of a batch of {rows[0]['batch']} on {rows[0]['threads']} thread(s)" if rows else ""
+    batch = f", latency of a batch of {rows[0].batch} on {rows[0].threads} thread(s)" if rows else ""
     caption = (
         "Side by side: means over seeds on test images (calibrated; DEE of the median seed), how often and"
         " how much members differ, the time of one training without its teachers', also in times of what all"

@@ -13,10 +13,11 @@ from polyphony.report.forms import form_of
 from polyphony.report.paper import Comparison, PaperRow
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
+from polyphony.rows import FactorDistance
 from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ, score_text
 from polyphony.words import counted, listed
 
-_LARGER_IS_BETTER = {"acc": True, "nll": False, "bs": False, "ece": False, "dee": True}
+_LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
 
 
 @dataclass(frozen=True)
@@ -227,8 +228,8 @@ def health_checks(run: Run) -> dict[str, Health]:
 
 
 def _factors(run: Run, method: str) -> list[str]:
-    rows = [row for row in run.analysis("factors") or [] if row["method"] == method]
-    if not rows:
+    distances = [row.distance for row in run.table(FactorDistance) if row.model == method]
+    if not distances:
         return []
-    distance = statistics.fmean(float(row["distance"]) for row in rows)
+    distance = statistics.fmean(distances)
     return [f"Their rank-one factors are apart by {distance:.2f} of their norm (fresh ones: about 0.85)."]

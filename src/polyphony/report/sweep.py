@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.sweep import PARAMETERS, Value, text_of
-from polyphony.report.files import Asked, Columns, Row, of_columns, read_object, read_table
+from polyphony.report.files import Asked, read_object, read_table
 from polyphony.report.run import Run
+from polyphony.rows import SweepScore, headings
 from polyphony.scores import JUDGE, TEACHERS
 from polyphony.store import StoreError
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
-SCORES = ("acc", "nll", "bs", "ece", "kld")
 OTHER = "standard"  # beside what decides
 
 
@@ -85,12 +85,12 @@ class SweepRun(Run):
     @cached_property
     def tried(self) -> list[Tried]:
         """All points that have scores, in the order of the file."""
-        rows: dict[str, list[Row]] = {}
-        path = self.folder / "sweep.csv"
-        for row in read_table(path, of_columns(_COLUMNS), _AGAIN):
-            rows.setdefault(row["method"], []).append(row)
+        rows: dict[str, list[SweepScore]] = {}
+        for row in read_table(self.folder, SweepScore, _AGAIN):
+            rows.setdefault(row.model, []).append(row)
         for name, each in rows.items():
-            if not {JUDGE, OTHER} <= {row["calibration"] for row in each}:
+            if not {JUDGE, OTHER} <= {row.calibration for row in each}:
+                path = self.folder / SweepScore.file
                 raise StoreError(f"{path} is damaged ({name} lacks a calibration): {_AGAIN}")
         return [_tried(name, each) for name, each in rows.items()]
 
@@ -178,34 +178,22 @@ def toml(value: Any) -> str:
     return text_of(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _tried(name: str, rows: Sequence[Row]) -> Tried:
-    settings = {parameter: _value(rows[0][parameter]) for parameter in PARAMETERS}
+def _tried(name: str, rows: Sequence[SweepScore]) -> Tried:
+    settings = {parameter: getattr(rows[0], parameter) for parameter in PARAMETERS}
     return Tried(
         name,
         settings,
         {
             kind: {
-                column: metrics.mean_sd([float(row[column]) for row in rows if row["calibration"] == kind])
-                for column in SCORES
+                column: metrics.mean_sd([getattr(row, column) for row in rows if row.calibration == kind])
+                for column in headings(SweepScore)
             }
             for kind in (JUDGE, OTHER)
         },
     )
 
 
-def _value(text: str) -> Value:
-    if text in ("", "match"):
-        return text or None
-    return float(text)
-
-
 _AGAIN = "run 'polyphony sweep' again"
-_COLUMNS: Columns = {
-    "method": str,
-    "calibration": str,
-    **dict.fromkeys(PARAMETERS, _value),
-    **dict.fromkeys(SCORES, float),
-}
 
 
 def _set(settings: dict[str, Value]) -> dict[str, Value]:

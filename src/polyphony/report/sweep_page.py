@@ -177,9 +177,9 @@ def _row(run: SweepRun, place: int, each: Tried, printed: list[Tuning]) -> tuple
     return (
         Cell(f"{place}"),
         *(Cell(text_of(each.settings[name], name) or "–") for name in PARAMETERS),
-        Cell(mean_text("nll", each.nll), close, theirs.nll.text(3) if theirs else ""),
+        Cell(mean_text("nll", each.nll), close, theirs.text("nll") if theirs else ""),
         Cell(mean_text("nll", each.scores[OTHER]["nll"])),
-        Cell(acc, paper=theirs.acc.text(2) if theirs else ""),
+        Cell(acc, paper=theirs.text("acc") if theirs else ""),
         *map(Cell, others),
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from polyphony.rows import csv_text
 
 Value = str | int | float | None
 
@@ -44,11 +44,9 @@ class Numbers:
 
     def csv(self) -> str:
         """A CSV file; numbers with all their digits, what is missing or not a number empty."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows([_plain(value) for value in row] for row in self.rows)
-        return text.getvalue()
+        return csv_text(
+            self.header, ([None if _is_nan(value) else value for value in row] for row in self.rows)
+        )
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,8 @@ def shown(value: Value) -> str:
     return compact(value, 4) if isinstance(value, float) else str(value)
 
 
-def _plain(value: Value) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return repr(value) if isinstance(value, float) else str(value)
+def _is_nan(value: Value) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyphony.analysis import write_table
+from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.store import StoreError, locked
 from polyphony.study.analysis_jobs import (
     EXAMPLES,
@@ -23,18 +23,19 @@ from polyphony.study.analysis_jobs import (
 from polyphony.study.evaluation import run_missing, weight_hashes, weights_hash
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board
+from polyphony.study.saved import write_table
 from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
 
 @dataclass(frozen=True)
 class Table:
-    """An analysis whose jobs make the rows of analysis/NAME.csv.
+    """An analysis whose jobs make the rows of a table.
 
     `alone`: nothing else may run meanwhile. `methods`: those whose students it can be made of, and `lacking`:
     what the others lack.
     """
 
-    columns: str
+    kind: type[TableRow]
     jobs: Callable[[Study, Sequence[str], int], Sequence[TabledJob]]
     alone: bool = False
     methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
@@ -55,21 +56,19 @@ def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[Measur
 _NO_MEMBERS = "it has no member for each teacher that depends on its own input alone"
 TABLES = {
     "jacobians": Table(
-        "split,method,seed,member,example,cosine",
+        JacobianCosine,
         jacobian_jobs,
         methods=one_to_one,
         lacking=_NO_MEMBERS,
     ),
-    "snr": Table("perturbation,step_size,snr,samples", snr_jobs, methods=one_to_one),
+    "snr": Table(GradientSnr, snr_jobs, methods=one_to_one),
     "factors": Table(
-        "method,seed,distance",
+        FactorDistance,
         lambda study, methods, _: [MeasureFactors(study, tuple(methods))],
         methods=with_factors,
         lacking="its members do not differ by rank-one factors",
     ),
-    "latency": Table(
-        "model,params,milliseconds,batch,threads", lambda study, *_: [MeasureLatency(study)], alone=True
-    ),
+    "latency": Table(Latency, lambda study, *_: [MeasureLatency(study)], alone=True),
 }
 SINGLE: dict[str, Callable[[Study], Transfer | ShowMembers]] = {"transfer": Transfer, "members": ShowMembers}
 ANALYSES = (*TABLES, *SINGLE)
@@ -139,6 +138,4 @@ def write_rows(study: Study, name: str, jobs: Sequence[TabledJob]) -> Path:
         if part is None:
             raise StoreError(f"{job.part.path} has gone: call 'polyphony analyse' again")
         rows += part
-    path = study.folder / "analysis" / f"{name}.csv"
-    write_table(path, TABLES[name].columns.split(","), rows)
-    return path
+    return write_table(study.folder, TABLES[name].kind, rows)

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from polyphony import analysis
-from polyphony.analysis import Progress, SavedRows
+from polyphony.analysis import Progress
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
 from polyphony.perturb import ODS, Gaussian, Perturbation
+from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
 from polyphony.store import Spec, load_predictions, prediction_path, save_predictions, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN, Job
 from polyphony.study.plan import Study
-from polyphony.study.scores import parameter_counts
+from polyphony.study.saved import SavedRows, save_tensors, saved_key
+from polyphony.study.score_table import parameter_counts
 from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch
 
+Kind = TypeVar("Kind", bound=TableRow)
 EXAMPLES = 500  # images of a split whose Jacobians are compared
 SNR_BATCH, SNR_SAMPLES = 32, 50
 SNR_STEPS = (1 / 4, 1 / 2, 1, 2, 4)  # times the recipe's ODS step size
@@ -33,11 +36,10 @@ IMAGES_SHOWN = 8
 LATENCY_BATCH = 64
 
 
-def part_of(study: Study, name: str, spec: Spec) -> SavedRows:
-    """Where the rows of one job are kept."""
-    return SavedRows(
-        study.folder / "analysis" / "parts" / f"{name}.json", spec_key({"format": ANALYSIS_FORMAT, **spec})
-    )
+def part_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> SavedRows[Kind]:
+    """Where the rows of one job are kept; `name` tells it from others of the same table."""
+    path = study.folder / "analysis" / "parts" / f"{Path(kind.file).stem}{name}.json"
+    return SavedRows(path, spec_key({"format": ANALYSIS_FORMAT, **spec}), kind)
 
 
 def hashes_with_teachers(study: Study, method: str, seed: int) -> list[list[str]]:
@@ -54,7 +56,7 @@ class TabledJob(Job, Protocol):
     """A job whose result is a part of a table."""
 
     @property
-    def part(self) -> SavedRows:
+    def part(self) -> SavedRows[Any]:
         """The rows, under the key of what they depend on."""
 
     def is_done(self) -> bool:
@@ -82,13 +84,13 @@ class MatchJacobians(TabledJob):
         return {"train": splits.train.some(self.examples), "valid": splits.valid.some(self.examples)}
 
     @property
-    def part(self) -> SavedRows:
-        """Rows: split, method, seed, member, example, cosine."""
+    def part(self) -> SavedRows[JacobianCosine]:
+        """The cosines of both splits."""
         spec = {
             "weights": hashes_with_teachers(self.study, self.method, self.seed),
             "images": [split.fingerprint for split in self.splits.values()],
         }
-        return part_of(self.study, f"jacobians-{self.method}-{self.seed}", spec)
+        return part_of(self.study, JacobianCosine, spec, f"-{self.method}-{self.seed}")
 
     def run(self, watch: Watch) -> None:
         study, rows = self.study, []
@@ -100,7 +102,8 @@ class MatchJacobians(TabledJob):
             )
             for j, member in enumerate(cosines.tolist()):
                 rows += [
-                    (name, self.method, self.seed, j, i, round(cosine, 6)) for i, cosine in enumerate(member)
+                    JacobianCosine(name, self.method, self.seed, j, i, round(cosine, 6))
+                    for i, cosine in enumerate(member)
                 ]
             watch.epoch({})
         self.part.save(rows)
@@ -121,14 +124,14 @@ class MeasureSnr(TabledJob):
         return f"gradient SNR of {self.perturbation} at {self.scale:g} × the step size"
 
     @property
-    def part(self) -> SavedRows:
-        """One row: perturbation, step size, SNR, samples."""
+    def part(self) -> SavedRows[GradientSnr]:
+        """One row."""
         spec = {
             "weights": hashes_with_teachers(self.study, *self.student),
             "images": self.study.splits.train.some(SNR_BATCH).fingerprint,
             "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
         }
-        return part_of(self.study, f"snr-{self.perturbation}-{self.scale:g}", spec)
+        return part_of(self.study, GradientSnr, spec, f"-{self.perturbation}-{self.scale:g}")
 
     def run(self, watch: Watch) -> None:
         study, (base, temperature) = self.study, ods_setting(self.study)
@@ -144,7 +147,7 @@ class MeasureSnr(TabledJob):
             SNR_SAMPLES,
             told(watch),
         )
-        self.part.save([(self.perturbation, step_size, found.value, found.samples)])
+        self.part.save([GradientSnr(self.perturbation, step_size, found.value, found.samples)])
         watch.epoch({})
 
 
@@ -215,7 +218,7 @@ class ShowMembers:
         return spec_key(spec | {"step": ods_setting(self.study)})
 
     def is_done(self) -> bool:
-        return analysis.saved_key(self.path) == self.key
+        return saved_key(self.path) == self.key
 
     def run(self, watch: Watch) -> None:
         study, (step_size, temperature) = self.study, ods_setting(self.study)
@@ -228,7 +231,7 @@ class ShowMembers:
             generator("images shown", 1, study.device),
             study.device,
         )
-        analysis.save_tensors(self.path, views, self.key)
+        save_tensors(self.path, views, self.key)
         watch.epoch({})
 
 
@@ -241,13 +244,13 @@ class MeasureLatency(TabledJob):
     epochs: int = 1
 
     @property
-    def part(self) -> SavedRows:
-        """Rows: model, params, milliseconds, batch, threads. Made again on another machine."""
+    def part(self) -> SavedRows[Latency]:
+        """A row for each model, made again on another machine."""
         study = self.study
         machine = [processor(), study.device, study.threads]
         images = list(study.splits.train.images.shape[1:])
         spec = {"machine": machine, "batch": [LATENCY_BATCH, *images], "params": parameter_counts(study)}
-        return part_of(study, "latency", spec)
+        return part_of(study, Latency, spec)
 
     def run(self, watch: Watch) -> None:
         study, seed = self.study, self.study.recipe.seeds[0]
@@ -259,7 +262,7 @@ class MeasureLatency(TabledJob):
             models, x.contiguous(memory_format=torch.channels_last), progress=told(watch)
         )
         params, threads = parameter_counts(study), torch.get_num_threads()
-        self.part.save((name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items())
+        self.part.save(Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items())
         watch.epoch({})
 
 
@@ -273,15 +276,16 @@ class MeasureFactors(TabledJob):
     epochs: int = 1
 
     @property
-    def part(self) -> SavedRows:
-        """Rows: method, seed, distance."""
-        return part_of(self.study, "factors", {"models": models_key(self.study)})
+    def part(self) -> SavedRows[FactorDistance]:
+        """A row for each student."""
+        return part_of(self.study, FactorDistance, {"models": models_key(self.study)})
 
     def run(self, watch: Watch) -> None:
         rows = []
         students = [(method, seed) for method, seed in self.study.students if method in self.methods]
         for method, seed in students:
-            rows.append((method, seed, analysis.factor_distance(self.study.load_student(method, seed))))
+            distance = analysis.factor_distance(self.study.load_student(method, seed))
+            rows.append(FactorDistance(method, seed, distance))
             watch.step(len(rows), len(students), {})
         self.part.save(rows)
         watch.epoch({})

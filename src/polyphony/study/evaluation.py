@@ -6,14 +6,15 @@ finds all of that done. A table keeps what it says of other data sets as long as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from polyphony import metrics
-from polyphony.analysis import SavedRows, load_parts, write_text
 from polyphony.predictions import Predictions, detect_unknown, predict
-from polyphony.scores import TEACHERS, to_csv
+from polyphony.rows import CorruptedScore, TableRow, UnknownScore
+from polyphony.scores import TEACHERS
 from polyphony.store import (
     Stage,
     StoreError,
@@ -27,41 +28,13 @@ from polyphony.study.jobs import Job, Predict, predicting
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import default_workers
-from polyphony.study.scores import quality, read
+from polyphony.study.saved import SavedRows, load_rows, write_table
+from polyphony.study.score_table import quality, read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.train import Watch
 
+Kind = TypeVar("Kind", bound=TableRow)
 ANALYSIS_FORMAT = 1  # raised when what is measured of trained models changes, so that it is measured again
-
-
-@dataclass(frozen=True)
-class UnknownScore:
-    """A row of ood.csv. Unknown is the positive class; entropies are of the mean prediction, in nats."""
-
-    model: str
-    seed: int | None
-    unknown: str
-    score: str  # what tells them apart: entropy, mutual_information, or doubt (negative confidence)
-    auroc: float
-    aupr: float
-    fpr95: float
-    known_entropy: float
-    unknown_entropy: float
-
-
-@dataclass(frozen=True)
-class CorruptedScore:
-    """A row of corrupted.csv: standard (uncalibrated) scores, as in the paper's table."""
-
-    model: str
-    seed: int | None
-    data: str
-    corruption: str
-    severity: int
-    acc: float
-    nll: float
-    bs: float
-    ece: float
 
 
 @dataclass(frozen=True)
@@ -124,15 +97,10 @@ def evaluate_unknown(
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         run_missing(study, [*known, *jobs], board, workers)
-        part = table_part(study, "ood", jobs)
-        rows = [UnknownScore(*row) for row in part.load() or []]
-        if not rows:
-            rows = [
-                row for before, job in zip(known, jobs, strict=True) for row in unknown_scores(before, job)
-            ]
-            part.save(map(astuple, rows))
-        write_parts(study, "ood", UnknownScore)
-    return rows
+        pairs = zip(known, jobs, strict=True)
+        return keep(
+            jobs, UnknownScore, lambda: [row for before, job in pairs for row in unknown_scores(before, job)]
+        )
 
 
 def evaluate_corrupted(
@@ -147,13 +115,9 @@ def evaluate_corrupted(
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         run_missing(study, jobs, board, workers)
-        part = table_part(study, "corrupted", jobs)
-        rows = [CorruptedScore(*row) for row in part.load() or []]
-        if not rows:
-            rows = [row for job in jobs for row in corrupted_scores(shift, job)]
-            part.save(map(astuple, rows))
-        write_parts(study, "corrupted", CorruptedScore)
-    return rows
+        return keep(
+            jobs, CorruptedScore, lambda: [row for job in jobs for row in corrupted_scores(shift, job)]
+        )
 
 
 def unknown_scores(before: Predict, job: PredictShifted) -> list[UnknownScore]:
@@ -221,21 +185,22 @@ def run_missing(study: Study, jobs: Sequence[Job], board: Board, workers: int | 
     return len(missing)
 
 
-def table_part(study: Study, table: str, jobs: Sequence[PredictShifted]) -> SavedRows:
-    """Where the rows of one shift are kept. The key begins with that of the models alone."""
-    shift, images = jobs[0].shift, jobs[0].fingerprints
-    key = f"{models_key(study)}-{spec_key({'images': images, 'name': shift.name})}"
-    return SavedRows(study.folder / "analysis" / "parts" / f"{table}-{shift.name}.json", key)
+def keep(jobs: Sequence[PredictShifted], kind: type[Kind], make: Callable[[], list[Kind]]) -> list[Kind]:
+    """The rows of one shift, made unless they are saved; the table then has all that these models made."""
+    study, shift, models = jobs[0].study, jobs[0].shift, models_key(jobs[0].study)
+    key = f"{models}-{spec_key({'images': jobs[0].fingerprints, 'name': shift.name})}"
+    parts, table = study.folder / "analysis" / "parts", Path(kind.file).stem
+    saved = SavedRows(parts / f"{table}-{shift.name}.json", key, kind)
+    rows = saved.load()
+    if rows is None:
+        rows = make()
+        saved.save(rows)
+    found = [load_rows(path, models, kind) or [] for path in sorted(parts.glob(f"{table}-*.json"))]
+    write_table(study.folder, kind, [row for each in found for row in each])
+    return rows
 
 
 def models_key(study: Study) -> str:
     """The hash of all weights, and of the images that are known."""
     weights = [[model, seed, hashes] for (model, seed), hashes in weight_hashes(study).items()]
     return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.splits.test.fingerprint})
-
-
-def write_parts(study: Study, table: str, kind: type[UnknownScore] | type[CorruptedScore]) -> None:
-    """The table, of all its parts that these models made."""
-    folder = study.folder / "analysis"
-    rows = load_parts(folder / "parts", f"{table}-*.json", models_key(study))
-    write_text(folder / f"{table}.csv", to_csv([kind(*row) for row in rows], kind))

@@ -10,13 +10,14 @@ from enum import IntEnum
 from pathlib import Path
 
 from polyphony.recipe import check
-from polyphony.scores import Score
+from polyphony.rows import Score
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.plan import Study
 from polyphony.study.pool import Board, Pool
-from polyphony.study.scores import score, score_jobs, write_scores
+from polyphony.study.saved import write_table
+from polyphony.study.score_table import score, score_jobs
 
 
 class Upto(IntEnum):
@@ -65,7 +66,7 @@ def run_study(
         write_provenance(study)
         rows = score(study) if upto == Upto.EVALUATE else []
         if rows:
-            write_scores(study.folder / "scores.csv", rows)
+            write_table(study.folder, Score, rows)
     return Outcome(ran, total - ran, adopted, rows)
 
 

@@ -9,32 +9,17 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.recipe.sweep import Point, Swept
-from polyphony.scores import JUDGE, TEACHERS, to_csv
-from polyphony.store import StoreError, locked, read_json, write_json, write_whole
+from polyphony.rows import SweepScore
+from polyphony.scores import JUDGE, TEACHERS
+from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
 from polyphony.study.plan import FORMAT, Study
 from polyphony.study.pool import Board, Pool
 from polyphony.study.run import adopt, default_workers, pending, write_provenance
-from polyphony.study.scores import by_calibration, quality, read
+from polyphony.study.saved import write_table
+from polyphony.study.score_table import by_calibration, quality, read
 from polyphony.study.search import Search
 from polyphony.train import DivergedError
-
-
-@dataclass(frozen=True)
-class SweepScore:
-    """A row of sweep.csv: a point and seed on validation images. The columns are those of scores.csv."""
-
-    method: str  # the point's name among the derived recipe's methods
-    seed: int
-    alpha: float
-    temperature: float
-    step_size: float | str | None  # "match" where it was to be found; none where the method takes no step
-    calibration: str  # "standard", or "calibrated": at the temperature fitted on these same images
-    acc: float
-    nll: float
-    bs: float
-    ece: float
-    kld: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +94,7 @@ def run_sweep(
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
         rows = score(sweep.study(kept), kept)
         work.begin(sweep.study([*kept, *lost]))
-        write_whole(sweep.folder / "sweep.csv", to_csv(rows, SweepScore).encode())
+        write_table(sweep.folder, SweepScore, rows)
     return SweepOutcome(len(work.made), len(work.found - work.made), work.adopted, rows, lost)
 
 

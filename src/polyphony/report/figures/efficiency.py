@@ -13,10 +13,10 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Absent, Chart, Panel
-from polyphony.report.files import Row
 from polyphony.report.run import Run
 from polyphony.report.style import TEXT, Look, looks
 from polyphony.report.tables import Numbers, Value
+from polyphony.rows import Latency
 from polyphony.scores import TEACHERS
 
 
@@ -43,12 +43,12 @@ def quality_for_cost(run: Run, curves: Mapping[str, Sequence[float]]) -> list[Ch
     trained = by_training(run, curves)
     if trained.students:
         found["seconds of training"] = trained
-    rows = run.analysis("latency")
+    rows = run.table(Latency)
     if not rows:
         why = "latencies were not measured; 'polyphony analyse' does it."
         return [cost_chart(found, looks(run)), Absent("Quality for its time", why)]
     found["milliseconds"] = by_latency(run, rows)
-    how = f" Milliseconds are for a batch of {rows[0]['batch']} on {rows[0]['threads']} thread(s)."
+    how = f" Milliseconds are for a batch of {rows[0].batch} on {rows[0].threads} thread(s)."
     return [cost_chart(found, looks(run), how)]
 
 
@@ -73,9 +73,9 @@ def by_training(run: Run, curves: Mapping[str, Sequence[float]]) -> Costs:
     return Costs(students, [(size * each, nll) for size, nll in sizes or together])
 
 
-def by_latency(run: Run, rows: Sequence[Row]) -> Costs:
+def by_latency(run: Run, rows: Sequence[Latency]) -> Costs:
     """The teachers together, and every student, at the milliseconds of latency.csv."""
-    times = {row["model"]: float(row["milliseconds"]) for row in rows}
+    times = {row.model: row.milliseconds for row in rows}
     students = [Priced(m, times[m], run.mean(m, "nll")) for m in run.methods if m in times]
     return Costs(students, [(times[TEACHERS], run.mean(TEACHERS, "nll").mean)] if TEACHERS in times else [])
 

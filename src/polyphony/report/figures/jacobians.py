@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 
 import numpy as np
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import Absent, Chart, Panel, grouped, thin
-from polyphony.report.files import Row
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, Look, assign, looks
 from polyphony.report.tables import Cell, Numbers, Table, Value
+from polyphony.rows import GradientSnr, JacobianCosine, columns
 
 Cosines = dict[str, Tensor]  # by method
 _TITLE = "Did Jacobians come across?"
@@ -25,13 +26,13 @@ _POINTS = 150
 
 def jacobian_matching(run: Run) -> list[Chart | Table | Absent]:
     """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
-    rows = run.analysis("jacobians")
+    rows = run.table(JacobianCosine)
     if not rows:
         return [Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it.")]
-    against = references(run, list(dict.fromkeys(row["method"] for row in rows)))
+    against = references(run, list(dict.fromkeys(row.model for row in rows)))
     if not against:
         return [Absent(_TITLE, "there is no student from scratch to compare with.")]
-    splits = {split: cosines(rows, split) for split in dict.fromkeys(row["split"] for row in rows)}
+    splits = {split: cosines(rows, split) for split in dict.fromkeys(row.split for row in rows)}
     return [jacobian_chart(splits, against, looks(run)), jacobian_table(splits, against)]
 
 
@@ -44,12 +45,12 @@ def references(run: Run, methods: Sequence[str]) -> dict[str, str]:
     return {m: m if m in scratch else by_form.get(run.form(m), scratch[0]) for m in methods}
 
 
-def cosines(rows: Sequence[Row], split: str) -> Cosines:
+def cosines(rows: Sequence[JacobianCosine], split: str) -> Cosines:
     """The cosines on a split, by method, all seeds and members together."""
     values: dict[str, list[float]] = {}
     for row in rows:
-        if row["split"] == split:
-            values.setdefault(row["method"], []).append(float(row["cosine"]))
+        if row.split == split:
+            values.setdefault(row.model, []).append(row.cosine)
     return {method: torch.tensor(each, dtype=torch.float64) for method, each in values.items()}
 
 
@@ -87,7 +88,7 @@ def jacobian_chart(
         f" trained without teachers ({', '.join(used)}{own}); further to the upper left is better."
     )
     shown = tuple(look[method] for method in look if any(method in each for each in splits.values()))
-    header = ("split", "method", "false_positive_rate", "true_positive_rate")
+    header = ("split", "model", "false_positive_rate", "true_positive_rate")
     return Chart("jacobians", _TITLE, reading, tuple(panels), Numbers(header, tuple(rows)), shown)
 
 
@@ -167,23 +168,20 @@ def _density(
 
 def gradient_snr(run: Run) -> Chart | Absent:
     """Signal-to-noise ratio of the Jacobian-matching gradient against the step size."""
-    rows = run.analysis("snr")
+    rows = run.table(GradientSnr)
     if not rows:
         return Absent(
             "How clear is the lesson?", "gradients were not measured; 'polyphony analyse RUN snr' does it."
         )
-    kinds = dict.fromkeys(row["perturbation"] for row in rows)
+    kinds = dict.fromkeys(row.perturbation for row in rows)
     return snr_chart(rows, assign([(kind, kind) for kind in kinds]))
 
 
-def snr_chart(rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
+def snr_chart(rows: Sequence[GradientSnr], look: Mapping[str, Look]) -> Chart:
     """One panel; rows as in snr.csv."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault(row["perturbation"], []).append((float(row["step_size"]), float(row["snr"])))
-    numbers = [
-        (row["perturbation"], float(row["step_size"]), float(row["snr"]), int(row["samples"])) for row in rows
-    ]
+        lines.setdefault(row.perturbation, []).append((row.step_size, row.snr))
     reading = (
         "How much of the gradient that matches Jacobians is signal: its mean over random perturbations,"
         " divided by its spread. Higher means fewer steps are wasted."
@@ -193,7 +191,7 @@ def snr_chart(rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
         "How clear is the lesson?",
         reading,
         (Panel("", partial(_snr, lines=lines, look=look), 1.3),),
-        Numbers(("perturbation", "step_size", "snr", "samples"), tuple(numbers)),
+        Numbers(tuple(columns(GradientSnr)), tuple(map(astuple, rows))),
         tuple(look[kind] for kind in lines),
     )
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped
-from polyphony.report.files import Row
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, Look, looks
 from polyphony.report.tables import Numbers, slug
+from polyphony.rows import CorruptedScore
 
 BINS = 30
 _CORRUPTED = "What corruption does"
@@ -114,17 +114,15 @@ def _histograms(
 
 def corruption_boxes(run: Run) -> list[Chart | Absent]:
     """For each corrupted data set: NLL and ECE over corruption types, at each severity."""
-    rows = run.analysis("corrupted")
+    rows = run.table(CorruptedScore)
     if not rows:
         why = "no corrupted images were predicted; 'polyphony evaluate RUN --corrupted NAME' does it."
         return [Absent(_CORRUPTED, why)]
-    names = dict.fromkeys(row["data"] for row in rows)
-    return [
-        corruption_chart(name, [row for row in rows if row["data"] == name], looks(run)) for name in names
-    ]
+    names = dict.fromkeys(row.data for row in rows)
+    return [corruption_chart(name, [row for row in rows if row.data == name], looks(run)) for name in names]
 
 
-def corruption_chart(name: str, rows: Sequence[Row], look: Mapping[str, Look]) -> Chart:
+def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Mapping[str, Look]) -> Chart:
     """Panels for NLL and ECE; rows as in corrupted.csv, of one data set."""
     scores = {column: by_corruption(rows, column) for column in ("nll", "ece")}
     models = [model for model in look if model in scores["nll"]]
@@ -154,12 +152,12 @@ def _panels(column: str, scores: Scores, models: Sequence[str], look: Mapping[st
     return grouped(column.upper(), models, look, draw, 1.25)
 
 
-def by_corruption(rows: Sequence[Row], column: str) -> Scores:
+def by_corruption(rows: Sequence[CorruptedScore], column: str) -> Scores:
     """Means over seeds of a column, by model and then (corruption, severity)."""
     values: dict[str, dict[tuple[str, int], list[float]]] = {}
     for row in rows:
-        at = (row["corruption"], int(row["severity"]))
-        values.setdefault(row["model"], {}).setdefault(at, []).append(float(row[column]))
+        at = (row.corruption, row.severity)
+        values.setdefault(row.model, {}).setdefault(at, []).append(getattr(row, column))
     return {
         model: {at: sum(seeds) / len(seeds) for at, seeds in each.items()} for model, each in values.items()
     }

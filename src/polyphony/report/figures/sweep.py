@@ -44,7 +44,7 @@ def paper_map(cells: Sequence[Tuning], words: str, ink: Ink) -> Chart:
     )
     nll: dict[Corner, MeanSd] = {
         (cell.alpha, cell.temperature): MeanSd(
-            cell.n, cell.nll.mean, math.nan if cell.nll.sd is None else cell.nll.sd
+            cell.n, cell.nll, math.nan if cell.nll_sd is None else cell.nll_sd
         )
         for cell in cells
     }
@@ -52,8 +52,7 @@ def paper_map(cells: Sequence[Tuning], words: str, ink: Ink) -> Chart:
     drawn = Cells("alpha", "temperature", alphas, temperatures, nll, best)
     shade = Shade.of(ink, [value.mean for value in nll.values()])
     rows = [
-        (cell.alpha, cell.temperature, cell.n, cell.nll.mean, cell.nll.sd, cell.acc.mean, cell.acc.sd)
-        for cell in cells
+        (cell.alpha, cell.temperature, cell.n, cell.nll, cell.nll_sd, cell.acc, cell.acc_sd) for cell in cells
     ]
     reading = (
         f"Calibrated NLL on validation images of plain distillation, {words}, as the paper prints it"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
 from polyphony.recipe import Recipe
-from polyphony.scores import TEACHERS, Score, by_quality, dee_curves, to_csv
-from polyphony.store import StoreError, load_predictions, write_whole
+from polyphony.rows import Score
+from polyphony.scores import TEACHERS, by_quality, dee_curves
+from polyphony.store import StoreError, load_predictions
 from polyphony.study.jobs import Predict
 from polyphony.study.plan import Study
 
@@ -86,11 +85,6 @@ def parameter_counts(study: Study) -> dict[str, int]:
 def parameters(model: nn.Module) -> int:
     """How many numbers a model learns."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def write_scores(path: Path, rows: list[Score]) -> None:
-    """scores.csv, whole."""
-    write_whole(path, to_csv(rows).encode())
 
 
 def select(rows: list[Score], model: str, split: str, calibration: str) -> list[Score]:

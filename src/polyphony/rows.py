@@ -1,0 +1,211 @@
+"""The rows of every table that a run holds. A row is a dataclass, and its fields are the table's columns.
+
+Writer, reader and checker come from the fields: their types, and which of them may be missing. A column that
+people are shown has its heading beside its type; the heading's arrow says which way is better.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kind = TypeVar("Kind", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table; `file` is where in its folder a run keeps it."""
+
+    file: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a prediction is on labelled images. Brier is summed over classes."""
+
+    acc: Annotated[float, "ACC % ↑"]
+    nll: Annotated[float, "NLL ↓"]
+    bs: Annotated[float, "BS ↓"]
+    ece: Annotated[float, "ECE ↓"]
+
+
+@dataclass(frozen=True)
+class _Scored(TableRow):
+    model: str
+    seed: int | None
+    split: str
+    calibration: str  # "standard", or "calibrated": at the temperature fitted on validation
+
+
+@dataclass(frozen=True)
+class Score(Quality, _Scored):
+    """A model on a split. kld is the mean-KLD of the uncalibrated members, or of draws from a student's
+    Dirichlet, and 0 for one plain network."""
+
+    file: ClassVar[str] = "scores.csv"
+    dee: Annotated[float | None, "DEE ↑"]  # inf past the end of the curve; none where there is no curve
+    kld: Annotated[float, "mean-KLD"]
+    params: int
+
+
+@dataclass(frozen=True)
+class _Swept(TableRow):
+    model: str  # the point's name among the derived recipe's methods
+    seed: int
+    alpha: float
+    temperature: float
+    step_size: float | str | None  # "match" where it was to be found; none where the method takes no step
+    calibration: str  # "standard", or "calibrated": at the temperature fitted on these same images
+
+
+@dataclass(frozen=True)
+class SweepScore(Quality, _Swept):
+    """A point and seed of a sweep on validation images."""
+
+    file: ClassVar[str] = "sweep.csv"
+    kld: Annotated[float, "mean-KLD"]
+
+
+@dataclass(frozen=True)
+class _Corrupted(TableRow):
+    model: str
+    seed: int | None
+    data: str
+    corruption: str
+    severity: int
+
+
+@dataclass(frozen=True)
+class CorruptedScore(Quality, _Corrupted):
+    """A model on corrupted test images, as predicted: not calibrated, as in the paper's table."""
+
+    file: ClassVar[str] = "analysis/corrupted.csv"
+
+
+@dataclass(frozen=True)
+class UnknownScore(TableRow):
+    """How well a model tells another data set's classes, the positive ones, from its own."""
+
+    file: ClassVar[str] = "analysis/ood.csv"
+    model: str
+    seed: int | None
+    unknown: str
+    score: str  # what tells them apart: entropy, mutual_information, or doubt (negative confidence)
+    auroc: float
+    aupr: float
+    fpr95: float
+    known_entropy: float  # of the mean prediction, in nats
+    unknown_entropy: float
+
+
+@dataclass(frozen=True)
+class JacobianCosine(TableRow):
+    """The cosine between the Jacobians of teacher j and member j at one image."""
+
+    file: ClassVar[str] = "analysis/jacobians.csv"
+    split: str
+    model: str
+    seed: int
+    member: int
+    example: int
+    cosine: float
+
+
+@dataclass(frozen=True)
+class GradientSnr(TableRow):
+    """The signal-to-noise ratio of the gradient under one perturbation and step size."""
+
+    file: ClassVar[str] = "analysis/snr.csv"
+    perturbation: str
+    step_size: float
+    snr: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class FactorDistance(TableRow):
+    """How far apart the rank-one factors of a student's members are, as a share of their norm."""
+
+    file: ClassVar[str] = "analysis/factors.csv"
+    model: str
+    seed: int
+    distance: float
+
+
+@dataclass(frozen=True)
+class Latency(TableRow):
+    """How long a model takes for a batch."""
+
+    file: ClassVar[str] = "analysis/latency.csv"
+    model: str
+    params: int
+    milliseconds: float
+    batch: int
+    threads: int
+
+
+def columns(kind: type[DataclassInstance]) -> list[str]:
+    """The names of a table's columns."""
+    return [field.name for field in fields(kind)]
+
+
+def headings(kind: type[DataclassInstance]) -> dict[str, str]:
+    """The columns that people are shown, each with its heading."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: get_args(hints[name])[1] for name in columns(kind) if hasattr(hints[name], "__metadata__")}
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A CSV file: numbers with all their digits, what is missing empty, ∞ as inf."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_csv(rows: Iterable[Kind], kind: type[Kind]) -> str:
+    """The text of a table."""
+    names = columns(kind)
+    return csv_text(names, ([getattr(row, name) for name in names] for row in rows))
+
+
+def from_csv(text: str, kind: type[Kind]) -> list[Kind]:
+    """The rows that `to_csv` wrote; a ValueError, in a few words, for a text that is not such a table.
+
+    Columns that the rows do not have are passed over, and those with a default may be missing.
+    """
+    if text and not text.endswith("\n"):  # a number that was cut short looks like another number
+        raise ValueError("it ends within a line")
+    try:
+        header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line] or [[]]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    types = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
+    known = [field for field in fields(kind) if field.name in header or field.default is MISSING]
+    for name in (field.name for field in known if field.name not in header):
+        raise ValueError(f"it has no column '{name}'")
+    places = {field.name: header.index(field.name) for field in known}
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"a row has {len(line)} cells, not {len(header)}")
+    return [kind(**{name: _value(line[at], types[name]) for name, at in places.items()}) for line in lines]
+
+
+def _value(cell: str, types: Sequence[Any]) -> Any:
+    """What a cell holds: nothing if it is empty and may be, else of the first type that it can be."""
+    if not cell and NoneType in types:
+        return None
+    *others, last = (each for each in types if each is not NoneType)
+    for each in others:
+        with suppress(ValueError):
+            return each(cell)
+    return last(cell)

@@ -1,0 +1,74 @@
+"""What is measured once: rows and tensors in files, under the key of what they depend on; tables of rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from polyphony.rows import TableRow, columns, to_csv
+from polyphony.store import StoreError, first_line, read_json, write_whole
+
+Kind = TypeVar("Kind", bound=TableRow)
+
+
+@dataclass(frozen=True)
+class SavedRows(Generic[Kind]):
+    """Rows of a table that were made together, in a file of their own."""
+
+    path: Path
+    key: str
+    kind: type[Kind]
+
+    def load(self) -> list[Kind] | None:
+        """The rows, or nothing where there are none, they depend on something else or have other columns."""
+        return load_rows(self.path, self.key, self.kind) if self.path.exists() else None
+
+    def save(self, rows: Iterable[Kind]) -> None:
+        """Keep rows, whole."""
+        names = columns(self.kind)
+        cells = [[getattr(row, name) for name in names] for row in rows]
+        write_whole(
+            self.path, (json.dumps({"key": self.key, "columns": names, "rows": cells}) + "\n").encode()
+        )
+
+
+def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind] | None:
+    """The rows of a file whose key begins so, or nothing."""
+    found: dict[str, Any] = read_json(path)
+    if not str(found.get("key")).startswith(start) or found.get("columns") != columns(kind):
+        return None
+    try:
+        return [kind(*row) for row in found["rows"]]
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
+
+
+def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
+    """A run's table, whole; left alone where it says so already."""
+    path, data = folder / kind.file, to_csv(rows, kind).encode()
+    if not path.exists() or path.read_bytes() != data:
+        write_whole(path, data)
+    return path
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], key: str) -> None:
+    """Tensors under their names in one file, whole, with the key of what they depend on."""
+    write_whole(path, safetensors.torch.save(dict(tensors), metadata={"key": key}))
+
+
+def saved_key(path: Path) -> str | None:
+    """The key that tensors were saved under, or nothing where there are none."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("key")
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
