@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import BeforeValidator, Field, TypeAdapter
 from torch import Tensor
 
 from polyphony import Gaussian, Options, Splits, load, predict, read_recipe, resnet
 from polyphony.cli import main
 from polyphony.data.catalogue import DATASETS
-from polyphony.recipe import forms
-from polyphony.recipe.methods import PERTURBATIONS, WITHOUT_STEP
-from polyphony.recipe.read import parts_in
+from polyphony.recipe import shipped
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "extend.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
-NAMES = ("networks", "perturbation", "command", "student", "files", "arrays", "dataset", "score")
+NAMES = ("networks", "perturbation", "module", "student", "files", "arrays", "dataset", "score")
 FOUND = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", TEXT, re.DOTALL)
 PROGRAMS = dict(zip(NAMES, FOUND, strict=True))  # name → (program, what it prints)
 NUMBER = re.compile(r"\d+\.\d+")
@@ -39,13 +35,11 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     """An empty folder and cache to work in; afterwards generators and catalogues are as they were."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    catalogues = (PERTURBATIONS, WITHOUT_STEP, DATASETS)
-    before = [catalogue.copy() for catalogue in catalogues]
+    before = DATASETS.copy()
     with torch.random.fork_rng():
         yield
-    for catalogue, content in zip(catalogues, before, strict=True):
-        catalogue.clear()
-        catalogue.update(content)
+    DATASETS.clear()
+    DATASETS.update(before)
 
 
 @pytest.fixture
@@ -134,29 +128,44 @@ def test_a_perturbation_parts_the_teachers_by_a_step_of_its_size(run):
     assert accuracy_of(names["seen"].logits, names["seen"].labels) > 0.85
 
 
-def test_a_script_is_the_command_that_knows_its_perturbation(tmp_path: Path):
-    (said,) = re.findall(r"^python dim.py study (.*)$", TEXT, re.MULTILINE)
-    small = "data.per_class=5 data.valid=50 members=2 seeds=[0]"
-    small += " teachers.extra=0 teachers.epochs=1 student.epochs=1"
-    arguments = [*shlex.split(said), *(f"--set={key}" for key in small.split())]
-    Path("dim.py").write_text(PROGRAMS["command"][0], encoding="utf-8")
-    names = runpy.run_path("dim.py", run_name="dim")  # as a study's processes import it: nothing is run
-    command(names["main"], "distill", *arguments, "--workers", "1")
+SMALL = (
+    "data.per_class=5 data.valid=50 members=2 seeds=[0] teachers.extra=0 teachers.epochs=1 student.epochs=1"
+)
 
-    students = tmp_path / "runs" / "digits" / "students"
-    dim, both = (
-        json.loads((students / name / "0" / "done.json").read_text())["spec"]["method"]
-        for name in ("kd-dim", "both")
-    )
-    assert (dim["perturb"], dim["step_size"]) == ("dim", 0)  # it takes no step
-    assert (both["perturb"], both["step_size"]) == ("dim+ods", 24 / 255)
-    files = [students / name / "0" / "weights.safetensors" for name in ("kd", "kd-dim", "both")]
-    assert len({file.read_bytes() for file in files}) == 3, "students that learnt on the same inputs"
 
+def recipe_of(table: str) -> Path:
+    """A recipe in the current folder: the demo's, with these methods, and short."""
+    text = shipped()["digits"].read_text(encoding="utf-8")
+    Path("mine.toml").write_text(text.partition("[methods]")[0] + table, encoding="utf-8")
+    return Path("mine.toml")
+
+
+def test_a_module_beside_the_recipe_has_its_perturbations(tmp_path: Path):
+    (table,) = re.findall(r"```toml\n(\[methods\]\nkd-dim.*?)```", TEXT, re.DOTALL)
+    Path("mine.py").write_text(PROGRAMS["module"][0], encoding="utf-8")
+    settings = [f"--set={key}" for key in SMALL.split()]
+    command(main, "distill", str(recipe_of(table)), *settings, "--workers", "1")
+
+    students = tmp_path / "runs" / "mine" / "students"
+    said = {
+        path.parts[-3]: json.loads(path.read_text())["spec"]["method"]
+        for path in students.glob("*/0/done.json")
+    }
+    assert {name: method["step_size"] for name, method in said.items()} == {
+        "kd-dim": 0,  # it takes no step
+        "kd-checked": 24 / 255,
+        "both": 24 / 255,
+    }
+    assert len({path.read_bytes() for path in students.glob("*/0/weights.safetensors")}) == 3
+    mine = runpy.run_path("mine.py")
     x, rng = torch.rand(50, 1, 8, 8), torch.Generator().manual_seed(0)
-    light = names["Dim"]()(x, None, None, 4.0, rng) / x
+    light = mine["Dim"]()(x, None, None, 4.0, rng) / x
     assert light.std((1, 2, 3)).max() < 1e-5
     assert 0.2 <= light.min() < 0.4 < 0.8 < light.max() <= 1 + 1e-6
+    grey = torch.full((2, 3, 8, 8), 0.5)
+    moved = (mine["Checked"](0.1)(grey, None, None, 4.0, rng) - grey) / 0.1
+    naive = [[1.0 - 2 * ((i + j) % 2) for j in range(8)] for i in range(8)]
+    torch.testing.assert_close(moved, torch.tensor(naive).expand(2, 3, 8, 8))
 
 
 def test_a_student_is_its_members_and_what_is_saved_of_it(run):
@@ -176,22 +185,16 @@ def test_a_student_is_its_members_and_what_is_saved_of_it(run):
 
 def test_a_form_builds_that_student_for_a_recipe():
     (snippet,) = re.findall(r"```py\n(.*?)```", TEXT, re.DOTALL)
-    (table,) = re.findall(r"```toml\n(\[methods\].*?)```", TEXT, re.DOTALL)
-    there = dict(vars(forms))  # what the snippet sees in forms.py
-    exec(PROGRAMS["student"][0].split("torch.manual_seed")[0] + snippet, there)
-    new = there["MaskedForm"]
-    kinds = Union[(*parts_in(forms.Form), new)]
-    union = Annotated[Annotated[kinds, Field(discriminator="kind")], BeforeValidator(forms.as_table)]
-    read: TypeAdapter[Any] = TypeAdapter(union)
+    (table,) = re.findall(r"```toml\n(\[methods\]\nkd-masked.*?)```", TEXT, re.DOTALL)
+    Path("masked.py").write_text(PROGRAMS["student"][0].split("torch.manual_seed")[0] + snippet)
+    asked = read_recipe(recipe_of(table)).form("kd-masked")
 
     rng = torch.Generator().manual_seed(0)
-    asked = read.validate_python(tomllib.loads(table)["methods"]["kd-masked"]["form"])
     student = asked.build(resnet(8, classes=10, channels=1, rng=rng), 4, rng)
     assert student.masks.shape[-1] == 64
     assert (student.masks > 0).double().mean() == pytest.approx(0.7, abs=0.1)
     logits = student.eval()(torch.rand(4, 3, 1, 8, 8))
     assert not torch.isclose(logits[0], logits[1]).all()
-    assert read.validate_python("masked").keep == 0.5
 
 
 def test_files_are_a_data_set_by_their_path(run):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Distill,
         DistillDistribution,
         DistillMean,
-        DistillPerturbed,
         DistillProxy,
         match_step_size,
     )
@@ -52,7 +51,6 @@ __all__ = [
     "Distill",
     "DistillDistribution",
     "DistillMean",
-    "DistillPerturbed",
     "DistillProxy",
     "Diversify",
     "Ensemble",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ class Perturbation(Protocol):
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a recipe has to know of a perturbation; a class of which any is true says so, as `traits`."""
+
+    takes_step: bool = False  # of a given `step_size`
+    reads_temperature: bool = False  # of the distillation
+    needs_student: bool = False  # is made with the `student`, whose gradients it asks for
+    takes_source: bool = False  # can be made with a `source` of directions other than the teachers
+
+
+@dataclass(frozen=True)
 class Clean:
     """x̃ = x: plain one-to-one distillation (§2.3)."""
 
@@ -41,6 +51,7 @@ class Clean:
 class Gaussian:
     """A step in a random direction, uniform on the sphere of radius η√D."""
 
+    traits: ClassVar[Traits] = Traits(takes_step=True)
     step_size: float = 1 / 255
 
     def __call__(
@@ -58,6 +69,7 @@ class ODS:
     networks other than the teachers to take directions from (§4.2, transferability).
     """
 
+    traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True, takes_source=True)
     step_size: float = 1 / 255
     scale_by_confidence: bool = False
     source: DeepEnsemble | None = None
@@ -78,6 +90,7 @@ class ODS:
 class Adversarial:
     """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack)."""
 
+    traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True)
     step_size: float = 1 / 255
 
     def __call__(
@@ -98,6 +111,7 @@ class Diversify:
     the distillation has no part in it.
     """
 
+    traits: ClassVar[Traits] = Traits(takes_step=True, needs_student=True)
     student: Ensemble = field(repr=False)
     step_size: float = 1 / 255
     temperature: float = 1.0

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from polyphony.machine import whole
 from polyphony.predictions import Predictions
+from polyphony.words import first_line
 
 Spec = dict[str, Any]
 
@@ -204,10 +205,11 @@ def spec_key(spec: Spec) -> str:
 
 def difference(old: Spec, new: Spec) -> str:
     """The first setting in which two specs differ, in words: "plan.epochs (60, now 40)"."""
-    before, after = flat(old), flat(new)
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            return f"{name} ({before.get(name)!r}, now {after.get(name)!r})"
+    sides = flat(old), flat(new)
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        before, after = (repr(side[name]) if name in side else "its default" for side in sides)
+        if before != after:
+            return f"{name} ({before}, now {after})"
     return "setting"
 
 
@@ -273,8 +275,3 @@ def read_bytes(path: Path) -> bytes:
 def sha256(data: bytes) -> str:
     """A hash as text."""
     return hashlib.sha256(data).hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

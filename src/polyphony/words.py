@@ -26,6 +26,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def listed(names: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c" """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

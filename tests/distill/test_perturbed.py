@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from polyphony.distill import Distill, DistillPerturbed
-from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE
+from polyphony.distill import Distill, DistillMean
+from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE, Single
 from polyphony.nn import resnet
 from polyphony.perturb import ODS, Clean, Diversify, Gaussian
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
+
+one_pass = partial(Distill, passes="one")
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -81,7 +84,7 @@ def test_labels_and_teachers_both_on_perturbed_inputs_by_a_loop(kind, alpha):
     student, teachers, (x, y) = STUDENTS[kind]().eval(), deep(), batch()
     x_tilde = shifted(x, y, None, 0, None)
     ce, kd = by_loop(student, teachers, (x_tilde, x_tilde), y, 4.0)
-    parts = DistillPerturbed(teachers, alpha, 4.0, shifted)(student, x, y, seeded())
+    parts = one_pass(teachers, alpha, 4.0, shifted)(student, x, y, seeded())
     found = [float(parts[name].detach()) for name in ("loss", "ce", "kd")]
     assert found == pytest.approx([(1 - alpha) * ce + alpha * kd, ce, kd], rel=1e-9)
 
@@ -95,7 +98,7 @@ def test_algorithm_1_for_every_student_by_a_loop(kind):
     assert found == pytest.approx([0.7 * ce + 0.3 * kd, ce, kd], rel=1e-9)
 
 
-@pytest.mark.parametrize("loss", [Distill, DistillPerturbed])
+@pytest.mark.parametrize("loss", [Distill, one_pass])
 @pytest.mark.parametrize("kind", STUDENTS)
 def test_a_teacher_is_asked_once_for_each_example(kind, loss):
     teachers, (x, y) = deep(), batch()
@@ -110,24 +113,36 @@ def test_one_student_pass_on_what_the_perturbation_gives():
     student, (x, y) = STUDENTS["batch_ensemble"](), batch()
     calls: list[Tensor] = []
     student.register_forward_hook(lambda module, inputs, out: calls.append(inputs[0]))
-    DistillPerturbed(deep(), perturb=shifted)(student, x, y, seeded())
+    one_pass(deep(), perturb=shifted)(student, x, y, seeded())
     (inputs,) = calls
     assert torch.equal(inputs, shifted(x, y, None, 0, None).expand_as(inputs))
+
+
+@pytest.mark.parametrize(("passes", "calls"), [("one", 1), ("two", 2)])
+def test_a_single_network_learns_the_mean_in_as_many_passes(passes, calls):
+    student, teachers, (x, y), seen = Single(small(9)).eval(), deep(), batch(), []
+    student.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0][0]))
+    parts = DistillMean(teachers, 0.3, 4.0, shifted, passes)(student, x, y, seeded())
+    x_tilde = shifted(x, y, None, 0, None)
+    assert [torch.equal(rows, x_tilde) for rows in seen] == [False, True][-calls:]
+    labelled = student(seen[0][None])[0].tolist()
+    ce = math.fsum(naive_ce(row, int(label)) for row, label in zip(labelled, y, strict=True)) / BATCH
+    assert float(parts["ce"].detach()) == pytest.approx(ce, rel=1e-9)
 
 
 def test_on_clean_inputs_it_is_algorithm_1():
     teachers, (x, y) = deep(), batch()
     losses = [
         kind(teachers, 0.6, 4.0, Clean())(STUDENTS["batch_ensemble"](), x, y, seeded())["loss"]
-        for kind in (Distill, DistillPerturbed)
+        for kind in (Distill, one_pass)
     ]
     assert float(losses[0].detach()) == float(losses[1].detach())
 
 
-def test_by_default_the_labels_have_no_part():
+def test_with_an_alpha_of_one_the_labels_have_no_part():
     teachers, (x, y) = deep(), batch()
     one, other = (
-        DistillPerturbed(teachers, perturb=ODS())(STUDENTS["hydra"](), x, labels, seeded())
+        one_pass(teachers, alpha=1.0, perturb=ODS())(STUDENTS["hydra"](), x, labels, seeded())
         for labels in (y, (y + 1) % CLASSES)
     )
     assert torch.equal(one["loss"], other["loss"])
@@ -138,7 +153,7 @@ def test_diversified_steps_train_the_student_and_touch_no_teacher():
     student, teachers, (x, y) = STUDENTS["latent"]().train(), deep(), batch()
     kept = copy.deepcopy(teachers.state_dict())
     optimiser = torch.optim.SGD(student.parameters(), 0.05)
-    loss = DistillPerturbed(teachers, 1.0, 4.0, Diversify(student, 0.01))
+    loss = one_pass(teachers, 1.0, 4.0, Diversify(student, 0.01))
     rng, history = seeded(), []
     for _ in range(20):
         parts = loss(student, x, y, rng)
@@ -152,7 +167,7 @@ def test_diversified_steps_train_the_student_and_touch_no_teacher():
     assert all(p.grad is None for p in teachers.parameters())
 
 
-@pytest.mark.parametrize("loss", [Distill, DistillPerturbed])
+@pytest.mark.parametrize("loss", [Distill, one_pass])
 def test_teachers_of_another_number_are_refused(loss):
     x, y = batch()
     with pytest.raises(ValueError, match="leading dimension of 3"):

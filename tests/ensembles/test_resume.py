@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from polyphony.data import Augmentation, Split
-from polyphony.distill import Distill, DistillPerturbed
+from polyphony.distill import Distill
 from polyphony.ensembles import MIMO, DeepEnsemble, Ensemble, Hydra, LatentBE
 from polyphony.perturb import ODS, Chain, Diversify, Mixup
 from polyphony.train import Loss, Plan, fit
@@ -39,7 +39,7 @@ STUDENTS: dict[str, Callable[[], Ensemble]] = {
 }
 LOSSES: dict[str, Callable[[Ensemble], Loss]] = {
     "mixup+ods": lambda student: Distill(TEACHERS, perturb=Chain((Mixup(), ODS()))),
-    "diversify": lambda student: DistillPerturbed(TEACHERS, perturb=Diversify(student)),
+    "diversify": lambda student: Distill(TEACHERS, 1.0, perturb=Diversify(student), passes="one"),
 }
 
 

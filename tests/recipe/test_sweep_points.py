@@ -10,13 +10,14 @@ from torch import nn
 
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Distillation, Recipe, RecipeError, Surroundings, read_recipe
-from polyphony.recipe.methods import PERTURBATIONS
-from polyphony.recipe.sweep import PAPER, Point, concerns, plan_sweep, read_values, text_of
+from polyphony.recipe.perturbations import Perturb
+from polyphony.recipe.points import PAPER, Point, concerns, plan_sweep, read_values, text_of
+from polyphony.recipe.read import kind_of, tables_in
 from polyphony.recipe.table import as_step_size
 from polyphony.report import paper
 
 ALPHAS = st.floats(0, 1)
-FOR_ONE_NETWORK = sorted(PERTURBATIONS.keys() - {"diversify"})
+FOR_ONE_NETWORK = sorted({kind_of(table) for table in tables_in(Perturb)} - {"diversify", "python"})
 ABOVE_ZERO = st.floats(0, 1e6, exclude_min=True)
 
 
@@ -98,12 +99,8 @@ def test_the_derived_recipe_differs_in_its_methods_name_and_spare_teachers_alone
     assert list(derived.methods) == ["a0.5-t4-s3_255", "a1-t4-s3_255"]
     settings = derived.distillation("a0.5-t4-s3_255")
     assert settings is not None
-    assert (settings.perturb, settings.alpha, settings.temperature, settings.step_size) == (
-        "confods",
-        0.5,
-        4.0,
-        3 / 255,
-    )
+    assert [each.kind for each in settings.perturb] == ["confods"]
+    assert (settings.alpha, settings.temperature, settings.step_size) == (0.5, 4.0, 3 / 255)
     assert derived.name == "digits-sweep"
     assert derived.teachers == digits.teachers.model_copy(update={"extra": 0})
     same = {"name", "methods", "teachers"}

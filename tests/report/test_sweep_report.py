@@ -20,7 +20,7 @@ from scipy.special import log_softmax, logsumexp
 
 from polyphony.metrics import mean_sd
 from polyphony.recipe import read_recipe
-from polyphony.recipe.sweep import Point
+from polyphony.recipe.points import Point
 from polyphony.report import write_report
 from polyphony.report.figures.sweep import layout
 from polyphony.report.figures.sweep_cells import Shade

@@ -89,8 +89,8 @@ def test_the_code_of_a_training_changes_with_every_part_of_it(tmp_path, monkeypa
     changed = [
         "train.py", "perturb.py", "distill/one_to_one.py", "nn/rank_one.py", "data/batches.py",
         "data/splits.py", "predictions.py", "collapse.py", "metrics/quality.py", "metrics/diversity.py",
-        "recipe/forms.py", "recipe/methods.py", "recipe/networks.py", "recipe/parts.py",
-        "study/plan.py", "study/jobs.py",
+        "recipe/forms.py", "recipe/methods.py", "recipe/networks.py", "recipe/perturbations.py",
+        "recipe/schema.py", "study/study.py", "study/jobs.py",
     ]  # fmt: skip
     for name in changed:
         (copied / name).write_text((copied / name).read_text() + "\n# changed\n")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.recipe.sweep import Point, plan_sweep
+from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import plan
 from polyphony.study.search import STARTUP, Search, mend, rounded
 from polyphony.study.sweep import Sweep, SweepOutcome

@@ -16,7 +16,7 @@ from scipy.special import log_softmax, logsumexp
 
 from polyphony.data import Split
 from polyphony.recipe import Recipe, RecipeError, read_recipe
-from polyphony.recipe.sweep import plan_sweep
+from polyphony.recipe.points import plan_sweep
 from polyphony.store import StoreError
 from polyphony.study import Study, open_study, plan, run_study
 from polyphony.study.run import Upto

@@ -15,7 +15,7 @@ from polyphony.cli.study import AtLeastOne, Running, chosen
 from polyphony.words import counted
 
 if TYPE_CHECKING:
-    from polyphony.recipe.sweep import Swept
+    from polyphony.recipe.points import Swept
     from polyphony.report.sweep import SweepRun, Tried
     from polyphony.study.sweep import Sweep, SweepOutcome
 
@@ -60,7 +60,7 @@ def sweep(
         Let optuna propose so many points between the least and the largest values, instead of a grid.
     """
     from polyphony.recipe import read_recipe
-    from polyphony.recipe.sweep import plan_sweep
+    from polyphony.recipe.points import plan_sweep
 
     overrides = (*running.overrides, *([] if seeds is None else [f"seeds=[{seeds}]"]))
     texts = {"alpha": alpha, "temperature": temperature, "step_size": step_size}
@@ -137,7 +137,7 @@ def table(run: SweepRun) -> Table:
 
 def cells(each: Tried) -> list[str]:
     """A point's settings and scores as text."""
-    from polyphony.recipe.sweep import text_of
+    from polyphony.recipe.points import text_of
     from polyphony.report.sweep import OTHER
     from polyphony.scores import JUDGE, mean_text
 

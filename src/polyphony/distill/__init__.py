@@ -6,16 +6,15 @@ from polyphony.distill.distribution import DistillDistribution, DistillProxy
 from polyphony.distill.labels import CrossEntropy, accuracy
 from polyphony.distill.match import match_step_size
 from polyphony.distill.mean import DistillMean
-from polyphony.distill.one_to_one import Distill
-from polyphony.distill.perturbed import DistillPerturbed
+from polyphony.distill.one_to_one import Distill, Passes
 
 __all__ = [
     "CrossEntropy",
     "Distill",
     "DistillDistribution",
     "DistillMean",
-    "DistillPerturbed",
     "DistillProxy",
+    "Passes",
     "accuracy",
     "match_step_size",
 ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyphony import losses
 from polyphony.distill.labels import accuracy
+from polyphony.distill.one_to_one import Passes, answers
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen
 from polyphony.perturb import Clean, Perturbation
 
@@ -24,13 +25,14 @@ class DistillMean:
     alpha: float = 0.9
     temperature: float = 4.0
     perturb: Perturbation = field(default_factory=Clean)
+    passes: Passes = "two"
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng)  # [m rows]: which example each member sees
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         targets = all_teachers(self.teachers, x_tilde)[:, seen.to(x.device)]
-        clean, labels = student(as_seen(x, seen)), as_seen(y, seen)
-        perturbed = clean if x_tilde is x else student(as_seen(x_tilde, seen))
+        clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
+        labels = as_seen(y, seen)
         ce = losses.cross_entropy(clean, labels)
         kd = losses.mean_distillation(perturbed, targets, self.temperature)
         loss = (1 - self.alpha) * ce + self.alpha * kd

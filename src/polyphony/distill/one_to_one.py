@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,26 +13,46 @@ from polyphony.distill.labels import accuracy
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen
 from polyphony.perturb import ODS, Perturbation
 
+Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
+
 
 @dataclass(frozen=True)
 class Distill:
-    """(1 − α) CE on clean inputs + α KD on perturbed inputs, member j from teacher j (Algorithm 1)."""
+    """(1 − α) CE on clean inputs + α KD on perturbed inputs, member j from teacher j (Algorithm 1).
+
+    With one pass the labels' loss is taken on the perturbed inputs too, at half of the student's cost. So are
+    LatentBE students distilled (Nam et al., ICML 2022), with the α = 1 of their code, where CE is only
+    reported; a perturbation that changes what an image shows, such as Mixup, is a reason for it as well.
+    """
 
     teachers: DeepEnsemble
     alpha: float = 0.9
     temperature: float = 4.0
     perturb: Perturbation = field(default_factory=ODS)
+    passes: Passes = "two"
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng)  # [m rows]: which example each member sees
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         targets = taught(self.teachers, x_tilde, seen)
-        clean, labels = student(as_seen(x, seen)), as_seen(y, seen)
-        perturbed = clean if x_tilde is x else student(as_seen(x_tilde, seen))
+        clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
+        labels = as_seen(y, seen)
         ce = losses.cross_entropy(clean, labels)
         kd = losses.distillation(perturbed, targets, self.temperature)
         loss = (1 - self.alpha) * ce + self.alpha * kd
         return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels)}
+
+
+def answers(
+    student: Ensemble, x: Tensor, x_tilde: Tensor, seen: Tensor, passes: Passes
+) -> tuple[Tensor, Tensor]:
+    """The student's logits for the labels' loss and for the teachers', in as few passes as will do.
+
+    2 × [b c h w], [m rows] → 2 × [m rows k]
+    """
+    labelled = x_tilde if passes == "one" else x
+    logits = student(as_seen(labelled, seen))
+    return logits, logits if x_tilde is labelled else student(as_seen(x_tilde, seen))
 
 
 @torch.no_grad()

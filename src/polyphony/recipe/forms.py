@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, PositiveInt
 from torch import nn
 
-from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillPerturbed, DistillProxy
+from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
 from polyphony.ensembles import (
     MIMO,
     BatchEnsemble,
@@ -20,18 +20,25 @@ from polyphony.ensembles import (
     Single,
 )
 from polyphony.perturb import Perturbation
-from polyphony.recipe.table import Part, Share
+from polyphony.recipe.python import PythonTable
+from polyphony.recipe.table import RecipeError, Share, Table, as_table
 from polyphony.train import Loss
 
 if TYPE_CHECKING:
     from polyphony.recipe.methods import Distillation
 
 
-class FormPart(Part):
+class FormTable(Table):
     """What forms have in common: members learn one-to-one, and predict as they were trained."""
 
     needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
     trains_as_one: ClassVar[bool] = False  # without members from the start
+    own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
+    mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
+
+    def resolved(self) -> FormTable:
+        """What stands behind it: itself, or the form that the user's own module makes."""
+        return self
 
     def copies(self, members: int) -> int:
         """For how many members the network has inputs and outputs."""
@@ -47,14 +54,14 @@ class FormPart(Part):
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         """What it minimises, in a training of so many steps."""
-        return Distill(teachers, method.alpha, method.temperature, perturb)
+        return Distill(teachers, method.alpha, method.temperature, perturb, method.passes)
 
     def trained(self, student: Ensemble) -> Ensemble:
         """What predicts after training."""
         return student
 
 
-class BatchEnsembleForm(FormPart):
+class BatchEnsembleForm(FormTable):
     """Members by rank-one factors, the paper's student."""
 
     kind: Literal["batch_ensemble"] = "batch_ensemble"
@@ -64,9 +71,10 @@ class BatchEnsembleForm(FormPart):
         return BatchEnsemble(network, members, rng=rng, member_norm=self.member_norm)
 
 
-class MIMOForm(FormPart):
+class MIMOForm(FormTable):
     """Members by inputs and outputs of their own in one network."""
 
+    mixes_members: ClassVar[bool] = True
     kind: Literal["mimo"]
     batch_repetition: PositiveInt = 1
     input_repetition: Share = 0.0
@@ -83,7 +91,7 @@ class MIMOForm(FormPart):
         )
 
 
-class HydraForm(FormPart):
+class HydraForm(FormTable):
     """Members by classifiers of their own on one trunk."""
 
     kind: Literal["hydra"]
@@ -92,7 +100,7 @@ class HydraForm(FormPart):
         return Hydra(network, members, rng=rng)
 
 
-class SingleForm(FormPart):
+class SingleForm(FormTable):
     """One network, which learns the teachers' mean."""
 
     trains_as_one: ClassVar[bool] = True
@@ -102,10 +110,10 @@ class SingleForm(FormPart):
         return Single(network)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillMean(teachers, method.alpha, method.temperature, perturb)
+        return DistillMean(teachers, method.alpha, method.temperature, perturb, method.passes)
 
 
-class LatentBEForm(FormPart):
+class LatentBEForm(FormTable):
     """Rank-one factors while it trains, averaged into one network at the end."""
 
     needs_teachers: ClassVar[bool] = True  # nothing else tells its members apart
@@ -118,17 +126,18 @@ class LatentBEForm(FormPart):
         return LatentBE(network, members)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillPerturbed(teachers, method.alpha, method.temperature, perturb)
+        return Distill(teachers, method.alpha, method.temperature, perturb, passes="one")
 
     def trained(self, student: Ensemble) -> Ensemble:
         return Single(cast(LatentBE, student).merge())
 
 
-class DirichletForm(FormPart):
+class DirichletForm(FormTable):
     """One network that gives a distribution over the teachers' predictions (EnD²)."""
 
     needs_teachers: ClassVar[bool] = True
     trains_as_one: ClassVar[bool] = True
+    own_loss: ClassVar[bool] = True
     kind: Literal["dirichlet"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -138,11 +147,12 @@ class DirichletForm(FormPart):
         return DistillDistribution(teachers, steps, perturb=perturb, temperature=method.temperature)
 
 
-class ProxyDirichletForm(FormPart):
+class ProxyDirichletForm(FormTable):
     """The same, towards a proxy of the teachers' distribution by reverse KL: for many classes."""
 
     needs_teachers: ClassVar[bool] = True
     trains_as_one: ClassVar[bool] = True
+    own_loss: ClassVar[bool] = True
     kind: Literal["proxy_dirichlet"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -152,9 +162,16 @@ class ProxyDirichletForm(FormPart):
         return DistillProxy(teachers, perturb, method.temperature)
 
 
-def as_table(value: object) -> object:
-    """A form's name stands for the table that says no more than the name."""
-    return {"kind": value} if isinstance(value, str) else value
+class PythonForm(PythonTable, FormTable):
+    """One of the user's own: the name of a `FormTable`, whose keys are its `args`."""
+
+    kind: Literal["python"]
+
+    def resolved(self) -> FormTable:
+        form = self.make()
+        if not isinstance(form, FormTable):
+            raise RecipeError(f"'{self.name}' makes a {type(form).__name__}, not a FormTable")
+        return form
 
 
 Form = Annotated[
@@ -165,7 +182,8 @@ Form = Annotated[
         | SingleForm
         | LatentBEForm
         | DirichletForm
-        | ProxyDirichletForm,
+        | ProxyDirichletForm
+        | PythonForm,
         Field(discriminator="kind"),
     ],
     BeforeValidator(as_table),

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, PositiveFloat
+from pydantic import PositiveFloat, field_serializer
 
-from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
+from polyphony.distill import Passes
+from polyphony.perturb import Chain, Perturbation, Traits
 from polyphony.recipe.forms import Form
-from polyphony.recipe.table import Part, Share, StepSize
+from polyphony.recipe.perturbations import Perturb, Surroundings
+from polyphony.recipe.table import Share, StepSize, Table
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What a perturbation may be made of."""
-
-    step_size: float
-    student: Ensemble
-    source: DeepEnsemble | None = None  # networks to take directions from, if not the teachers
-
-
-PERTURBATIONS: dict[str, Callable[[Surroundings], Perturbation]] = {
-    "clean": lambda given: Clean(),
-    "gaussian": lambda given: Gaussian(given.step_size),
-    "ods": lambda given: ODS(given.step_size, source=given.source),
-    "confods": lambda given: ODS(given.step_size, scale_by_confidence=True, source=given.source),
-    "adversarial": lambda given: Adversarial(given.step_size),
-    "diversify": lambda given: Diversify(given.student, given.step_size),
-    "mixup": lambda given: Mixup(),
-}
-WITHOUT_STEP = {"clean", "mixup"}
-WITH_SOURCE = {"ods", "confods"}
-
-
-def are_perturbations(text: str) -> str:
-    """A perturbation's name, or several joined by "+" that follow each other."""
-    for name in text.split("+"):
-        if name not in PERTURBATIONS:
-            raise ValueError(f"must be one of {', '.join(PERTURBATIONS)}, or several such as 'mixup+ods'")
-    return text
-
-
-Perturb = Annotated[str, AfterValidator(are_perturbations)]
-
-
-class Method(Part):
+class Method(Table):
     """One way to train a student; what it leaves open is as in `student`. No perturb: on the labels alone."""
 
     form: Form | None = None
@@ -56,24 +23,47 @@ class Method(Part):
     alpha: Share | None = None
     temperature: PositiveFloat | None = None
     step_size: StepSize | None = None
+    passes: Passes | None = None
     learning_rate: PositiveFloat | None = None
 
+    @field_serializer("perturb")
+    def _in_short(self, perturb: Perturb | None) -> Any:
+        """By name where there is no more to say, as people write it."""
+        if perturb is None or all(each.spec().keys() == {"kind"} for each in perturb):
+            return self.label or None
+        return [each.model_dump(mode="json") for each in perturb]
+
+    def has(self, trait: Callable[[Traits], bool]) -> bool:
+        """Whether any of its perturbations has a trait."""
+        return any(trait(each.traits) for each in self.perturb or ())
+
     @property
-    def steps(self) -> set[str]:
-        """The perturbations of this method that take a step."""
-        return set((self.perturb or "clean").split("+")) - WITHOUT_STEP
+    def takes_step(self) -> bool:
+        """Whether a step size concerns it."""
+        return self.has(lambda traits: traits.takes_step)
+
+    @property
+    def needs_student(self) -> bool:
+        """Whether where the teachers are asked depends on the student."""
+        return self.has(lambda traits: traits.needs_student)
+
+    @property
+    def label(self) -> str:
+        """Its perturbations as a person calls them, "mixup+ods"; nothing for a method without teachers."""
+        return "+".join(each.label for each in self.perturb or ())
 
 
-class Distillation(Part):
+class Distillation(Table):
     """A method with teachers, all its settings filled in."""
 
-    perturb: str
+    perturb: Perturb
     source: str | None = None
     alpha: float
     temperature: float
     step_size: float | Literal["match"]
+    passes: Passes = "two"
 
     def perturbation(self, given: Surroundings) -> Perturbation:
         """The perturbation itself."""
-        chain = tuple(PERTURBATIONS[name](given) for name in self.perturb.split("+"))
+        chain = tuple(each.build(given) for each in self.perturb)
         return chain[0] if len(chain) == 1 else Chain(chain)

@@ -14,12 +14,9 @@ from pydantic_core import ErrorDetails
 
 from polyphony.recipe.forms import Form
 from polyphony.recipe.networks import Network
-from polyphony.recipe.parts import Recipe
-from polyphony.recipe.table import Part
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
+from polyphony.recipe.perturbations import Perturb
+from polyphony.recipe.schema import Recipe
+from polyphony.recipe.table import RecipeError, Table
 
 
 def shipped() -> dict[str, Path]:
@@ -29,8 +26,11 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
-def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a TOML file or the name of a shipped one, with `a.b=c` overrides; else a RecipeError."""
+def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool = True) -> Recipe:
+    """A recipe from a TOML file or the name of a shipped one, with `a.b=c` overrides; else a RecipeError.
+
+    Without `code` nothing that it names of kind "python" is imported, and so not judged.
+    """
     path = find(source)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -40,7 +40,9 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path} cannot be read: {error}") from error
     for override in overrides:
         put(table, override)
-    return check({"name": path.stem, **table}, path.name)
+    shipped_one = path in shipped().values()
+    folder = Path.cwd() if shipped_one else path.absolute().parent  # where modules of the user's are
+    return check({"name": path.stem, **table}, path.name, folder, code=code)
 
 
 def find(source: str | Path) -> Path:
@@ -72,18 +74,21 @@ def put(table: dict[str, Any], override: str) -> None:
         table[last] = text.strip()
 
 
-def check(table: dict[str, Any], where: str) -> Recipe:
-    """The recipe that a table is."""
+def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code: bool = True) -> Recipe:
+    """The recipe that a table is; modules that it names are looked for in the folder first."""
+    context = {"folder": str(folder or ""), "code": code}
     try:
-        return Recipe.model_validate_json(json.dumps(table, default=str), strict=True)
+        return Recipe.model_validate_json(json.dumps(table, default=str), strict=True, context=context)
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
     except ValidationError as error:
         raise RecipeError(f"{where}: {explain(error.errors()[0])}") from None
 
 
 def explain(fault: ErrorDetails) -> str:
     """A fault in plain words, with the nearest right spelling of a wrong key."""
-    *parents, key = [str(part) for part in fault["loc"]] or [""]
-    table = ".".join(part for part in parents if part not in TAGS)
+    *parents, key = [str(step) for step in fault["loc"] if not isinstance(step, int)] or [""]
+    table = ".".join(step for step in parents if step not in TAGS)
     place = f"{table}.{key}" if table else key
     match fault["type"]:
         case "extra_forbidden":
@@ -116,38 +121,37 @@ def suggestion(word: str, known: Sequence[str]) -> str:
 
 def keys_at(path: Sequence[str]) -> list[str]:
     """The keys that the table at a path may have."""
-    return sorted({key for part in parts_at(path) for key in part.model_fields})
+    return sorted({key for table in tables_at(path) for key in table.model_fields})
 
 
 def kinds_at(path: Sequence[str]) -> list[str]:
     """The tags by which the table at a path is chosen."""
-    return [kind_of(part) for part in parts_at(path)]
+    return [kind_of(table) for table in tables_at(path)]
 
 
-def parts_at(path: Sequence[str]) -> list[type[Part]]:
+def tables_at(path: Sequence[str]) -> list[type[Table]]:
     """What the table at a path may be."""
-    parts: list[type[Part]] = [Recipe]
+    tables: list[type[Table]] = [Recipe]
     for step in path:
-        fields = [part.model_fields[step] for part in parts if step in part.model_fields]
+        fields = [table.model_fields[step] for table in tables if step in table.model_fields]
         # what is no field is a name the user chose (a method) or the tag of a union
-        parts = (
-            list(parts_in(fields[0].annotation)) if fields else [p for p in parts if kind_of(p) in ("", step)]
-        )
-    return parts
+        named = [table for table in tables if kind_of(table) in ("", step)]
+        tables = list(tables_in(fields[0].annotation)) if fields else named
+    return tables
 
 
-def parts_in(annotation: Any) -> Iterator[type[Part]]:
+def tables_in(annotation: Any) -> Iterator[type[Table]]:
     """The tables that a field's type mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, Part):
+    if isinstance(annotation, type) and issubclass(annotation, Table):
         yield annotation
     for inner in get_args(annotation):
-        yield from parts_in(inner)
+        yield from tables_in(inner)
 
 
-def kind_of(part: type[Part]) -> str:
+def kind_of(table: type[Table]) -> str:
     """The tag by which a table is chosen, or nothing."""
-    field = part.model_fields.get("kind")
+    field = table.model_fields.get("kind")
     return str(get_args(field.annotation)[0]) if field else ""
 
 
-TAGS = {kind_of(part) for union in (Network, Form) for part in parts_in(union)}
+TAGS = {kind_of(table) for union in (Network, Form, Perturb) for table in tables_in(union)}

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 
-class Part(BaseModel):
+class RecipeError(ValueError):
+    """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
+
+
+class Table(BaseModel):
     """A table of a recipe: fixed once read, and without keys nobody knows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: its kind, where it is one of several."""
+        return str(getattr(self, "kind", ""))
+
+    def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """The keys that are not at their defaults, or only some of them: what a stored result depends on.
+
+        A key that a later version adds with a default is not in it, so that results made before are found.
+        """
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in fields if only is None or name in only}
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in values}
+        return {name: as_spec(value) for name, value in values.items() if value != defaults[name]}
+
+
+def as_spec(value: Any) -> Any:
+    """A value of a table as JSON knows it."""
+    if isinstance(value, tuple | list):
+        return [as_spec(each) for each in value]
+    return value.spec() if isinstance(value, Table) else value
+
+
+def as_table(value: object) -> object:
+    """The name of a kind stands for the table that says no more than the name."""
+    return {"kind": value} if isinstance(value, str) else value
 
 
 def as_step_size(value: object) -> object:

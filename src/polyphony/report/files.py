@@ -12,11 +12,12 @@ from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, Positive
 from torch import Tensor
 
 from polyphony.predictions import Predictions
-from polyphony.recipe.forms import as_table
 from polyphony.recipe.read import explain
+from polyphony.recipe.table import as_table
 from polyphony.rows import TableRow, from_csv
 from polyphony.scores import TEACHERS
-from polyphony.store import StoreError, first_line, is_dirichlet, read_bytes, read_json
+from polyphony.store import StoreError, is_dirichlet, read_bytes, read_json
+from polyphony.words import first_line
 
 Kind = TypeVar("Kind", bound=TableRow)
 _AGAIN = "delete it to make it again"

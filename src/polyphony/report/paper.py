@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from polyphony.recipe.sweep import text_of
+from polyphony.recipe.points import text_of
 from polyphony.report.forms import BATCH_ENSEMBLE, form_of
 from polyphony.rows import Kind, from_csv
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.recipe.sweep import PARAMETERS, Value, text_of
+from polyphony.recipe.points import PARAMETERS, Value, text_of
 from polyphony.report.files import Asked, read_object, read_table
 from polyphony.report.run import Run
 from polyphony.rows import SweepScore, headings

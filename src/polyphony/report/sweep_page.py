@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from polyphony.metrics import mean_sd
-from polyphony.recipe.sweep import PARAMETERS, text_of
+from polyphony.recipe.points import PARAMETERS, text_of
 from polyphony.report.chart import Absent, Chart
 from polyphony.report.figures.sweep import paper_map, sweep_map, swept_ink
 from polyphony.report.figures.sweep_front import sweep_front

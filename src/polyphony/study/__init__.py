@@ -4,10 +4,10 @@ from polyphony.rows import Score
 from polyphony.study.cost import Cost, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
-from polyphony.study.plan import OutlinedStudy, Study
 from polyphony.study.pool import Board, JobError, run_jobs
 from polyphony.study.run import Outcome, Upto, default_workers, open_study, run_study
 from polyphony.study.score_table import mean, parameter_counts, score, select, verdict
+from polyphony.study.study import OutlinedStudy, Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 
 __all__ = [

@@ -21,9 +21,9 @@ from polyphony.study.analysis_jobs import (
     Transfer,
 )
 from polyphony.study.evaluation import run_missing, weight_hashes, weights_hash
-from polyphony.study.plan import Study
 from polyphony.study.pool import Board
 from polyphony.study.saved import write_table
+from polyphony.study.study import Study
 from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
 

@@ -21,9 +21,9 @@ from polyphony.seeds import generator
 from polyphony.store import Spec, load_predictions, prediction_path, save_predictions, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN, Job
-from polyphony.study.plan import Study
 from polyphony.study.saved import SavedRows, save_tensors, saved_key
 from polyphony.study.score_table import parameter_counts
+from polyphony.study.study import Study
 from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch
 

@@ -18,7 +18,7 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.predictions import predict
 from polyphony.recipe import Schedule, Surroundings
-from polyphony.study.plan import Study
+from polyphony.study.study import Study
 from polyphony.train import Loss
 
 SMALLEST = 2  # images, which normalisation needs

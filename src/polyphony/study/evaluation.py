@@ -25,12 +25,12 @@ from polyphony.store import (
     spec_key,
 )
 from polyphony.study.jobs import Job, Predict, predicting
-from polyphony.study.plan import Study
 from polyphony.study.pool import Board, run_jobs
 from polyphony.study.run import default_workers
 from polyphony.study.saved import SavedRows, load_rows, write_table
 from polyphony.study.score_table import quality, read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
+from polyphony.study.study import Study
 from polyphony.train import Watch
 
 Kind = TypeVar("Kind", bound=TableRow)

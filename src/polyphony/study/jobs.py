@@ -19,7 +19,7 @@ from polyphony.recipe import Distillation, Surroundings
 from polyphony.seeds import generator
 from polyphony.store import Spec, Stage, load_predictions, prediction_path, save_predictions, spec_key
 from polyphony.study.origin import machine, training_code, versions
-from polyphony.study.plan import FORMAT, Study
+from polyphony.study.study import FORMAT, Study
 from polyphony.train import Loss, Plan, Watch, fit
 
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
@@ -178,7 +178,7 @@ class Predict:
         spec: Spec = {"format": FORMAT, "weights": weights, "split": self.images.fingerprint}
         if self.perturbing:
             spec["perturb"] = self.perturbing.stage.key
-            if "diversify" in self.study.recipe.methods[self.perturbing.method].steps:
+            if self.study.recipe.methods[self.perturbing.method].needs_student:
                 spec["student"] = self.perturbing.stage.done()["weights"]  # its gradients give the direction
         return spec_key(spec)
 

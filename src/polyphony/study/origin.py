@@ -12,7 +12,7 @@ from typing import Any
 
 import polyphony
 from polyphony.machine import processor
-from polyphony.study.plan import Study
+from polyphony.study.study import Study
 
 NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions are recorded
 TRAINING = (
@@ -31,8 +31,9 @@ TRAINING = (
     "recipe/forms",
     "recipe/methods",
     "recipe/networks",
-    "recipe/parts",
-    "study/plan",
+    "recipe/perturbations",
+    "recipe/schema",
+    "study/study",
     "study/jobs",
 )
 

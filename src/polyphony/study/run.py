@@ -14,10 +14,10 @@ from polyphony.rows import Score
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, training_code, versions
-from polyphony.study.plan import Study
 from polyphony.study.pool import Board, Pool
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import score, score_jobs
+from polyphony.study.study import Study
 
 
 class Upto(IntEnum):

@@ -11,14 +11,12 @@ from polyphony.rows import Score
 from polyphony.scores import TEACHERS, by_quality, dee_curves
 from polyphony.store import StoreError, load_predictions
 from polyphony.study.jobs import Predict
-from polyphony.study.plan import Study
+from polyphony.study.study import Study
 
 
 def score_jobs(study: Study) -> list[Predict]:
     """Every prediction that the scores are made of."""
-    perturbing = [
-        name for name, method in study.recipe.methods.items() if method.perturb not in (None, "clean")
-    ]
+    perturbing = [name for name, method in study.recipe.methods.items() if method.label not in ("", "clean")]
     seen = ["train", *(f"train+{name}" for name in perturbing), "valid", "test"]
     teachers = [Predict(study, TEACHERS, None, split) for split in seen]
     students = [Predict(study, m, s, split) for m, s in study.students for split in ("valid", "test")]
@@ -124,6 +122,6 @@ def told_of(recipe: Recipe) -> list[str]:
     """The first method with ODS, with ConfODS and without a step; one of the recipe's own form goes first."""
     chosen = []
     for perturb in ("ods", "confods", "clean"):
-        names = [name for name, method in recipe.methods.items() if method.perturb == perturb]
+        names = [name for name, method in recipe.methods.items() if method.label == perturb]
         chosen += sorted(names, key=lambda name: recipe.form(name) != recipe.student.form)[:1]
     return chosen

@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyphony.recipe import RecipeError
-from polyphony.recipe.sweep import GREY_LEVELS, PARAMETERS, Point, Swept, option
+from polyphony.recipe import Recipe, RecipeError
+from polyphony.recipe.methods import Method
+from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept, option
 from polyphony.store import Spec, spec_key
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ class Search:
     @property
     def key(self) -> str:
         """The hash of all that the points have in common."""
-        fixed = self.swept.recipe.model_dump(mode="json", exclude={"name", "methods"}, exclude_none=True)
-        method = self.swept.recipe.methods[self.swept.method].model_dump(mode="json", exclude=set(PARAMETERS))
+        recipe = self.swept.recipe
+        fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"})
+        method = recipe.methods[self.swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
         kept = {name: self.swept.values[name] for name in PARAMETERS if name not in self.swept.varied}
         return spec_key({"recipe": fixed, "method": method, "kept": kept, "trained_on": self.trained_on})
 

@@ -13,7 +13,7 @@ from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load
 from polyphony.data.cifar_c import SEVERITIES
 from polyphony.data.load import identify
 from polyphony.recipe import Data
-from polyphony.study.plan import Study, load_splits
+from polyphony.study.study import Study, load_splits
 
 
 class Shift(Protocol):

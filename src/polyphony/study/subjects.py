@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyphony.nn import factors
-from polyphony.study.plan import Study
+from polyphony.study.study import Study
 
 
 def ods_setting(study: Study) -> tuple[float, float]:
@@ -12,7 +12,7 @@ def ods_setting(study: Study) -> tuple[float, float]:
     for kind in ("ods", "confods"):
         for name, method in recipe.methods.items():
             settings = recipe.distillation(name)
-            if method.perturb == kind and settings:
+            if method.label == kind and settings:
                 done = study.student_stage(name, recipe.seeds[0]).done()
                 return float(done["step_size"]), settings.temperature
     step_size = recipe.student.step_size
@@ -25,7 +25,7 @@ def one_to_one(study: Study) -> list[str]:
     return [
         name
         for name in recipe.methods
-        if study.members(name) == recipe.members and recipe.form(name).kind != "mimo"
+        if study.members(name) == recipe.members and not recipe.form(name).mixes_members
     ]
 
 
@@ -37,6 +37,6 @@ def with_factors(study: Study) -> list[str]:
 
 def plain_student(study: Study) -> tuple[str, int]:
     """Whose gradients are looked at: of `one_to_one` that of plain distillation, else the first distilled."""
-    methods = {name: study.recipe.methods[name].perturb for name in one_to_one(study)}
-    order = sorted(methods, key=lambda name: (methods[name] != "clean", methods[name] is None))
+    methods = {name: study.recipe.methods[name].label for name in one_to_one(study)}
+    order = sorted(methods, key=lambda name: (methods[name] != "clean", not methods[name]))
     return order[0], study.recipe.seeds[0]

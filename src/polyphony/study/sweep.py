@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from polyphony import metrics
-from polyphony.recipe.sweep import Point, Swept
+from polyphony.recipe.points import Point, Swept
 from polyphony.rows import SweepScore
 from polyphony.scores import JUDGE, TEACHERS
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
-from polyphony.study.plan import FORMAT, Study
 from polyphony.study.pool import Board, Pool
 from polyphony.study.run import adopt, default_workers, pending, write_provenance
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration, quality, read
 from polyphony.study.search import Search
+from polyphony.study.study import FORMAT, Study
 from polyphony.train import DivergedError
 
 

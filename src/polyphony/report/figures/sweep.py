@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from polyphony.metrics import MeanSd
-from polyphony.recipe.sweep import PARAMETERS, Value, text_of
+from polyphony.recipe.points import PARAMETERS, Value, text_of
 from polyphony.report.chart import Absent, Chart, Margins, Panel
 from polyphony.report.figures.sweep_cells import LABELS, Cells, Corner, Shade
 from polyphony.report.paper import Tuning

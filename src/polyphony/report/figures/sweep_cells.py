@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from polyphony.metrics import MeanSd
-from polyphony.recipe.sweep import Value, text_of
+from polyphony.recipe.points import Value, text_of
 from polyphony.report.chart import MEDIUM, Margins, Panel
 from polyphony.report.style import MUTED, TEXT, Ink
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from polyphony.metrics import MeanSd
-from polyphony.recipe.sweep import PARAMETERS
+from polyphony.recipe.points import PARAMETERS
 from polyphony.report.chart import Absent, Chart, Margins, Panel
 from polyphony.report.figures.sweep import swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
-from polyphony.recipe.methods import Method, Surroundings
-from polyphony.recipe.parts import Recipe
-from polyphony.recipe.read import RecipeError, check, explain, suggestion
+from polyphony.recipe.methods import Method
+from polyphony.recipe.read import check, explain, suggestion
+from polyphony.recipe.schema import Recipe
+from polyphony.recipe.table import RecipeError
 
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255
-WITHOUT_TEMPERATURE = {"gaussian", "diversify"}  # perturbations whose step does not depend on τ
 Value = float | str | None  # a step size may be "match", and is none where a method takes no step
 Values = dict[str, tuple[Any, ...]]  # of each parameter
 
@@ -119,31 +119,15 @@ def chosen_method(recipe: Recipe, name: str | None) -> str:
     raise RecipeError(f"{recipe.name}: {who} α, temperature or step size to sweep")
 
 
-def concerns(recipe: Recipe, method: str, parameter: str) -> bool:
+def concerns(recipe: Recipe, name: str, parameter: str) -> bool:
     """Whether a parameter makes a difference to what a method does."""
-    one, other = (
-        loss_of(
-            recipe.model_copy(
-                update={"methods": {method: recipe.methods[method].model_copy(update={parameter: value})}}
-            ),
-            method,
-        )
-        for value in (0.25, 0.5)
-    )
-    if parameter == "temperature" and not hasattr(one, "alpha"):
-        # A loss of distributions has temperatures of its own; this one is what a perturbation reads.
-        return bool(recipe.methods[method].steps - WITHOUT_TEMPERATURE)
-    return one != other
-
-
-def loss_of(recipe: Recipe, method: str) -> object:
-    """What a method would minimise, but for the models in it; nothing for one on the labels alone."""
-    settings, nobody = recipe.distillation(method), cast(Any, None)
-    if settings is None:
-        return None
-    step_size = 0.0 if settings.step_size == "match" else settings.step_size
-    perturb = settings.perturbation(Surroundings(step_size, nobody))
-    return recipe.form(method).loss(nobody, settings, perturb, 1)
+    method, own_loss = recipe.methods[name], recipe.form(name).own_loss
+    if method.perturb is None:
+        return False
+    if parameter == "step_size":
+        return method.takes_step
+    by_step = parameter == "temperature" and method.has(lambda traits: traits.reads_temperature)
+    return by_step or not own_loss
 
 
 def own_point(recipe: Recipe, method: str) -> Point:

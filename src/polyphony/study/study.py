@@ -6,19 +6,17 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel
 from torch import nn
 
 from polyphony.data import Splits, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.recipe import Data, Network, Recipe, RecipeError, Schedule
+from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
-FORMAT = 1  # raised when training itself changes, so that no old result passes for a new one
+FORMAT = 2  # raised when training or a default changes, so that no old result passes for a new one
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 
@@ -55,20 +53,17 @@ class Study:
     def teacher_stage(self, j: int) -> Stage:
         """The folder of teacher j."""
         teachers = self.recipe.teachers
-        spec = self._spec("teacher", j, teachers) | {"network": dump(teachers.network)}
+        spec = self._spec("teacher", j, teachers) | {"network": teachers.network.spec()}
         return Stage(self.folder / "teachers" / str(j), spec)
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
-        method, form = self.recipe.distillation(name), self.recipe.form(name)
-        # A BatchEnsemble's only setting stands alone, as it did before there were other forms: written as
-        # "form" it would change the key of every such student that is trained already.
-        shape = dump(form, {"member_norm"}) if form.kind == "batch_ensemble" else {"form": dump(form)}
+        method, form = self.recipe.distillation(name), self.recipe.form_table(name).spec()
         spec = self._spec("student", seed, self.recipe.schedule(name)) | {
             "members": self.recipe.members,
-            "network": dump(self.recipe.student_network),
-            "method": dump(method) if method else "scratch",
-            **shape,
+            "network": self.recipe.student_network.spec(),
+            "method": method.spec() if method else "scratch",
+            **({"form": form} if form else {}),
         }
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
@@ -76,7 +71,7 @@ class Study:
         if method and method.source:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
         if method and method.step_size == "match":
-            spec["match_share"] = self.recipe.student.match_share
+            spec |= self.recipe.student.spec({"match_share"})
         return Stage(self.folder / "students" / name / str(seed), spec)
 
     def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
@@ -84,9 +79,9 @@ class Study:
             "format": FORMAT,
             "kind": kind,
             "seed": seed,
-            "schedule": dump(schedule, include=set(Schedule.model_fields)),
-            "precision": self.recipe.precision,
-            "augment": dump(self.recipe.data.augment),
+            "schedule": schedule.spec(Schedule.model_fields),
+            "augment": self.recipe.data.augment.spec(),
+            **self.recipe.spec({"precision"}),
             "train": self.splits.train.fingerprint,
             "valid": self.splits.valid.fingerprint,
         }
@@ -105,11 +100,11 @@ class Study:
         """How many steps a student's training has."""
         return len(self.splits.train) // self.recipe.student.batch * self.recipe.student.epochs
 
-    def network(self, part: Network, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
+    def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
         classes, channels = len(self.splits.classes), self.splits.train.images.shape[1]
-        network = part.build(copies * classes, copies * channels, rng)
-        network.normalize.set(*(copies * values for values in self.splits.train.statistics))
+        network = table.build(copies * classes, copies * channels, rng)
+        table.normalize(network, *(copies * values for values in self.splits.train.statistics))
         return network
 
     def fresh_student(self, name: str, rng: torch.Generator | None = None) -> Ensemble:
@@ -172,8 +167,3 @@ def outline_splits(data: Data) -> Splits:
 def load_splits(data: Data, root: Path | None) -> Splits:
     """The data of a recipe; a process works on one data set at a time."""
     return load(data.name, data.options(), root)
-
-
-def dump(part: BaseModel, include: set[str] | None = None) -> dict[str, Any]:
-    """A table as it goes into a spec: what is not set is not mentioned."""
-    return part.model_dump(mode="json", include=include, exclude_none=True)

@@ -1,0 +1,102 @@
+"""kind = "python": what a recipe takes from the user's own module."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationInfo, model_validator
+
+from polyphony.recipe.table import RecipeError, Table
+from polyphony.words import first_line
+
+
+class PythonTable(Table):
+    """Something of the user's own, by the name of what makes it: "module:function" or "module:Class".
+
+    The module is looked for in the recipe's folder first. To read a recipe does not import it; to build or to
+    ask what it is does.
+    """
+
+    kind: Literal["python"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+    args: Annotated[dict[str, Any], Field(default_factory=dict)]
+    folder: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_folder(cls, table: Any, info: ValidationInfo) -> Any:
+        return (
+            {"folder": (info.context or {}).get("folder", ""), **table} if isinstance(table, dict) else table
+        )
+
+    def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """Not where the module lies, but what it says."""
+        text = inspect.getsource(self.module()).encode()
+        return super().spec({"kind", "name", "args"}) | {"source": hashlib.sha256(text).hexdigest()}
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: the name after the colon."""
+        return self.name.partition(":")[2]
+
+    def module(self) -> ModuleType:
+        """The module, imported."""
+        name = self.name.partition(":")[0]
+        prefer(self.folder, name)
+        try:
+            return importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise RecipeError(f"'{name}' cannot be imported ({said(error)})") from error
+
+    def load(self) -> Any:
+        """What the name stands for."""
+        found: Any = self.module()
+        for attribute in self.label.split("."):
+            if not hasattr(found, attribute):
+                raise RecipeError(f"'{self.name}' is not there: the module has no '{attribute}'")
+            found = getattr(found, attribute)
+        return found
+
+    def make(self, **given: Any) -> Any:
+        """What it makes of its arguments and what it is given."""
+        maker = self.load()
+        try:
+            return maker(**given, **self.args)
+        except Exception as error:
+            raise RecipeError(f"'{self.name}' raised {said(error)}") from error
+
+
+def said(error: BaseException) -> str:
+    """ "ValueError: too small" """
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def prefer(folder: str, name: str) -> None:
+    """Look for a module in this folder first, also where another of that name is imported already."""
+    if not folder:
+        return
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    here = (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py"))
+    known = getattr(sys.modules.get(name), "__file__", None)
+    if known is not None and Path(known) not in here and any(path.is_file() for path in here):
+        del sys.modules[name]
+
+
+@contextmanager
+def seeded(rng: torch.Generator | None) -> Iterator[None]:
+    """Code that draws from PyTorch's global generator draws from this one's stream, and leaves no trace."""
+    with torch.random.fork_rng(devices=[]):
+        if rng is not None:
+            torch.manual_seed(int(torch.randint(2**63 - 1, (), generator=rng)))
+        yield

@@ -1,0 +1,148 @@
+"""kind = "python": networks, forms and perturbations of the user's own, and their faults in words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from polyphony.nn import MemberBatchNorm
+from polyphony.perturb import ODS, Chain
+from polyphony.recipe import Recipe, RecipeError, Surroundings, read_recipe, shipped
+
+MODULE = """
+from dataclasses import dataclass
+from typing import ClassVar
+from torch import nn
+from polyphony.ensembles import BatchEnsemble
+from polyphony.perturb import Traits
+from polyphony.recipe import FormTable
+
+def make(classes, channels, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, width), nn.ReLU(), nn.Linear(width, classes))
+
+@dataclass(frozen=True)
+class Through:
+    traits: ClassVar[Traits] = Traits(takes_step=True, needs_student=True)
+    step_size: float
+    student: object
+    times: int = 1
+    def __call__(self, x, y, teachers, temperature, rng):
+        return x + self.times * self.step_size
+
+class Normed(FormTable):
+    def build(self, network, members, rng):
+        return BatchEnsemble(network, members, rng=rng, member_norm=True)
+
+number = 3
+def three(**given):
+    return 3
+
+def broken(**given):
+    raise OSError("no disk")
+"""
+NETWORK = 'teachers.network={ kind = "python", name = "own_parts:make", args = { width = 5 } }'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A recipe with its module beside it; nothing of it stays imported."""
+    (tmp_path / "own.toml").write_text(shipped()["digits"].read_text(encoding="utf-8"))
+    (tmp_path / "own_parts.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("own_parts", None)
+
+
+def read(folder: Path, *overrides: str) -> Recipe:
+    return read_recipe(folder / "own.toml", overrides)
+
+
+def perturbed(times: int = 1) -> str:
+    return (
+        f'methods.kd.perturb={{ kind = "python", name = "own_parts:Through", args = {{ times = {times} }} }}'
+    )
+
+
+def test_a_network_is_made_for_the_data_and_by_the_stream_it_is_given(folder):
+    table = read(folder, NETWORK).teachers.network
+    before = torch.get_rng_state()
+    one, same, other = (table.build(10, 1, torch.Generator().manual_seed(s)) for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [type(layer) for layer in one] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+    assert (one[1].out_features, one[3].out_features) == (5, 10)
+    assert torch.equal(one[1].weight, same[1].weight)
+    assert not torch.equal(one[1].weight, other[1].weight)
+
+
+def test_a_perturbation_is_made_with_what_its_traits_ask_for(folder):
+    recipe = read(folder, perturbed(3))
+    assert recipe.methods["kd"].takes_step
+    assert recipe.methods["kd"].needs_student
+    student = object()
+    made = recipe.distillation("kd").perturbation(Surroundings(0.25, student))
+    assert (made.step_size, made.student, made.times) == (0.25, student, 3)
+    chain = read(folder, perturbed().replace("={", "=[{").replace(" }", " }", 1) + ', "ods"]')
+    made = chain.distillation("kd").perturbation(Surroundings(0.25, student))
+    assert isinstance(made, Chain)
+    assert made.perturbations[1] == ODS(0.25)
+    assert chain.methods["kd"].label == "Through+ods"
+
+
+def test_a_form_is_the_users_own(folder):
+    recipe = read(folder, 'methods.kd.form={ kind = "python", name = "own_parts:Normed" }')
+    student = recipe.form("kd").build(recipe.teachers.network.build(10, 1), 2, None)
+    assert any(isinstance(module, MemberBatchNorm) for module in student.modules())
+    assert recipe.form_table("kd").label == "Normed"
+
+
+def test_what_the_module_says_is_part_of_the_key_and_where_it_lies_is_not(folder, tmp_path_factory):
+    first = read(folder, NETWORK).teachers.network.spec()
+    assert first["args"] == {"width": 5}
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("own.toml", "own_parts.py"):
+        (elsewhere / name).write_text((folder / name).read_text())
+    assert read(elsewhere, NETWORK).teachers.network.spec() == first
+    (elsewhere / "own_parts.py").write_text(MODULE.replace("nn.ReLU", "nn.Tanh"))
+    sys.modules.pop("own_parts")
+    assert read(elsewhere, NETWORK).teachers.network.spec() != first
+
+
+def test_a_recipe_comes_back_from_its_json(folder):
+    recipe = read(folder, NETWORK, perturbed(2))
+    assert Recipe.model_validate_json(recipe.model_dump_json(exclude_none=True), strict=True) == recipe
+
+
+def test_without_code_nothing_is_imported(folder):
+    (folder / "own_parts.py").write_text("raise SystemExit('run')")
+    recipe = read_recipe(folder / "own.toml", [NETWORK, perturbed()], code=False)
+    assert "own_parts" not in sys.modules
+    assert recipe.teachers.network.label == "make"
+    with pytest.raises(RecipeError, match="'own_parts' cannot be imported \\(SystemExit: run\\)"):
+        read(folder, perturbed())
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere:make", "'nowhere' cannot be imported (ModuleNotFoundError: No module named 'nowhere')"),
+        ("own_parts:mak", "'own_parts:mak' is not there: the module has no 'mak'"),
+        ("own_parts:number", "'own_parts:number' raised TypeError: 'int' object is not callable"),
+        ("own_parts:broken", "'own_parts:broken' raised OSError: no disk"),
+        ("own_parts:three", "'own_parts:three' makes a int, not a torch.nn.Module"),
+    ],
+)
+def test_a_network_that_cannot_be_made_is_one_sentence(folder, name, sentence):
+    table = read(folder, NETWORK.replace("own_parts:make", name).replace("width = 5", "")).teachers.network
+    with pytest.raises(RecipeError, match=re.escape(sentence)):
+        table.build(10, 1)
+
+
+@pytest.mark.parametrize("name", ["make", "own_parts:", "own parts:make", "os.system('x'):y", ""])
+def test_a_name_is_a_module_and_what_is_in_it(folder, name):
+    with pytest.raises(RecipeError, match=r"teachers\.network\.name"):
+        read(folder, NETWORK.replace("own_parts:make", name))

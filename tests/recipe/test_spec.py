@@ -1,0 +1,48 @@
+"""What a stored result depends on: the keys that are not at their defaults."""
+
+from __future__ import annotations
+
+from polyphony.recipe import Recipe, read_recipe
+from polyphony.recipe.schema import Schedule, Teachers
+from polyphony.recipe.table import Table
+
+
+class Inner(Table):
+    kind: str
+    size: int = 3
+
+
+class Outer(Table):
+    name: str
+    inner: Inner = Inner(kind="a")
+    several: tuple[Inner, ...] = ()
+    share: float = 0.5
+
+
+def test_only_what_differs_from_a_default_is_said():
+    assert Outer(name="x").spec() == {"name": "x"}
+    assert Outer(name="x", share=0.5, inner=Inner(kind="a", size=3)).spec() == {"name": "x"}
+    changed = Outer(name="x", inner=Inner(kind="a", size=4), several=(Inner(kind="b"),), share=0.25)
+    assert changed.spec() == {
+        "name": "x",
+        "inner": {"kind": "a", "size": 4},
+        "several": [{"kind": "b"}],
+        "share": 0.25,
+    }
+    assert changed.spec({"share"}) == {"share": 0.25}
+
+
+def test_a_key_that_a_later_version_adds_changes_nothing_until_it_is_set():
+    class LaterTeachers(Teachers):
+        clipping: float | None = None
+
+    class LaterRecipe(Recipe):
+        teachers: LaterTeachers
+
+    now = read_recipe("digits")
+    table = now.model_dump(mode="json", exclude_none=True)
+    later = LaterRecipe.model_validate_json(LaterRecipe.model_validate(table).model_dump_json())
+    fields = {*Schedule.model_fields, "clipping"}
+    assert later.teachers.spec(fields) == now.teachers.spec(Schedule.model_fields)
+    table["teachers"]["clipping"] = 1.0
+    assert "clipping" in LaterRecipe.model_validate(table).teachers.spec(fields)
