@@ -116,8 +116,8 @@ def test_a_key_is_the_hash_of_the_canonical_json():
     ("old", "new", "words"),
     [
         ({"a": {"b": 60}}, {"a": {"b": 40}}, "a.b (60, now 40)"),
-        ({"a": 1}, {"a": 1, "z": "x"}, "z (None, now 'x')"),
-        ({"a": 1, "b": 2}, {"a": 1}, "b (2, now None)"),
+        ({"a": 1}, {"a": 1, "z": "x"}, "z (its default, now 'x')"),
+        ({"a": 1, "b": 2}, {"a": 1}, "b (2, now its default)"),
         ({"a": [1, 2]}, {"a": [1, 3]}, "a ([1, 2], now [1, 3])"),
     ],
 )

@@ -221,7 +221,7 @@ def test_a_second_call_does_nothing(finished, run, copied):
         ("teachers.network.width=3", "network.width (2, now 3)"),
         ("student.alpha=0.5", "method.alpha (0.9, now 0.5)"),
         ("student.learning_rate=0.2", "schedule.learning_rate (0.1, now 0.2)"),
-        ("data.augment.flip=true", "augment.flip (False, now True)"),
+        ("data.augment.flip=true", "augment.flip (False, now its default)"),
         ("data.seed=1", "train ("),
     ],
 )

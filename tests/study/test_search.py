@@ -14,7 +14,7 @@ import pytest
 
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import Point, plan_sweep
-from polyphony.study import plan
+from polyphony.study import study as of_study
 from polyphony.study.search import STARTUP, Search, mend, rounded
 from polyphony.study.sweep import Sweep, SweepOutcome
 
@@ -171,9 +171,9 @@ def test_what_was_found_on_other_images_does_not_count(tmp_path, monkeypatch, sp
     splits = Sweep(search.swept, tmp_path).study([search.swept.own]).splits
     images = getattr(splits, split)
     changed = replace(splits, **{split: replace(images, images=255 - images.images)})
-    monkeypatch.setattr(plan, "load_splits", lambda data, root: changed)
+    monkeypatch.setattr(of_study, "load_splits", lambda data, root: changed)
     assert searching(tmp_path).answered() == 0
-    monkeypatch.setattr(plan, "load_splits", lambda data, root: splits)
+    monkeypatch.setattr(of_study, "load_splits", lambda data, root: splits)
     assert searching(tmp_path).answered() == 2
 
 

@@ -18,7 +18,8 @@ from polyphony.data import Split
 from polyphony.recipe import Recipe, RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.store import StoreError
-from polyphony.study import Study, open_study, plan, run_study
+from polyphony.study import Study, open_study, run_study
+from polyphony.study import study as of_study
 from polyphony.study.run import Upto
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.train import DivergedError
@@ -135,7 +136,7 @@ def test_the_test_images_stay_unseen(swept, tiny, sweep_through, tmp_path, monke
     unseen = replace(splits, test=Forbidden(splits.test))
     with pytest.raises(AssertionError, match="looked at test images"):
         unseen.test.images  # noqa: B018
-    monkeypatch.setattr(plan, "load_splits", lambda data, root: unseen)
+    monkeypatch.setattr(of_study, "load_splits", lambda data, root: unseen)
     outcome, _ = sweep_through(sweep)
     assert outcome.scores == swept[1].scores
     saved = {path.name for path in sweep.folder.rglob("*.safetensors")}

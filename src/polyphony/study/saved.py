@@ -13,7 +13,8 @@ import safetensors.torch
 from torch import Tensor
 
 from polyphony.rows import TableRow, columns, to_csv
-from polyphony.store import StoreError, first_line, read_json, write_whole
+from polyphony.store import StoreError, read_json, write_whole
+from polyphony.words import first_line
 
 Kind = TypeVar("Kind", bound=TableRow)
 
