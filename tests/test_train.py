@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from fractions import Fraction
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from polyphony import train
 from polyphony.data import Augmentation, Split, batches
 from polyphony.distill import CrossEntropy, Distill
-from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single
+from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Hydra, Single
 from polyphony.nn import resnet
 from polyphony.perturb import ODS
 from polyphony.store import Stage
@@ -50,7 +51,7 @@ def student(members: int = 2) -> BatchEnsemble:
 
 
 def plan(epochs: int, **settings: Any) -> Plan:
-    return Plan(epochs=epochs, batch=16, learning_rate=0.05, **{"warm_up": 2, **settings})
+    return Plan(epochs=epochs, learning_rate=0.05, **{"batch": 16, "warm_up": 2, **settings})
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -61,13 +62,12 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "share"),
+    ("number", "share"),
     [
-        (0, 0.01),  # for the first five epochs, linearly from 0.01 to 1
-        (1, 0.208),
-        (2, 0.406),
-        (3, 0.604),
-        (4, 0.802),
+        (1, 0.01),  # in the first five epochs, linearly from 0.01 to 1
+        (2, 0.2575),
+        (3, 0.505),
+        (4, 0.7525),
         (5, 1.0),  # until half of all epochs, 1
         (50, 1.0),
         (100, 1.0),
@@ -78,38 +78,54 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         (179, 0.022375),
         (180, 0.01),  # from nine tenths on, 0.01
         (190, 0.01),
-        (199, 0.01),
+        (200, 0.01),
     ],
 )
-def test_the_schedule_is_the_papers_for_200_epochs(epoch, share):
-    assert schedule(epoch, 200) == pytest.approx(share, abs=1e-12)
+def test_the_schedule_is_the_authors_for_200_epochs_counted_from_one(number, share):
+    assert schedule(number - 1, 200) == pytest.approx(share, abs=1e-12)
 
 
-@pytest.mark.parametrize("epochs", [10, 60, 250, 300])
-def test_the_schedule_is_the_papers_four_points(epochs):
+def authors_share(number: int, epochs: int, warm_up: int) -> Fraction:
+    """The paper's four sentences, in fractions, for an epoch counted from one; the first that holds."""
+    low, high = Fraction(1, 100), Fraction(1)
+    half, end = Fraction(epochs, 2), Fraction(9 * epochs, 10)
+    if number < warm_up:
+        return low + (high - low) * Fraction(number - 1, warm_up - 1)
+    if number < half:
+        return high
+    if number < end:
+        return low + (high - low) * (end - number) / (end - half)
+    return low
+
+
+@pytest.mark.parametrize(("epochs", "warm_up"), [(10, 5), (60, 1), (250, 5), (300, 0), (41, 20), (7, 2)])
+def test_the_schedule_is_the_four_sentences(epochs, warm_up):
     for epoch in range(epochs):
-        passed = Fraction(epoch, epochs)
-        if epoch < 5:
-            expected = Fraction(1, 100) + Fraction(99, 100) * Fraction(epoch, 5)
-        elif passed <= Fraction(1, 2):
-            expected = Fraction(1)
-        elif passed <= Fraction(9, 10):
-            expected = 1 - Fraction(99, 100) * (passed - Fraction(1, 2)) / Fraction(4, 10)
-        else:
-            expected = Fraction(1, 100)
-        assert schedule(epoch, epochs) == pytest.approx(float(expected), abs=1e-12)
+        expected = float(authors_share(epoch + 1, epochs, warm_up))
+        assert schedule(epoch, epochs, warm_up) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_run_shorter_than_its_warm_up_and_one_without():
-    assert all(0.01 <= schedule(epoch, 3) <= 1 for epoch in range(3))
-    assert schedule(0, 100, warm_up=0) == 1
+@pytest.mark.parametrize(
+    ("epochs", "warm_up", "shares"),
+    [
+        (1, 0, [1]),  # one epoch alone is not all at the lowest rate
+        (1, 5, [0.01]),
+        (2, 0, [1, 0.01]),
+        (2, 1, [1, 0.01]),
+        (2, 2, [0.01, 0.01]),
+        (3, 5, [0.01, 0.2575, 0.01]),  # shorter than its warm-up: what falls comes before what rises
+        (4, 2, [0.01, 1, 0.38125, 0.01]),
+    ],
+)
+def test_short_trainings(epochs, warm_up, shares):
+    assert [schedule(epoch, epochs, warm_up) for epoch in range(epochs)] == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9, 10, 11, 20, 60, 70, 200, 250, 300, 1000])
-def test_the_last_tenth_of_epochs_may_be_kept(epochs):
-    kept = [epoch for epoch in range(epochs) if may_be_kept(epoch, epochs)]
-    first = min(epochs - 1, -(-9 * epochs // 10))  # nine tenths, rounded up
-    assert kept == list(range(first, epochs))
+def test_the_epochs_at_the_lowest_rate_may_be_kept(epochs):
+    kept = [epoch + 1 for epoch in range(epochs) if may_be_kept(epoch, epochs)]
+    assert kept == list(range(-(-9 * epochs // 10), epochs + 1))  # from nine tenths, rounded up
+    assert epochs == 1 or all(schedule(number - 1, epochs, 0) == pytest.approx(0.01) for number in kept)
 
 
 def test_the_log_shows_the_rates_that_were_used():
@@ -231,8 +247,8 @@ class Snapshots:
     [((0.5, 0.7, 0.6), 28), ((0.7, 0.6, 0.5), 27), ((0.5, 0.6, 0.7), 29), ((0.5, 0.6, 0.6), 28)],
     ids=["middle", "first", "last", "tie: the earlier"],
 )
-def test_the_best_weights_of_the_last_tenth_are_kept(last_three, kept):
-    accuracies = [0.99] * 27 + list(last_three)  # better before, but too early
+def test_the_best_weights_from_nine_tenths_on_are_kept(last_three, kept):
+    accuracies = [0.99] * 26 + [0.4, *last_three]  # better before, but too early
     scripted = mock.Mock(side_effect=[{"valid_acc": acc, "valid_nll": 1.0} for acc in accuracies])
     model = Single(Small())
     watch = Snapshots(model)
@@ -389,6 +405,48 @@ def test_a_watch_hears_of_the_last_step_of_every_epoch():
         watch=watch,
     )
     assert watch.steps == 2 * [(10, 24), (20, 24), (24, 24)]
+
+
+class Rows:
+    """A loss that notes how many rows it was given, and says a number of its own for each step."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, model, x, y, rng):
+        self.rows.append(len(x))
+        parts = CrossEntropy()(model, x, y, rng)
+        return parts | {"step": torch.tensor(float(len(self.rows)))}
+
+
+def test_an_incomplete_last_batch_is_trained_on_and_means_are_over_images():
+    loss, watch = Rows(), Snapshots(Single(Small()))
+    log = fit(watch.model, loss, TRAIN, VALID, plan(1, batch=20), seeded(), watch=watch)
+    assert loss.rows == [20, 20, 8]
+    assert watch.steps == [(3, 3)]
+    assert log[0]["step"] == pytest.approx((20 * 1 + 20 * 2 + 8 * 3) / 48)
+
+
+@pytest.mark.parametrize(("images", "rows"), [(33, [16, 16]), (34, [16, 16, 2]), (16, [16])])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda network: Single(network),
+        lambda network: BatchEnsemble(network, 3, rng=seeded(), member_norm=True),
+        lambda network: MIMO(resnet(8, 9, 3, 4, rng=seeded()), 3, batch_repetition=2, input_repetition=0.5),
+        lambda network: Hydra(network, 3, rng=seeded()),
+    ],
+    ids=["single", "member norm", "mimo", "hydra"],
+)
+def test_a_last_batch_that_can_be_normalised_is_used(build, images, rows):
+    """On 4×4 pixels the last BatchNorm sees one pixel an image, so that one row has no variance."""
+    model = build(resnet(8, 3, 1, 4, rng=seeded()))
+    small = Split(split(images, 5).images[..., :4, :4], split(images, 5).labels)
+    loss = Rows()
+    log = fit(model, loss, small, small, plan(1), seeded())
+    assert loss.rows == rows
+    assert math.isfinite(log[0]["loss"])
+    assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
 def test_devices():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyphony import collapse, metrics
 from polyphony.collapse import Row
-from polyphony.data import Augmentation, Split, batches
+from polyphony.data import Augmentation, Split, batch_count, batches
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
 from polyphony.predictions import predict
@@ -112,7 +112,7 @@ def fit(
 ) -> list[Row]:
     """Train a model and leave it with the weights that were best on validation. Returns one row an epoch.
 
-    The weights kept are those of the best validation accuracy within the last tenth of the epochs. With a
+    The weights kept are those of the best validation accuracy from nine tenths of the epochs on. With a
     checkpoint, a run that was killed goes on from its last whole epoch and ends, on CPU, with the same bits.
     """
     checkpoint, watch = checkpoint or Unkept(), watch or Unwatched()
@@ -180,11 +180,12 @@ class Training:
 
 
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
-    """One pass over the training images; means of what the loss reports, and images a second."""
+    """One pass over the training images: means over images of what the loss reports, and images a second."""
     plan, model = training.plan, training.model.train()
     device = next(model.parameters()).device
-    steps, start = len(train) // plan.batch, time.perf_counter()
+    steps, start = batch_count(len(train), plan.batch), time.perf_counter()
     history: list[dict[str, Tensor]] = []
+    rows: list[int] = []
     for x, y in batches(train, plan.batch, plan.augment, training.rng, device):
         with torch.autocast(device.type, plan.precision, enabled=plan.precision != torch.float32):
             parts = loss(model, x, y, training.rng)
@@ -192,10 +193,11 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
         parts["loss"].backward()
         training.optimiser.step()
         history.append({name: value.detach() for name, value in parts.items()})
+        rows.append(len(x))
         if len(history) % LOOK_EVERY == 0 or len(history) == steps:
             refuse_divergence(history, epoch, steps)
-            means = {name: float(torch.stack([h[name] for h in history]).mean()) for name in parts}
-            means["images_per_second"] = len(history) * plan.batch / (time.perf_counter() - start)
+            means = {name: weighted_mean([h[name] for h in history], rows) for name in parts}
+            means["images_per_second"] = sum(rows) / (time.perf_counter() - start)
             watch.step(len(history), steps, {"epoch": epoch, **means})
     return means
 
@@ -213,6 +215,12 @@ def validate(model: Ensemble, valid: Split, device: torch.device | str, epoch: i
         "valid_nll": metrics.nll(log_probs, valid.labels),
         **collapse.spread(model, predictions.logits, predictions.labels),
     }
+
+
+def weighted_mean(values: list[Tensor], rows: list[int]) -> float:
+    """The mean over images of values that are means over batches of so many rows."""
+    weights = torch.tensor(rows, dtype=torch.float64) / sum(rows)
+    return float(torch.stack(values).cpu().double() @ weights)
 
 
 def refuse_divergence(history: list[dict[str, Tensor]], epoch: int, steps: int) -> None:
@@ -249,18 +257,20 @@ def choose_device(name: str = "auto") -> str:
 
 
 def schedule(epoch: int, epochs: int, warm_up: int = 5) -> float:
-    """The share of the base learning rate in an epoch (counted from 0).
+    """The share of the base learning rate in an epoch (counted from 0; the points in time count from 1).
 
-    From 1 % linearly to 1 over the warm-up, 1 until half of the epochs, linearly to 1 % at 90 %, then 1 %.
+    From 1 % in the first epoch linearly to 1 in the last of the warm-up, 1 until half of the epochs, linearly
+    to 1 % at nine tenths, then 1 %. The first epoch does not fall, even where it is the last.
     """
-    rising = 0.01 + 0.99 * epoch / warm_up if epoch < warm_up else 1.0
-    falling = 1 - 0.99 * (epoch / epochs - 0.5) / 0.4
+    number = epoch + 1
+    rising = 0.01 + 0.99 * epoch / (warm_up - 1) if number < warm_up else 1.0
+    falling = 1 - 0.99 * (number / epochs - 0.5) / 0.4 if epoch else 1.0
     return min(rising, max(0.01, min(1.0, falling)))
 
 
 def may_be_kept(epoch: int, epochs: int) -> bool:
-    """Whether an epoch (counted from 0) is among the last tenth; the very last always is."""
-    return epoch >= min(epochs - 1, 0.9 * epochs)
+    """Whether an epoch (counted from 0) is one of those from nine tenths on, at the last learning rate."""
+    return 10 * (epoch + 1) >= 9 * epochs
 
 
 def parameter_groups(model: Ensemble, plan: Plan) -> list[dict[str, Any]]:

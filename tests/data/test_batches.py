@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyphony.data import Augmentation, Split, batches, pixels
+from polyphony.data import Augmentation, Split, batch_count, batches, pixels
 from polyphony.data.batches import crop
 
 
@@ -74,16 +74,18 @@ def test_pixels_are_the_255ths_of_the_bytes_channels_last() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(n=st.integers(1, 40), size=st.integers(1, 40), seed=st.integers(0, 2**31))
-def test_an_epoch_visits_every_image_at_most_once_with_its_own_label(n: int, size: int, seed: int) -> None:
+def test_an_epoch_visits_every_image_once_with_its_own_label(n: int, size: int, seed: int) -> None:
     split, rng = numbered(n), torch.Generator().manual_seed(seed)
     if size > n:
         with pytest.raises(ValueError, match=f"batch of {size} cannot be drawn from {n}"):
             batches(split, size, Augmentation(0, False), rng)
         return
     drawn = list(batches(split, size, Augmentation(0, False), rng))
-    assert [len(y) for _, y in drawn] == [size] * (n // size)
+    sizes = [size] * (n // size) + [n % size]
+    assert [len(y) for _, y in drawn] == [rows for rows in sizes if rows == size or rows > 1]
+    assert len(drawn) == batch_count(n, size)
     labels = torch.cat([y for _, y in drawn])
-    assert len(labels.unique()) == len(labels)
+    assert len(labels.unique()) == len(labels) == (n - 1 if n % size == 1 < size else n)
     x = torch.cat([x for x, _ in drawn])
     assert torch.equal((x * 255).round().to(torch.uint8), split.images[labels])
 

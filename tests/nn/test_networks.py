@@ -156,13 +156,15 @@ def test_nothing_is_drawn_from_the_global_generator_when_one_is_given():
     [resnet(8, 10, width=64, rng=seeded()), wide_resnet(10, 4, 10, rng=seeded())],
     ids=["resnet", "wide"],
 )
-def test_convolutions_start_kaiming_normal_by_fan_out(network):
-    for layer in (m for m in network.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > 20_000):
-        fan_out = layer.out_channels * layer.kernel_size[0] * layer.kernel_size[1]
-        weight, n = layer.weight.detach(), layer.weight.numel()
+def test_convolutions_and_the_classifier_start_kaiming_normal_by_fan_out(network):
+    drawn = [m.weight.detach() for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert drawn[-1].shape == network.classifier.weight.shape
+    for weight in drawn:
+        fan_out, n = weight[:, 0].numel(), weight.numel()  # outputs times the kernel's pixels
         expected = math.sqrt(2 / fan_out)
         assert abs(float(weight.std()) - expected) < 5 * expected / math.sqrt(2 * n)
         assert abs(float(weight.mean())) < 5 * expected / math.sqrt(n)
+        assert weight.abs().max() > 2.4 * expected  # uniform weights of that spread end at 1.73
     assert not network.classifier.bias.any()
 
 

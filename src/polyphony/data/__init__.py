@@ -1,6 +1,6 @@
 """Data sets as splits of uint8 tensors: readers, augmented batches, corruptions."""
 
-from polyphony.data.batches import Augmentation, batches, pixels
+from polyphony.data.batches import Augmentation, batch_count, batches, pixels
 from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.load import load
 from polyphony.data.options import Options
@@ -16,6 +16,7 @@ __all__ = [
     "Options",
     "Split",
     "Splits",
+    "batch_count",
     "batches",
     "corrupted",
     "load",

@@ -66,15 +66,21 @@ def batches(
     rng: torch.Generator,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One shuffled epoch of (x float32 in [0, 1] [b c h w] channels last, y int64 [b]), whole batches only.
+    """One shuffled epoch of (x float32 in [0, 1] [b c h w] channels last, y int64 [b]).
 
-    An incomplete last batch is dropped. All randomness comes from `rng`.
+    These are `batch_count` batches. All randomness comes from `rng`.
     """
     if not 0 < size <= len(split):
         raise ValueError(f"a batch of {size} cannot be drawn from {len(split)} images")
     order = torch.randperm(len(split), generator=rng, device=rng.device).to(split.images.device)
-    whole = order[: len(order) // size * size].view(-1, size)
-    return (_batch(split[rows], augment, rng, device) for rows in whole)
+    drawn = order.split(size)[: batch_count(len(split), size)]
+    return (_batch(split[rows], augment, rng, device) for rows in drawn)
+
+
+def batch_count(images: int, size: int) -> int:
+    """Batches an epoch: the last may be smaller, but one image alone is left out: BatchNorm cannot use it."""
+    whole, rest = divmod(images, size)
+    return whole + (rest > 1)
 
 
 def _batch(

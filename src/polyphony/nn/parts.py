@@ -33,12 +33,11 @@ class Normalize(nn.Module):
 
 
 def initialise(network: nn.Module, rng: torch.Generator | None) -> None:
-    """Draw the weights: Kaiming normal (fan-out) for Conv2d, PyTorch's own for Linear, biases zero."""
+    """Draw the weights: Kaiming normal by fan-out for Conv2d and the classifier, whose bias is zero."""
     for module in network.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
-        elif isinstance(module, nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=rng)
+        if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
 
 

@@ -63,8 +63,8 @@ def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensem
 
 def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:
     """A training's cost, extrapolated from a few steps and looks at validation images."""
-    splits, epochs = study.splits, schedule.epochs
-    trained = len(splits.train) // study.plan(schedule).batch * schedule.batch * epochs
+    splits, epochs = study.splits, study.plan(schedule).epochs
+    trained = len(splits.train) * epochs
     model.to(study.device)
     with CountFlops() as count:
         probe(study, model, loss, SMALLEST)

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polyphony.data import Splits, load, outline
+from polyphony.data import Splits, batch_count, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
-FORMAT = 2  # raised when training or a default changes, so that no old result passes for a new one
+FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 
@@ -98,7 +98,7 @@ class Study:
     @property
     def student_steps(self) -> int:
         """How many steps a student's training has."""
-        return len(self.splits.train) // self.recipe.student.batch * self.recipe.student.epochs
+        return batch_count(len(self.splits.train), self.recipe.student.batch) * self.recipe.student.epochs
 
     def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
