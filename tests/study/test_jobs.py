@@ -1,4 +1,4 @@
-"""What the jobs of a study depend on. Nothing is trained: stages are given fresh weights."""
+"""What the jobs of a study depend on. Stages are given fresh weights where training has no part in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from polyphony.recipe import read_recipe
 from polyphony.study import Study, analysis_jobs
 from polyphony.study.analysis_jobs import MatchJacobians, MeasureSnr, Transfer
 from polyphony.study.evaluation import PredictShifted
-from polyphony.study.jobs import Predict, TrainStudent
+from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.shifts import Unknown
+from polyphony.train import Unwatched
 
 SETTINGS = (
     "members=2",
@@ -106,3 +107,20 @@ def test_teachers_on_images_of_an_extra_one_are_predicted_again_in_a_new_format(
     key = Transfer(study).key
     monkeypatch.setattr(analysis_jobs, "ANALYSIS_FORMAT", analysis_jobs.ANALYSIS_FORMAT + 1)
     assert Transfer(study).key != key
+
+
+def test_another_seed_gives_other_teachers_that_no_set_shares(tmp_path):
+    recipes = [
+        read_recipe("digits", [*SETTINGS, "teachers.epochs=1", "teachers.batch=10", f"teachers.seed={seed}"])
+        for seed in (0, 1)
+    ]
+    studies = [Study(recipe, tmp_path / str(seed)) for seed, recipe in enumerate(recipes)]
+    keys = {study.teacher_stage(j).key for study in studies for j in range(3)}
+    assert len(keys) == 6
+    seeds = [[study.recipe.teachers.number(j) for j in (0, 2047)] for study in studies]
+    assert seeds == [[0, 2047], [2048, 4095]]
+    weights = []
+    for study in studies:
+        TrainTeacher(study, 0).run(Unwatched())
+        weights.append(study.teacher_stage(0).weights())
+    assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

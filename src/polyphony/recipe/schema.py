@@ -24,6 +24,8 @@ from polyphony.recipe.networks import Network
 from polyphony.recipe.table import Name, Share, StepSize, Table
 from polyphony.train import Plan
 
+MOST_TEACHERS = 2048
+
 
 class Crop(Table):
     """Random crop after zero padding, random horizontal flip."""
@@ -74,7 +76,12 @@ class Teachers(Schedule):
     """The deep ensemble: `members` networks, and extra ones that only the DEE curve needs."""
 
     network: Network
-    extra: NonNegativeInt = 0
+    extra: Annotated[int, Field(ge=0, le=1024)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # another one gives other teachers, all else equal
+
+    def number(self, j: int) -> int:
+        """By which teacher j of these draws its weights and its batches; no two sets share one."""
+        return self.seed * MOST_TEACHERS + j
 
 
 class Student(Schedule):

@@ -67,8 +67,9 @@ class TrainTeacher:
 
     def run(self, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
-        rng = generator("teacher", self.j, study.device)
-        model = Single(study.network(teachers.network, generator("teacher weights", self.j)))
+        number = teachers.number(self.j)
+        rng = generator("teacher", number, study.device)
+        model = Single(study.network(teachers.network, generator("teacher weights", number)))
         log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
         self.stage.finish(model.network.state_dict(), facts(study, log))
 

@@ -53,7 +53,7 @@ class Study:
     def teacher_stage(self, j: int) -> Stage:
         """The folder of teacher j."""
         teachers = self.recipe.teachers
-        spec = self._spec("teacher", j, teachers) | {"network": teachers.network.spec()}
+        spec = self._spec("teacher", teachers.number(j), teachers) | {"network": teachers.network.spec()}
         return Stage(self.folder / "teachers" / str(j), spec)
 
     def student_stage(self, name: str, seed: int) -> Stage:
