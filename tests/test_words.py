@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyphony.words import count, counted, duration, listed
+from polyphony.words import count, counted, duration, listed, sentence
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,14 @@ def test_one_thing_is_not_several():
 
 def test_lists_end_in_and():
     assert [listed(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+def test_a_sentence_is_one_short_printable_line() -> None:
+    assert sentence("a.npz is\n no  file") == "a.npz is no file"
+    assert sentence("\x1b[2J \udc80") == "?[2J ?"
+    long = sentence(f"/data/{'x' * 5000}.npz has the label {'9' * 5000}, outside 0..9; replace it")
+    assert len(long) <= 300
+    assert long.startswith("/data/xxx")
+    assert "has the label 999" in long
+    assert long.endswith("outside 0..9; replace it")
+    assert len(sentence("many short words " * 1000)) == 300

@@ -1,4 +1,4 @@
-"""What is asked of the machine: files that appear whole or not at all, and its name."""
+"""What is asked of the machine: files that appear whole or not at all, its memory and its name."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def whole(file: Path) -> Iterator[Path]:
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def memory() -> int:
+    """How many bytes of memory the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def processor() -> str:

@@ -1,8 +1,11 @@
-"""Numbers and lists as people say them."""
+"""Numbers, lists and faults as people say them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+LONGEST = 300  # characters of a sentence about a fault
 
 
 def duration(seconds: float) -> str:
@@ -34,3 +37,16 @@ def first_line(error: BaseException) -> str:
 def listed(names: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c" """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def sentence(fault: str) -> str:
+    """A fault in one printable line of at most 300 characters: long values lose their middle."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(fault.split()))
+    if len(line) > LONGEST:
+        line = re.sub(r"\S{81,}", lambda value: cut(value[0], 80), line)
+    return cut(line, LONGEST)
+
+
+def cut(text: str, longest: int) -> str:
+    """The text, or its beginning and its end where it is longer."""
+    return text if len(text) <= longest else f"{text[: longest - longest // 3 - 1]}…{text[-(longest // 3) :]}"

@@ -69,7 +69,7 @@ def test_no_path_may_escape(kind: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
 def test_links_and_devices_are_refused(kind: bytes, tmp_path: Path) -> None:
     archive = tar(tmp_path / "bad.tar.gz", member("x/one"), member("x/link", kind, "/etc/passwd"))
-    with pytest.raises(DataError, match=r"x/link is a link or device"):
+    with pytest.raises(DataError, match=r"x/link is a link, device or sparse file"):
         unpack(archive, "x", tmp_path / "root")
     assert everything(tmp_path / "root") == []
 
@@ -81,7 +81,7 @@ def test_bombs_are_refused_and_leave_nothing(kind: str, tmp_path: Path) -> None:
         archive = tar(tmp_path / "bomb", member("x/zeros"), content=content)
     else:
         archive = zipped(tmp_path / "bomb", "x/zeros", content=content)
-    with pytest.raises(DataError, match=r"bomb would unpack to .* out of proportion"):
+    with pytest.raises(DataError, match=r"bomb unpacks .*out of proportion"):
         unpack(archive, "x", tmp_path / "root")
     assert everything(tmp_path / "root") == []
 

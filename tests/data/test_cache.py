@@ -23,7 +23,7 @@ class Reader:
     def __call__(self) -> Contents:
         self.calls += 1
         levels = torch.tensor(list(self.path.read_bytes()), dtype=torch.uint8)
-        split = Split(levels.view(-1, 1, 1, 1), torch.arange(len(levels)))
+        split = Split(levels.view(-1, 1, 1, 1), torch.arange(len(levels)) % 2)
         return Contents(("näive", "b/c"), {"train": split, "test": split[torch.tensor([0])]}, "subset")
 
 
@@ -77,7 +77,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(source: Path, tmp
     (tmp_path / "cache").write_text("a file where the folder should be")
     reader = Reader(source)
     for _ in range(2):
-        assert cached("x", source, (), reader).parts["train"].labels.tolist() == [0, 1, 2]
+        assert cached("x", source, (), reader).parts["train"].labels.tolist() == [0, 1, 0]
     assert reader.calls == 2
 
 

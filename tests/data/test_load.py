@@ -136,7 +136,7 @@ def test_regenerated_corruptions_say_what_they_were_made_of(root: Path) -> None:
     mark.write_text("{}")
     assert corrupted("digits", root).source is None
     mark.write_text("{")
-    with pytest.raises(DataError, match=r"regenerated\.json is damaged; remove .* and make the images again"):
+    with pytest.raises(DataError, match=r"regenerated\.json is no whole JSON file .*make the images again"):
         corrupted("digits", root)
 
 

@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from polyphony.machine import whole
+
 if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers at once
     from polyphony.data.dataset import Dataset, Place
 
@@ -68,7 +70,7 @@ def check(name: str | None = None, *, data: Root = None, resolution: int | None 
     from polyphony.data.check import check as compare
     from polyphony.data.errors import DataError
     from polyphony.data.files import data_root
-    from polyphony.data.load import found, identify
+    from polyphony.data.load import found, identify, read
 
     root, complete = data_root(data), True
     names = [name] if name else _present(root)
@@ -76,7 +78,7 @@ def check(name: str | None = None, *, data: Root = None, resolution: int | None 
         raise DataError(f"no known data set is in {root}; 'polyphony data list' says what is looked for")
     for dataset in map(identify, names):
         place, path = found(dataset, root)
-        result = compare(dataset, place, path, place.read(path, Options(resolution=resolution)))
+        result = compare(dataset, place, path, read(dataset, place, path, Options(resolution=resolution)))
         counts = ", ".join(f"{part} {count:,}" for part, count in result.counts.items())
         _say(dataset.name, "bold")
         for line in (_where(place, path), result.verdict, f"images: {counts}", *result.differences):
@@ -182,18 +184,19 @@ def preview(name: str, *, data: Root = None, out: Path | None = None, resolution
 
     dataset = identify(name)
     place, path = found(dataset, data_root(data))
-    whole = contents(dataset, place, path, Options(resolution=resolution))
-    plain = {part: split for part, split in whole.parts.items() if part in ("train", "test")}
+    kept = contents(dataset, place, path, Options(resolution=resolution))
+    plain = {part: split for part, split in kept.parts.items() if part in ("train", "test")}
     shown = plain.get("train") or plain.get("test")
-    rows = class_rows(shown, whole.classes) if shown else corruption_rows(whole.parts)
+    rows = class_rows(shown, kept.classes) if shown else corruption_rows(kept.parts)
     file = out or Path(f"{dataset.name}.png")
-    sheet(rows).save(file, "PNG")
+    with whole(file) as beside:
+        sheet(rows).save(beside, "PNG")
     for part, split in plain.items():
-        counts = split.labels.bincount(minlength=len(whole.classes)).tolist()
+        counts = split.labels.bincount(minlength=len(kept.classes)).tolist()
         _say(f"{part}: {len(split):,} images", "bold")
-        named = zip(whole.classes, counts, strict=True)
+        named = zip(kept.classes, counts, strict=True)
         Console(highlight=False).print(Columns(Text(f"{label} {count:,}") for label, count in named))
-    _say(f"origin: {whole.origin}\ncontact sheet: {file}")
+    _say(f"origin: {kept.origin}\ncontact sheet: {file}")
 
 
 def _say(text: str, style: str | None = None) -> None:
@@ -222,7 +225,9 @@ def _facts(dataset: Dataset, root: Path) -> dict[str, str]:
 
 
 def _here(dataset: Dataset, root: Path) -> Place | None:
-    return next((place for place in dataset.places if not place.path or (root / place.path).exists()), None)
+    from polyphony.data.files import there
+
+    return next((place for place in dataset.places if not place.path or there(root / place.path)), None)
 
 
 def _present(root: Path) -> list[str]:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shutil
 import tarfile
 import tempfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from polyphony.data.errors import DataError
-from polyphony.data.files import LARGEST, read_bytes
-
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
-RATIO, SLACK = 100, 1 << 24  # an honest archive of images hardly compresses; a bomb does so a thousandfold
+from polyphony.data.files import Inflated, bound, damaged, read_bytes, regular, there, walk
 
 
 @dataclass(frozen=True)
@@ -43,20 +38,57 @@ class Tree:
 def tree(path: Path) -> Tree:
     """The files below a folder, or in a zip whose files are all below one folder."""
     if path.is_dir():
-        found = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        found = (name for name, _ in walk(path) if not name.endswith("/"))
         return Tree(path, tuple(sorted(found)), lambda name: read_bytes(path / name))
-    archive = _open_zip(path)
-    files = {_below_top(info.filename): info for info in _checked(path, archive) if not info.is_dir()}
+    archive = open_zip(path)
+    files = {_below_top(info.filename): info for info in archive.infolist() if not info.is_dir()}
 
     def read(name: str) -> bytes:
-        if files[name].file_size > LARGEST:
-            raise DataError(f"{path}: {name} has no plausible size; download the archive again")
-        try:
+        with damaged(f"{path}: {name}", "file", "download the archive again"):
             return archive.read(files[name])
-        except (*DAMAGE, OSError, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{path}: {name} is damaged ({error}); download the archive again") from error
 
     return Tree(path, tuple(sorted(files)), read)
+
+
+def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
+    """A zip whose names, ways of compression and sizes are those of an honest one."""
+    with damaged(path, what, "get it again"):
+        archive = zipfile.ZipFile(regular(path))
+    for info in archive.infolist():
+        _check_name(path, info.filename)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
+            raise DataError(
+                f"{path}: {info.filename} is encrypted or compressed in an unusual way; replace it"
+            )
+    total = sum(info.file_size for info in archive.infolist())
+    if total > bound(path):
+        raise DataError(f"{path} unpacks to {total:,} bytes, out of proportion; do not trust it")
+    return archive
+
+
+def members(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the wanted files of a folder or a tar archive, one at a time, in any order.
+
+    Raises DataError naming whatever is missing or cannot be read.
+    """
+    missing = set(wanted)
+    for name, content in _from_folder(path, wanted) if path.is_dir() else _from_tar(path, wanted):
+        missing.discard(name)
+        yield name, content
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(sorted(missing))}; get the complete official archive again")
+
+
+def _from_folder(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    return ((name, read_bytes(path / name)) for name in wanted if there(path / name))
+
+
+def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    with damaged(path, "tar archive"):
+        for full_name, stream in _tar_entries(path):
+            name = PurePosixPath(full_name).name
+            if name in wanted:
+                yield name, stream.read()
 
 
 def unpack(archive: Path, folder: str, root: Path) -> None:
@@ -68,13 +100,10 @@ def unpack(archive: Path, folder: str, root: Path) -> None:
         raise DataError(f"{root / folder} is there already; remove it to unpack {archive.name} again")
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
-        try:
-            for name, stream in (
-                _zip_entries(archive) if zipfile.is_zipfile(archive) else _tar_entries(archive)
-            ):
+        with damaged(archive, "archive"):
+            packed = zipfile.is_zipfile(regular(archive))
+            for name, stream in _zip_entries(archive) if packed else _tar_entries(archive, bound(archive)):
                 _write(Path(scratch, *PurePosixPath(name).parts), stream)
-        except DAMAGE as error:
-            raise DataError(f"{archive} is no whole archive ({error}); download it again") from error
         if not Path(scratch, folder).is_dir():
             raise DataError(f"{archive} holds no folder {folder}; download it again")
         Path(scratch, folder).rename(root / folder)
@@ -87,52 +116,35 @@ def _write(target: Path, stream: IO[bytes]) -> None:
 
 
 def _zip_entries(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with _open_zip(path) as archive:
-        for info in _checked(path, archive):
+    with open_zip(path) as archive:
+        for info in archive.infolist():
             if not info.is_dir():
                 with archive.open(info) as stream:
                     yield info.filename, stream
 
 
-def _tar_entries(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with tarfile.open(path, "r|*") as archive:
-        total = 0
+def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[bytes]]]:
+    """The files of a tar; DataError at what is neither file nor folder, and at an archive without its end."""
+    with Inflated(path, most) as content, tarfile.open(fileobj=content, mode="r|") as archive:
         for member in archive:
             _check_name(path, member.name)
-            total += member.size
-            _check_size(path, total)
             if member.isdir():
                 continue
-            stream = archive.extractfile(member) if member.isfile() else None
+            stream = archive.extractfile(member) if member.isreg() and not member.issparse() else None
             if stream is None:
-                raise DataError(f"{path}: {member.name} is a link or device; do not trust this archive")
+                raise DataError(
+                    f"{path}: {member.name} is a link, device or sparse file; do not trust this archive"
+                )
             yield member.name, stream
-
-
-def _open_zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise DataError(f"{path} is not a whole zip archive ({error}); download it again") from error
-
-
-def _checked(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    for info in archive.infolist():
-        _check_name(path, info.filename)
-    _check_size(path, sum(info.file_size for info in archive.infolist()))
-    return archive.infolist()
+        while content.read():  # to the end, where a .gz keeps its checksum
+            pass
+        if content.end.strip(b"\0"):
+            raise DataError(f"{path} is cut short; download it again")
 
 
 def _check_name(path: Path, name: str) -> None:
     if name.startswith("/") or re.search(r"\\|^[A-Za-z]:|\0", name) or ".." in PurePosixPath(name).parts:
         raise DataError(f"{path} holds the path {name!r}, which leaves its folder; do not trust this archive")
-
-
-def _check_size(path: Path, total: int) -> None:
-    if total > RATIO * path.stat().st_size + SLACK:
-        raise DataError(
-            f"{path} would unpack to {total:,} bytes, out of proportion; do not trust this archive"
-        )
 
 
 def _below_top(name: str) -> str:

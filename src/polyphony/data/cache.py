@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from polyphony.data.dataset import Contents
-from polyphony.data.files import cache_root
+from polyphony.data.files import cache_root, regular, walk
+from polyphony.data.sound import as_labels, sound
 from polyphony.data.splits import Split
 from polyphony.machine import whole
 
@@ -25,12 +25,12 @@ def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[]
     """`read()`, or what it gave when `path` looked as it does now. `reading` tells apart ways to read it."""
     source = _digest(FORMAT, name, str(path.resolve()), reading)[:12]
     file = cache_root() / f"{name}-{source}-{_digest(stamp(path))[:16]}.safetensors"
-    with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
+    with suppress(Exception):
         return restore(file)  # absent or damaged: read the source again
     contents = read()
     with suppress(OSError):  # a full or read-only disk costs time, not the data
         keep(contents, file)
-        for old in file.parent.glob(f"{name}-{source}-*.safetensors"):
+        for old in file.parent.glob(f"*-{source}-*.safetensors"):
             if old != file:
                 old.unlink()
         return restore(file)  # mapped from disk, so that memory holds the data once
@@ -39,21 +39,11 @@ def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[]
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
     """(name, size, time of change) of the file, or of everything below the folder: differs when it does."""
-    if not path.is_dir():
-        status = path.stat()
-        return [(path.name, status.st_size, status.st_mtime_ns)]
-    return sorted(_stamps(str(path), len(str(path)) + 1))
-
-
-def _stamps(folder: str, prefix: int) -> Iterator[tuple[str, int, int]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield entry.path[prefix:] + "/", 0, 0  # an empty folder is a change too
-                yield from _stamps(entry.path, prefix)
-            else:
-                status = entry.stat()
-                yield entry.path[prefix:], status.st_size, status.st_mtime_ns
+    found = walk(path) if path.is_dir() else [(path.name, path.stat())]
+    return sorted(
+        (name, 0, 0) if name.endswith("/") else (name, status.st_size, status.st_mtime_ns)
+        for name, status in found  # an empty folder is a change too
+    )
 
 
 def _digest(*what: object) -> str:
@@ -71,7 +61,7 @@ def keep(contents: Contents, file: Path) -> None:
 
 def restore(file: Path) -> Contents:
     """The contents of a file written by `keep`, memory-mapped."""
-    with safe_open(file, framework="pt") as stored:
+    with safe_open(regular(file), framework="pt") as stored:
         facts = json.loads(stored.metadata()["facts"])
 
         def tensor(name: str) -> torch.Tensor:
@@ -79,4 +69,6 @@ def restore(file: Path) -> Contents:
             return found
 
         parts = {part: Split(tensor(f"{part}.images"), tensor(f"{part}.labels")) for part in facts["parts"]}
-    return Contents(tuple(facts["classes"]), parts, facts["origin"])
+    for split in parts.values():
+        as_labels(split.labels.numpy(), len(split), len(facts["classes"]), file)
+    return sound(Contents(tuple(facts["classes"]), parts, facts["origin"]), file)

@@ -7,8 +7,7 @@ from hashlib import md5
 from pathlib import Path
 
 from polyphony.data.dataset import Contents, Dataset, Place
-from polyphony.data.files import file_md5
-from polyphony.data.idx import unzipped
+from polyphony.data.files import file_md5, there, unpacked
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,6 @@ def _files(place: Place, path: Path) -> list[str]:
 
 def _checksum(file: Path) -> str | None:
     packed = file.with_name(file.name + ".gz")
-    if file.exists():
+    if there(file):
         return file_md5(file)
-    return md5(unzipped(packed), usedforsecurity=False).hexdigest() if packed.exists() else None
+    return md5(unpacked(packed), usedforsecurity=False).hexdigest() if there(packed) else None

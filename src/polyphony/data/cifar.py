@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyphony.data.archives import members
 from polyphony.data.dataset import Contents, Dataset, Download, Place
 from polyphony.data.errors import DataError
-from polyphony.data.files import members
 from polyphony.data.options import Options, last
+from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 from polyphony.data.unpickle import unpickle
 
@@ -45,20 +46,13 @@ Decode = Callable[[bytes, str | int, Layout, str], tuple[Rows, Rows]]
 def decode_python(content: bytes, label: str | int, layout: Layout, where: str) -> tuple[Rows, Rows]:
     """Pixels [n 3072] and labels [n] of a pickled batch."""
     table = unpickle(content, where)
-    try:
-        pixels, labels = table["data"], np.asarray(table[str(label)])
-    except (KeyError, ValueError) as error:
-        raise DataError(
-            f"{where} has no usable {error}; it is not the official file, download it again"
-        ) from error
+    pixels, labels = table.get("data"), table.get(str(label))
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
-        found = (
-            f"{pixels.dtype} {list(pixels.shape)}"
-            if isinstance(pixels, np.ndarray)
-            else type(pixels).__name__
-        )
+        found = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no pixels"
         raise DataError(f"{where} holds {found} where uint8 [n, {PIXELS}] belongs; download it again")
-    return pixels, labels
+    if not isinstance(labels, list) or not all(type(one) is int for one in labels):
+        raise DataError(f"{where} has no list of numbers {label!r}; download it again")
+    return pixels, np.array(labels)
 
 
 def decode_binary(content: bytes, label: str | int, layout: Layout, where: str) -> tuple[Rows, Rows]:
@@ -92,17 +86,21 @@ def read(
 ) -> Contents:
     """Both parts as uint8 [n 3 32 32] with class names; every file is checked before it is used."""
     label, (meta, key) = _labels(options, layout)
-    parts: dict[str, tuple[Rows, Rows]] = {}
+    pixels: dict[str, Rows] = {}
+    labels: dict[str, Rows] = {}
     classes: tuple[str, ...] = ()
     for name, content in members(path, (*layout.train, layout.test, meta)):
         where = str(path / name) if path.is_dir() else f"{path}: {name}"
         if name == meta:
             classes = names(content, key, where)
         else:
-            parts[name] = decode(content, label, layout, where)
-    for name, (pixels, labels) in parts.items():
-        _check(labels, len(pixels), len(classes), f"{path}: {name}")
-    return Contents(classes, {"train": _join(parts, layout.train), "test": _join(parts, (layout.test,))})
+            pixels[name], labels[name] = decode(content, label, layout, where)
+    checked = {
+        name: as_labels(found, len(pixels[name]), len(classes), f"{path}: {name}")
+        for name, found in labels.items()
+    }
+    parts = {"train": layout.train, "test": (layout.test,)}
+    return Contents(classes, {part: _join(pixels, checked, batches) for part, batches in parts.items()})
 
 
 def _labels(options: Options, layout: Layout) -> tuple[str | int, tuple[str, str]]:
@@ -111,26 +109,15 @@ def _labels(options: Options, layout: Layout) -> tuple[str | int, tuple[str, str
     return layout.fine, layout.names
 
 
-def _check(labels: Rows, images: int, classes: int, where: str) -> None:
-    if labels.shape != (images,) or labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{where} has {images:,} images but labels of shape {list(labels.shape)}; download it again"
-        )
-    if images and not 0 <= labels.min() <= labels.max() < classes:
-        wrong = labels.max() if labels.max() >= classes else labels.min()
-        raise DataError(f"{where} has the label {wrong}, outside 0..{classes - 1}; download it again")
-
-
-def _join(parts: dict[str, tuple[Rows, Rows]], names: tuple[str, ...]) -> Split:
+def _join(pixels: dict[str, Rows], labels: dict[str, torch.Tensor], names: tuple[str, ...]) -> Split:
     """One split of the named batches; each is let go once copied, so memory never holds the data twice."""
-    images = torch.empty(sum(len(parts[name][0]) for name in names), PIXELS, dtype=torch.uint8)
-    labels, start = [], 0
+    images = torch.empty(sum(len(pixels[name]) for name in names), PIXELS, dtype=torch.uint8)
+    start = 0
     for name in names:
-        pixels, batch_labels = parts.pop(name)
-        images[start : start + len(pixels)].numpy()[:] = pixels
-        labels.append(batch_labels.astype(np.int64))
-        start += len(pixels)
-    return Split(images.view(-1, 3, 32, 32), torch.from_numpy(np.concatenate(labels)))
+        batch = pixels.pop(name)
+        images[start : start + len(batch)].numpy()[:] = batch
+        start += len(batch)
+    return Split(images.view(-1, 3, 32, 32), torch.cat([labels[name] for name in names]))
 
 
 CIFAR10_PYTHON = partial(

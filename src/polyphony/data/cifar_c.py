@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place
 from polyphony.data.errors import DataError
+from polyphony.data.files import damaged, read_bytes, there
+from polyphony.data.npy import mapped
 from polyphony.data.options import Options
+from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
 NAMES = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost
@@ -27,52 +29,34 @@ MARK = "regenerated.json"  # beside images made here, wherever the folder is mov
 
 def read(path: Path, options: Options) -> Contents:
     """One part a corruption, memory-mapped: [5 n c h w], all severities. The extra four where they are."""
-    labels = _mapped(path / "labels.npy")
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
-        raise DataError(
-            f"{path / 'labels.npy'} is {labels.dtype} {list(labels.shape)}, not 5 n labels; get it again"
-        )
-    present = [name for name in EXTRA if (path / f"{name}.npy").exists()]
-    shared = torch.from_numpy(labels.astype(np.int64))
+    file = path / "labels.npy"
+    labels = mapped(file)
+    if labels.ndim != 1 or len(labels) % len(SEVERITIES) or not len(labels):
+        raise DataError(f"{file} is {labels.dtype} {list(labels.shape)}, not 5 n labels; get it again")
+    shared = as_labels(labels, len(labels), max(len(labels), 1000), file)
+    present = [name for name in EXTRA if there(path / f"{name}.npy")]
     parts = {name: _split(path / f"{name}.npy", shared) for name in (*CORRUPTIONS, *present)}
-    classes = tuple(str(label) for label in range(int(labels.max()) + 1))
-    return Contents(classes, parts, "regenerated" if (path / MARK).exists() else "unverified")
+    classes = tuple(str(label) for label in range(int(shared.max()) + 1))
+    return Contents(classes, parts, "regenerated" if there(path / MARK) else "unverified")
 
 
 def source(path: Path) -> str | None:
     """The fingerprint of the test split that images made here were made of; None where it is not written."""
     file = path / MARK
-    try:
-        facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
-        raise DataError(f"{file} is damaged; remove {path} and make the images again") from error
-    return facts.get("fingerprint") if isinstance(facts, dict) else None
+    if not there(file):
+        return None
+    with damaged(file, "JSON file", f"remove {path} and make the images again"):
+        facts = json.loads(read_bytes(file))
+        return str(facts["fingerprint"]) if "fingerprint" in facts else None
 
 
 def _split(file: Path, labels: torch.Tensor) -> Split:
-    images = _mapped(file)
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 4
-        or images.shape[3] not in (1, 3)
-        or len(images) != len(labels)
-    ):
+    images, n = mapped(file), len(labels)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[::3] not in ((n, 1), (n, 3)):
         raise DataError(
-            f"{file} is {images.dtype} {list(images.shape)} where uint8 [{len(labels)}, h, w, 3] belongs; "
-            "get it again"
+            f"{file} is {images.dtype} {list(images.shape)} where uint8 [{n}, h, w, 3] belongs; get it again"
         )
     return Split(torch.from_numpy(images).permute(0, 3, 1, 2), labels)
-
-
-def _mapped(file: Path) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array in an .npy file, mapped copy-on-write; a file that holds objects is refused unread."""
-    if not file.is_file():
-        raise DataError(f"{file} is missing; get the complete folder again")
-    try:
-        return np.load(file, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
-        fault = "holds objects" if "object" in str(error).lower() else f"is no whole .npy file ({error})"
-        raise DataError(f"{file} {fault}; it was not read, get it again") from error
 
 
 def _files(values: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from polyphony.data.archives import unpack
 from polyphony.data.dataset import Download
 from polyphony.data.errors import DataError
-from polyphony.data.files import file_md5
+from polyphony.data.files import file_md5, there
 
 Progress = Callable[[int], None]  # told how many bytes are there
 
@@ -22,7 +22,7 @@ def fetch(download: Download, root: Path, progress: Progress) -> Path:
     if goal.exists():
         return goal
     file = root / download.path
-    users = file.exists()  # put there by hand: checked, used and left alone
+    users = there(file)  # put there by hand: checked, used and left alone
     if not users:
         _fetch_file(download, file, progress)
     elif file_md5(file) != download.md5:
@@ -37,12 +37,16 @@ def fetch(download: Download, root: Path, progress: Progress) -> Path:
 def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
     """Writes beside the file and renames it when size and MD5 are right; a broken transfer is resumed."""
     part = file.with_name(file.name + ".part")
+    if there(part) and not part.is_file():
+        raise DataError(f"{part} is no regular file; remove it to download there")
     try:
         if not part.exists() or part.stat().st_size < download.size:
             _transfer(download, part, progress)
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         fault = getattr(error, "reason", None) or error
         raise DataError(f"cannot download ({fault}): get {download.url} and put it at {file}") from error
+    except OSError as error:
+        raise DataError(f"{part} cannot be written ({error.strerror or error}); check the disk") from error
     size = part.stat().st_size
     if size < download.size:
         raise DataError(

@@ -1,17 +1,20 @@
-"""Files as bytes, from a folder or straight from an archive, and the folders data and cache live in."""
+"""Regular files as bytes, what a file may unpack to, and the folders data and cache live in."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
-import tarfile
-import zlib
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import md5
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from polyphony.data.errors import DataError
 
 LARGEST = 1 << 30  # no official file that is read whole into memory comes near a gigabyte
+RATIO, SLACK = 100, 1 << 24  # of what a file may unpack to
 
 
 def data_root(root: Path | None = None) -> Path:
@@ -30,55 +33,127 @@ def cache_root() -> Path:
     return Path(home) / "polyphony" / "data"
 
 
-def members(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the wanted files of a folder or a tar archive, one at a time, in any order.
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What the system refuses is a DataError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}); check it") from error
 
-    Raises DataError naming whatever is missing or cannot be read.
-    """
-    missing = set(wanted)
-    for name, content in _from_folder(path, wanted) if path.is_dir() else _from_tar(path, wanted):
-        missing.discard(name)
-        yield name, content
-    if missing:
-        raise DataError(f"{path} lacks {', '.join(sorted(missing))}; get the complete official archive again")
+
+@contextmanager
+def damaged(where: object, what: str, advice: str = "download it again") -> Iterator[None]:
+    """Whatever a library raises while it reads is a DataError: `where` is no whole `what`."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file can make a library raise anything
+        if isinstance(error, OSError) and error.strerror:  # the system's own, no fault of the file
+            raise DataError(f"{error.filename or where}: {error.strerror}; check the disk") from error
+        raise DataError(f"{where} is no whole {what} ({error or type(error).__name__}); {advice}") from error
+
+
+def there(path: Path) -> bool:
+    """Whether there is anything at the path that the system lets us see."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def regular(path: Path) -> Path:
+    """The path of a regular file that is not empty. Nothing else is ever opened: a pipe would never end."""
+    with readable(path):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        fault = "is empty" if stat.S_ISREG(status.st_mode) else "is no regular file"
+        raise DataError(f"{path} {fault}; put the data's own file there")
+    return path
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file that is to be read whole."""
+    """The content of a file that is to be read whole; no more than its size said when it was opened."""
+    size = regular(path).stat().st_size
+    if size > LARGEST:
+        raise DataError(f"{path} is larger than any official file of its kind; replace it")
+    with readable(path), path.open("rb") as file:
+        return file.read(size)
+
+
+def bound(path: Path) -> int:
+    """How many bytes a file may unpack to before it is taken for a bomb."""
+    return honest(path.stat().st_size)
+
+
+def honest(size: int) -> int:
+    """How many bytes, or pixels, may come of so many: images hardly compress, a bomb does a thousandfold."""
+    return RATIO * size + SLACK
+
+
+class Inflated(io.RawIOBase):
+    """The bytes of a regular file, of a .gz unpacked, up to `most` of them. `end` holds the last 1,024."""
+
+    def __init__(self, path: Path, most: int | None = None) -> None:
+        with readable(path), regular(path).open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        self.path, self.end = path, b""
+        self.left = min(bound(path), LARGEST) if most is None else most
+        self.stream = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115 (closed with this one)
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+    def read(self, size: int = 1 << 20) -> bytes:
+        """The next bytes, at most so many; DataError once there have been too many."""
+        block = self.stream.read(size)
+        self.left -= len(block)
+        if self.left < 0:
+            raise DataError(f"{self.path} unpacks out of proportion; do not trust it")
+        self.end = (self.end + block)[-1024:]
+        return block
+
+
+def unpacked(path: Path) -> bytes:
+    """A whole file, of a .gz what is in it."""
+    with damaged(path, ".gz file"), Inflated(path) as stream:
+        return b"".join(iter(stream.read, b""))
+
+
+def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """(path below the folder, status) of all that is in it, links followed; folders end with a slash.
+
+    Raises DataError at a folder that links lead to twice, because there may be no end of it.
+    """
+    seen, waiting = set(), [""]
+    while waiting:
+        below = waiting.pop()
+        with readable(folder / below):
+            status = (folder / below).stat()
+            if (status.st_dev, status.st_ino) in seen:
+                raise DataError(f"{folder / below} is in {folder} twice, by a link; remove the link")
+            seen.add((status.st_dev, status.st_ino))
+            for entry in list(os.scandir(folder / below)):
+                status = _status(entry)
+                name = f"{below}{entry.name}{'/' * stat.S_ISDIR(status.st_mode)}"
+                waiting += [name] * name.endswith("/")
+                yield name, status
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result:
+    """That of what a link leads to, or of the link itself where it leads nowhere."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise DataError(f"{path} is larger than any official file of its kind; replace it")
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); check the file") from error
-
-
-def _from_folder(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    return ((name, read_bytes(path / name)) for name in wanted if (path / name).is_file())
-
-
-def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                name = PurePosixPath(member.name).name
-                if name in wanted and member.isfile():
-                    yield name, _content(path, archive, member)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole tar archive ({error}); download it again") from error
-
-
-def _content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = archive.extractfile(member)
-    if stream is None or member.size > LARGEST:
-        raise DataError(f"{path}: {member.name} is no file of a plausible size; download the archive again")
-    return stream.read()
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
 
 
 def file_md5(path: Path) -> str:
     """The MD5 of a file, as the data sets' authors publish it: against damage, not against malice."""
     digest = md5(usedforsecurity=False)
-    with path.open("rb") as stream:
+    with readable(path), regular(path).open("rb") as stream:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 from polyphony.data.errors import DataError
+from polyphony.data.files import honest
+from polyphony.data.splits import roomy
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -35,7 +37,7 @@ def decode(content: bytes, where: str, side: int | None) -> Pixels:
     """One picture as RGB uint8 [3 h w], cropped to a square and area-averaged to `side` if one is given."""
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
-        if picture.width * picture.height > LARGEST:
+        if picture.width * picture.height > min(LARGEST, honest(len(content))):
             raise DataError(f"{where} has {picture.width}×{picture.height} pixels; remove or shrink it")
         if picture.mode.startswith(("I", "F")):
             raise DataError(f"{where} has more than 8 bits a pixel ({picture.mode}); convert it to 8 bits")
@@ -67,8 +69,10 @@ def decode_all(
 
     Decoded in parallel; a terminal on standard error shows a progress bar.
     """
+    if side is not None:
+        roomy(len(names), 3, side, side)
     first = decode(read(names[0]), where(names[0]), side)
-    out = np.empty((len(names), *first.shape), np.uint8)
+    out = np.empty(roomy(len(names), *first.shape), np.uint8)
     chunks = (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
     loaded = ([(read(name), where(name)) for name in chunk] for chunk in chunks)
     with _workers(len(names)) as pool:

@@ -13,9 +13,10 @@ from polyphony.data.catalogue import DATASETS
 from polyphony.data.check import check
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError, MissingDataError
-from polyphony.data.files import data_root
+from polyphony.data.files import data_root, readable, there
 from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
+from polyphony.data.sound import sound
 from polyphony.data.splits import Split, Splits
 
 EVERYTHING = Options()
@@ -30,14 +31,17 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
     """
     dataset = identify(source)
     place, path = found(dataset, data_root(root))
-    return arrange(dataset, contents(dataset, place, path, options), options)
+    splits = arrange(dataset, contents(dataset, place, path, options), options)
+    if len(splits.train.labels.unique()) < 2:
+        raise DataError(f"the training images of {dataset.name} are all of one class; a classifier needs two")
+    return splits
 
 
 def identify(source: str) -> Dataset:
     """The data set of that name, or the user's own at that path; else DataError with the nearest name."""
     if source in DATASETS:
         return DATASETS[source]
-    if Path(source).is_dir() or (source.endswith(".npz") and Path(source).is_file()):
+    if source and there(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
         return own(Path(source))
     near = get_close_matches(source, DATASETS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(DATASETS)}"
@@ -47,7 +51,7 @@ def identify(source: str) -> Dataset:
 def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
     """The first of the data set's places that exists below the root, and its path."""
     for place in dataset.places:
-        if not place.path or (root / place.path).exists():
+        if not place.path or there(root / place.path):
             return place, root / place.path
     raise MissingDataError(
         f"{dataset.name} is not in {root}: put {dataset.places[0].path} there "
@@ -60,13 +64,19 @@ def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVER
     if options.coarse and "coarse" not in place.heeds:
         raise DataError(f"{dataset.name} has no coarse labels, only CIFAR-100 has: leave coarse out")
 
-    def read() -> Contents:
-        fresh = place.read(path, options)
+    def checked() -> Contents:
+        fresh = read(dataset, place, path, options)
         return replace(fresh, origin=check(dataset, place, path, fresh).origin)
 
     if not place.cached:
-        return place.read(path, options)
-    return cached(dataset.name, path, tuple(getattr(options, name) for name in place.heeds), read)
+        return read(dataset, place, path, options)
+    return cached(dataset.name, path, tuple(getattr(options, name) for name in place.heeds), checked)
+
+
+def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
+    """What is at the place, afresh; DataError unless it is sound."""
+    with readable(path):
+        return sound(place.read(path, options), path, dataset.shape)
 
 
 def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:

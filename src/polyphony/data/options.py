@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from polyphony.data.errors import DataError
-from polyphony.data.splits import Split
+from polyphony.data.splits import Split, roomy
+
+MOST = 10**9  # images, or pixels a side: more than anybody has
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,11 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("per_class", "limit", "resolution", "valid", "test"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise DataError(f"the data option {name} must be at least 1, not {value}")
+            if value is not None and not 1 <= value <= MOST:
+                least = "at least 1" if value < 1 else f"at most {MOST:,}"
+                raise DataError(f"the data option {name} must be {least}, not {value}")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise DataError(f"the data option seed must have at most 64 bits, unlike {self.seed}")
 
 
 Holdout = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
@@ -104,6 +109,8 @@ def first_images(split: Split, count: int, what: str, advice: str) -> Split:
 
     A few images may well miss a class of many, and are given; see `_may_lack`.
     """
+    if count < 1:
+        raise DataError(f"the first {count} {what} images are none; take one or more")
     part = split[:count]
     present = split.labels.bincount()
     lost = (present > 0) & (part.labels.bincount(minlength=len(present)) == 0)
@@ -143,11 +150,14 @@ def resized(split: Split, resolution: int | None) -> Split:
 
 def area_average(images: Tensor, height: int, width: int) -> Tensor:
     """Every pixel is the mean over the area it covers, rounded. uint8 [n c h w] → [n c height width]"""
+    shape = roomy(len(images), images.shape[1], height, width)
     rows, columns = _overlaps(images.shape[-2], height), _overlaps(images.shape[-1], width)
-    out = torch.empty(*images.shape[:2], height, width, dtype=torch.uint8)
-    for start in range(0, len(images), 1024):  # bounds the float copy
-        chunk = rows @ images[start : start + 1024].float() @ columns.T
-        out[start : start + 1024] = chunk.round_().clamp_(0, 255).to(torch.uint8)
+    out = torch.empty(shape, dtype=torch.uint8)
+    largest = images.shape[1] * max(images.shape[2], height) * max(images.shape[3], width)
+    step = max(1, min(1024, (1 << 26) // largest))  # bounds the float copies
+    for start in range(0, len(images), step):
+        chunk = rows @ images[start : start + step].float() @ columns.T
+        out[start : start + step] = chunk.round_().clamp_(0, 255).to(torch.uint8)
     return out
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from polyphony.data import cifar_c
-from polyphony.data.archives import RATIO, SLACK, tree
+from polyphony.data import cifar_c, npy
+from polyphony.data.archives import open_zip, tree
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError
-from polyphony.data.files import read_bytes
+from polyphony.data.files import damaged, read_bytes, there
 from polyphony.data.images import SUFFIXES, decode_all
+from polyphony.data.npy import Array
 from polyphony.data.options import Options
+from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
-Array = np.ndarray[Any, np.dtype[Any]]
 KEYS = {  # what common tools call the arrays of a part, in the order looked for
     "train": (("images", "labels"), ("train_images", "train_labels"), ("x_train", "y_train")),
     "test": (("test_images", "test_labels"), ("x_test", "y_test")),
@@ -30,7 +28,7 @@ KEYS = {  # what common tools call the arrays of a part, in the order looked for
 def own(path: Path) -> Dataset:
     """A data set of the user's own, or corrupted images made here, named after its folder or file."""
     path = path.resolve()
-    if (path / cifar_c.MARK).exists():
+    if there(path / cifar_c.MARK):
         form = Place(str(path), cifar_c.read, cached=False)
     elif path.is_dir():
         form = Place(str(path), read_folder, heeds=("resolution",))
@@ -88,53 +86,55 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
 def read_npz(path: Path, options: Options) -> Contents:
     """`images` uint8 [n h w], [n h w c] or [n c h w] with `labels` [n] of integers from 0.
 
-    Optional: `test_images`, `test_labels`, and `classes`, the names. Objects in the file are refused unread.
+    Optional: `test_images`, `test_labels`, and `classes`, the names; without these there are no more classes
+    than images. Objects in the file are refused unread.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            total = sum(info.file_size for info in archive.infolist())
-        if total > RATIO * path.stat().st_size + SLACK:
-            raise DataError(f"{path} would unpack to {total:,} bytes, out of proportion; do not trust it")
-        with np.load(path, allow_pickle=False) as table:
-            arrays = {name: table[name] for name in table.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} is no whole .npz file of plain arrays ({error}); save it again") from error
-    return _contents(path, arrays)
+    arrays = _arrays(path)
+    found = {part: next((pair for pair in KEYS[part] if set(pair) <= set(arrays)), None) for part in KEYS}
+    pairs = {part: pair for part, pair in found.items() if pair}
+    if "train" not in pairs:
+        known = ", ".join(arrays) or "nothing known"
+        raise DataError(f"{path} holds {known}; it needs the arrays 'images' and 'labels'")
+    pixels = {part: _pixels(path, pair[0], arrays[pair[0]]) for part, pair in pairs.items()}
+    names = _names(path, arrays.get("classes"))
+    most = len(names) or sum(map(len, pixels.values()))
+    parts = {
+        part: Split(images, as_labels(arrays[pairs[part][1]], len(images), most, f"{path}: {pairs[part][1]}"))
+        for part, images in pixels.items()
+    }
+    count = max(int(split.labels.max()) for split in parts.values()) + 1
+    return Contents(names or tuple(map(str, range(count))), parts, "own")
 
 
-def _contents(path: Path, arrays: dict[str, Array]) -> Contents:
-    parts = {}
-    for part, pairs in KEYS.items():
-        pair = next((pair for pair in pairs if set(pair) <= set(arrays)), None)
-        if pair is not None:
-            parts[part] = _split(path, pair, arrays)
-    if "train" not in parts:
-        found = ", ".join(arrays) or "nothing"
-        raise DataError(f"{path} holds {found}; it needs the arrays 'images' and 'labels'")
-    count = int(max(split.labels.max() for split in parts.values())) + 1
-    names = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else range(count)
-    if len(names) < count:
-        raise DataError(f"{path} names {len(names)} classes but has the label {count - 1}; correct either")
-    return Contents(tuple(str(name) for name in names), parts, "own")
+def _arrays(path: Path) -> dict[str, Array]:
+    """Those arrays of the file whose names are known."""
+    known = {"classes", *(name for pairs in KEYS.values() for pair in pairs for name in pair)}
+    arrays = {}
+    with open_zip(path, ".npz file") as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in known:
+                with damaged(f"{path}: {name}", "array", "save it again"), archive.open(info) as stream:
+                    arrays[name] = npy.read(stream, info.file_size, f"{path}: {name}")
+    return arrays
 
 
-def _split(path: Path, pair: tuple[str, str], arrays: dict[str, Array]) -> Split:
-    images, labels = arrays[pair[0]], arrays[pair[1]]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+def _names(path: Path, names: Array | None) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if names.ndim != 1 or names.dtype.kind not in "USiu" or not names.size:
+        raise DataError(f"{path}: classes is {names.dtype} {list(names.shape)}; it must be a list of names")
+    with damaged(f"{path}: classes", "list of names", "save it again"):
+        return tuple(names.astype(str).tolist())
+
+
+def _pixels(path: Path, name: str, images: Array) -> Tensor:
+    """uint8 [n c h w]"""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
         raise DataError(
-            f"{path}: {pair[0]} is {images.dtype} {list(images.shape)}; it must be uint8 [n h w] or [n h w c]"
+            f"{path}: {name} is {images.dtype} {list(images.shape)}; it must be uint8 [n h w] or [n h w c]"
         )
-    if labels.dtype.kind not in "iu" or math.prod(labels.shape) != len(images) or len(labels) != len(images):
-        raise DataError(
-            f"{path}: {pair[1]} is {labels.dtype} {list(labels.shape)}; it must be {len(images)} integers"
-        )
-    if not len(images) or labels.min() < 0:
-        fault = "is empty" if not len(images) else f"has the label {labels.min()}; labels count from 0"
-        raise DataError(f"{path}: {pair[1]} {fault}")
-    pixels = np.ascontiguousarray(_channels_first(path, images))
-    return Split(torch.from_numpy(pixels), torch.from_numpy(labels.reshape(-1).astype(np.int64)))
+    return torch.from_numpy(np.ascontiguousarray(_channels_first(path, images)))
 
 
 def _channels_first(path: Path, images: Array) -> Array:

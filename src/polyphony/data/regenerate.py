@@ -44,10 +44,14 @@ def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[
 
 def _write(file: Path, corruption: str, test: Split, seed: int) -> Iterator[tuple[str, int]]:
     n, channels, height, width = test.images.shape
-    shape = (len(SEVERITIES) * n, height, width, channels)
-    out = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
-    for severity in SEVERITIES:
-        block = corrupt(test.images, corruption, severity, seed=seed)
-        out[(severity - 1) * n : severity * n] = block.permute(0, 2, 3, 1).numpy()
-        yield corruption, severity
-    out.flush()
+    header = {
+        "descr": "|u1",
+        "fortran_order": False,
+        "shape": (len(SEVERITIES) * n, height, width, channels),
+    }
+    with file.open("wb") as out:  # not mapped: on a full disk that would end the process
+        np.lib.format.write_array_header_1_0(out, header)
+        for severity in SEVERITIES:
+            block = corrupt(test.images, corruption, severity, seed=seed)
+            out.write(block.permute(0, 2, 3, 1).numpy().tobytes())
+            yield corruption, severity

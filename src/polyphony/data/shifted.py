@@ -12,9 +12,10 @@ from torch import Tensor
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
 from polyphony.data.errors import DataError
-from polyphony.data.files import data_root
+from polyphony.data.files import data_root, there
 from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
 from polyphony.data.options import Options, area_average, first_images, resized
+from polyphony.data.sound import sound
 from polyphony.data.splits import Split
 
 
@@ -43,6 +44,8 @@ def with_channels(images: Tensor, channels: int) -> Tensor:
         return images
     if images.shape[1] == 1:
         return images.expand(-1, channels, -1, -1)
+    if channels != 1:
+        raise DataError(f"images of {images.shape[1]} channels cannot be brought to {channels}")
     weights = torch.tensor([0.299, 0.587, 0.114])
     return torch.einsum("nchw,c->nhw", images.float(), weights).round().to(torch.uint8)[:, None]
 
@@ -87,11 +90,11 @@ def corrupted(
     """
     base = data_root(root)
     official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
-    if official is not None and (base / official.places[0].path).exists():
+    if official is not None and there(base / official.places[0].path):
         place, folder = found(official, base)
         whole = contents(official, place, folder)
-    elif made.exists():
-        folder, whole = made, read(made, options)
+    elif there(made):
+        folder, whole = made, sound(read(made, options), made)
     else:
         where = f"{official.places[0].path} or {made.name}" if official else made.name
         raise DataError(

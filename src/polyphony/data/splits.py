@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from polyphony.data.errors import DataError
+from polyphony.machine import memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,18 @@ class Splits:
     valid: Split
     test: Split
     origin: str = "own"  # every reader of official files says what it found
+
+
+def roomy(count: int, *shape: int) -> tuple[int, ...]:
+    """[n c h w] of so many uint8 images; DataError where they would not fit into this machine's memory."""
+    size, most = math.prod((count, *shape)), memory()
+    if size > most:
+        sides = "×".join(map(str, shape))
+        raise DataError(
+            f"{count:,} images of {sides} take {size >> 30:,} GiB where this machine has {most >> 30:,}; "
+            "take fewer or smaller ones"
+        )
+    return (count, *shape)
 
 
 def describe(tensor: Tensor) -> str:

@@ -22,6 +22,8 @@ def read(path: Path, options: Options) -> Contents:
     files = tree(path)
     wnids = files.text("wnids.txt").split()
     label = {wnid: i for i, wnid in enumerate(wnids)}
+    if not wnids or len(label) < len(wnids):
+        raise DataError(f"{files.where('wnids.txt')} is empty or names a class twice; get the archive again")
     return Contents(
         _names(files, wnids),
         {
@@ -53,9 +55,11 @@ def _train(files: Tree, label: dict[str, int]) -> Listing:
     return [(name, label[wnid]) for wnid, names in found.items() for name in sorted(names, key=_number)]
 
 
-def _number(name: str) -> tuple[int, str]:
-    digits = re.findall(r"\d+", PurePosixPath(name).stem)
-    return int(digits[-1]) if digits else -1, name
+def _number(name: str) -> tuple[int, str, str]:
+    """Sorts by the last number in the name, however many digits it has."""
+    digits = re.findall(r"[0-9]+", PurePosixPath(name).stem)
+    number = digits[-1].lstrip("0") if digits else ""
+    return len(number), number, name
 
 
 def _val(files: Tree, label: dict[str, int]) -> Listing:
@@ -77,8 +81,6 @@ def _val(files: Tree, label: dict[str, int]) -> Listing:
 def _split(files: Tree, listing: Listing, title: str) -> Split:
     names = [name for name, _ in listing]
     images = decode_all(names, files.read, files.where, None, f"TinyImageNet {title}")
-    if images.shape[-2:] != (64, 64):
-        raise DataError(f"{files.where(names[0])} is not 64×64 pixels; get the official archive")
     return Split(images, torch.tensor([label for _, label in listing]))
 
 
