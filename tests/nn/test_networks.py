@@ -54,7 +54,7 @@ def plain_norm(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
 
 
 def plain_resnet(network: ResNet, x: Tensor) -> Tensor:
-    """He et al. for CIFAR, option A: read off the paper, with our weights."""
+    """He et al. for CIFAR, option A, with our weights, up to the features. [b c h w] → [b f]"""
     x = F.conv2d(plain_normalize(network, x), network.stem.weight, padding=1)
     x = plain_norm(network.bn, x).clamp(min=0)
     for stage, blocks in enumerate(network.stages):
@@ -65,11 +65,11 @@ def plain_resnet(network: ResNet, x: Tensor) -> Tensor:
             shortcut = torch.zeros_like(y)
             shortcut[:, : x.shape[1]] = x[:, :, ::stride, ::stride]
             x = (y + shortcut).clamp(min=0)
-    return x.mean(3).mean(2) @ network.classifier.weight.T + network.classifier.bias
+    return x.mean(3).mean(2)
 
 
 def plain_wide_resnet(network: WideResNet, x: Tensor) -> Tensor:
-    """Pre-activation, projections on the raw input."""
+    """Pre-activation, projections on the raw input, up to the features. [b c h w] → [b f]"""
     x = F.conv2d(plain_normalize(network, x), network.stem.weight, padding=1)
     for stage, blocks in enumerate(network.stages):
         for number, block in enumerate(blocks):
@@ -78,7 +78,7 @@ def plain_wide_resnet(network: WideResNet, x: Tensor) -> Tensor:
             y = F.conv2d(plain_norm(block.bn2, y).clamp(min=0), block.conv2.weight, padding=1)
             x = y + (x if number else F.conv2d(x, block.shortcut.weight, stride=stride))
     x = plain_norm(network.bn, x).clamp(min=0)
-    return x.mean(3).mean(2) @ network.classifier.weight.T + network.classifier.bias
+    return x.mean(3).mean(2)
 
 
 def unsettle(network: nn.Module, rng: torch.Generator) -> nn.Module:
@@ -90,26 +90,34 @@ def unsettle(network: nn.Module, rng: torch.Generator) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 7), (9, 5), (32, 32), (1, 1)], ids=str)
-@pytest.mark.parametrize("depth", [8, 14])
+def assert_is(network: nn.Module, features: Tensor, x: Tensor) -> None:
+    """The network's features are those given, and its logits the classifier's of them, in float64."""
+    logits = features @ network.classifier.weight.T + network.classifier.bias
+    torch.testing.assert_close(network(x), logits, rtol=1e-9, atol=1e-9)
+    network.classifier = nn.Identity()
+    torch.testing.assert_close(network(x), features, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("depth", "size"), [(32, (32, 32)), (14, (9, 5)), (8, (7, 7)), (8, (1, 1))], ids=str)
 def test_resnet_is_the_papers_at_any_input_size(depth, size):
     rng = seeded()
     network = unsettle(resnet(depth, 5, channels=2, width=4, rng=rng), rng)
     x = torch.rand(3, 2, *size, generator=rng, dtype=torch.float64)
-    torch.testing.assert_close(network(x), plain_resnet(network, x), rtol=1e-9, atol=1e-9)
+    assert_is(network, plain_resnet(network, x), x)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 11), (1, 1)], ids=str)
-@pytest.mark.parametrize("widen", [1, 2])
-def test_wide_resnet_is_the_papers_at_any_input_size(widen, size):
+@pytest.mark.parametrize(
+    ("depth", "widen", "size"), [(28, 2, (8, 8)), (16, 1, (7, 11)), (10, 3, (1, 1))], ids=str
+)
+def test_wide_resnet_is_the_papers_at_any_input_size(depth, widen, size):
     rng = seeded()
-    network = unsettle(wide_resnet(16, widen, 5, channels=1, rng=rng), rng)
+    network = unsettle(wide_resnet(depth, widen, 5, channels=1, rng=rng), rng)
     x = torch.rand(2, 1, *size, generator=rng, dtype=torch.float64)
     if widen == 1:  # 16 → 16 channels at stride 1: the first block needs no projection
         assert isinstance(network.stages[0][0].shortcut, nn.Identity)
         network.stages[0][0].shortcut = nn.Conv2d(16, 16, 1, bias=False, dtype=torch.float64)
         network.stages[0][0].shortcut.weight.data = torch.eye(16, dtype=torch.float64)[..., None, None]
-    torch.testing.assert_close(network(x), plain_wide_resnet(network, x), rtol=1e-9, atol=1e-9)
+    assert_is(network, plain_wide_resnet(network, x), x)
 
 
 def test_resnet_shortcut_is_every_second_pixel_with_zeros_appended():

@@ -1,8 +1,8 @@
 """The 15 corruptions of CIFAR-C at its own constants, made here: "regenerated", never the official files.
 
 After Hendrycks and Dietterich, Benchmarking Neural Network Robustness, 2019. The same formulas and constants;
-the random numbers differ, and frost is laid on from generated sheets instead of photographs. Lengths among
-the constants are pixels of a 32×32 image and stay as they are on other sizes.
+the random numbers differ, and frost is laid on from generated sheets of the photographs' colour and contrast.
+Lengths among the constants are pixels of a 32×32 image and stay as they are on other sizes.
 """
 
 from __future__ import annotations

@@ -120,25 +120,37 @@ def plasma(draws: Draws, side: int, decay: float) -> Array:
     return clouds[:, :side, :side].astype(np.float32)
 
 
+# The five photographs of the official generator, at the size it uses them: mean red, green and blue, and the
+# standard deviation of grey. The second and the third are the same picture.
+PHOTOGRAPHS = (
+    (78, 149, 166, 18),
+    (201, 205, 214, 22),
+    (201, 205, 214, 22),
+    (138, 153, 166, 29),
+    (112, 123, 135, 43),
+)
+
+
 @lru_cache(maxsize=1)
 def frost_sheets(size: int = 256) -> Array:
-    """Five sheets of frost on glass in [0, 255], bluish, with bright needles. [5 size size 3]
+    """Five sheets of frost on glass in [0, 255], with the photographs' colour and contrast. [5 size size 3]
 
-    They stand in for the five photographs of the official generator, which are not ours to ship: ridges of
-    smooth noise, stretched along one direction a sheet, on a paler ground.
+    They stand in for the photographs, which are not ours to ship: ridges of smooth noise of all sizes,
+    stretched along one direction a sheet, and grain.
     """
     rng = np.random.Generator(np.random.Philox(key=[crc32(b"frost"), 0]))
     sheets = []
-    for sheet in range(5):
+    for sheet, (*colour, contrast) in enumerate(PHOTOGRAPHS):
         field = np.zeros((size, size))
-        for octave in range(5):
+        for octave in range(6):
             smooth = ndimage.gaussian_filter(
                 rng.standard_normal((size, size)), (1.2 * 2**octave, 0.5 * 2**octave), mode="wrap"
             )
-            field += 0.75**octave * (1 - np.minimum(np.abs(smooth / smooth.std()), 1)) ** 2
+            field += 1.2**octave * (1 - np.minimum(np.abs(smooth / smooth.std()), 1)) ** 2
         turned = ndimage.rotate(field, 36 * sheet, reshape=False, mode="wrap", order=1)
-        level = (turned - turned.min()) / np.ptp(turned)
-        sheets.append(np.stack([60 + 185 * level, 85 + 165 * level, 110 + 145 * level], -1))
+        grainy = turned / turned.std() + 0.7 * rng.standard_normal((size, size))
+        level = (grainy - grainy.mean()) / grainy.std()
+        sheets.append((colour + contrast * level[..., None]).clip(0, 255))
     return np.stack(sheets).astype(np.float32)
 
 
