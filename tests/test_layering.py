@@ -17,7 +17,8 @@ LAYERS = (
     ("perturb", "predictions", "collapse"),
     ("ensembles",),
     ("losses", "metrics", "data", "nn", "rows"),
-    ("machine", "seeds", "words"),
+    ("parallel",),
+    ("machine", "devices", "seeds", "words"),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 PARTS = sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")})

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from polyphony import train
 from polyphony.data import Augmentation, Split, batches
+from polyphony.devices import choose_device
 from polyphony.distill import CrossEntropy, Distill
 from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Hydra, Single
 from polyphony.nn import resnet
 from polyphony.perturb import ODS
 from polyphony.store import Stage
-from polyphony.train import DivergedError, Plan, choose_device, fit, may_be_kept, parameter_groups, schedule
+from polyphony.train import DivergedError, Plan, fit, may_be_kept, parameter_groups, schedule
 
 PLAIN = Augmentation(pad=0, flip=False)
 

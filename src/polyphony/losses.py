@@ -47,7 +47,7 @@ def mean_log_probs(log_probs: Tensor) -> Tensor:
 
 def smooth(log_probs: Tensor, amount: float) -> Tensor:
     """log((1 − γ) p + γ/K) from log p: no class is impossible. [… k] → [… k]"""
-    floor = log_probs.new_tensor(amount / log_probs.shape[-1]).log()
+    floor = log_probs.new_full((), amount / log_probs.shape[-1]).log()
     return torch.logaddexp(log_probs + math.log1p(-amount), floor)
 
 
@@ -106,18 +106,14 @@ def precise(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
-def with_limit(logits: Tensor, limit: float) -> Tensor:
-    """The same logits; the gradient of each example's loss with respect to them is no longer than `limit`.
+def limited(loss: Tensor, at: Tensor, logits: Tensor, limit: float) -> Tensor:
+    """The same loss; the gradient of each example's with respect to the logits is no longer than `limit`.
 
-    For a loss that is the mean over examples. [m b k] → [m b k]
+    The loss is a mean over examples, taken of `at`: the logits, detached, with gradients of their own. So the
+    limit holds whatever the loss is multiplied by later (a scaler's number, a process's part). [m b k] → []
     """
+    (gradient,) = torch.autograd.grad(loss, at)
+    length = gradient.norm(dim=-1, keepdim=True)
     share = limit / (logits.shape[0] * logits.shape[1])
-
-    def shorten(gradient: Tensor) -> Tensor:
-        length = gradient.norm(dim=-1, keepdim=True)
-        return gradient.mul((share / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1.0))
-
-    limited = logits.view_as(logits)  # a hook on the logits themselves would outlive this loss
-    if limited.requires_grad:
-        limited.register_hook(shorten)
-    return limited
+    short = gradient.mul((share / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1.0))
+    return loss.detach() + ((logits - logits.detach()) * short).sum()  # adds zero, and the gradient

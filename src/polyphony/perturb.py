@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
+from polyphony.parallel import drawn, whole
 
 
 class Perturbation(Protocol):
@@ -57,7 +58,7 @@ class Gaussian:
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
     ) -> Tensor:
-        noise = torch.randn(x.shape, generator=rng, device=rng.device).to(x.device)
+        noise = drawn(lambda rows: torch.randn(rows, *x.shape[1:], generator=rng), len(x), x.device)
         return step(x, unit_rms(noise), self.step_size)
 
 
@@ -79,7 +80,7 @@ class ODS:
     ) -> Tensor:
         x, logits = logits_of_one(self.source or teachers, x, rng)
         scaled = logits.detach().float() / temperature
-        guide = 2 * torch.rand(scaled.shape, generator=rng, device=rng.device).to(scaled) - 1
+        guide = 2 * drawn(lambda rows: torch.rand(rows, scaled.shape[1], generator=rng), len(x), x.device) - 1
         size: float | Tensor = self.step_size
         if self.scale_by_confidence:
             size = size * scaled.softmax(-1).amax(-1).view(-1, 1, 1, 1)
@@ -123,7 +124,7 @@ class Diversify:
         x = x.detach().requires_grad_()
         with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), evaluating(self.student):
             ours = self.student(x.expand(self.student.members, *x.shape))
-            pairs = ((teachers.networks[i](x.detach()), teachers.networks[j](x)), (ours[i], ours[j]))
+            pairs = ((teachers.ask(i, x.detach()), teachers.ask(j, x)), (ours[i], ours[j]))
             scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
             up, down = disagreement_seeds(scaled)
             (_, theirs), (_, mine) = pairs
@@ -144,7 +145,7 @@ class Mixup:
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
     ) -> Tensor:
-        others = x[torch.randperm(len(x), generator=rng, device=rng.device).to(x.device)]
+        others = whole(x)[drawn(lambda rows: torch.randperm(rows, generator=rng), len(x), x.device)]
         return torch.lerp(others, x, beta(self.concentration, rng))
 
 
@@ -215,22 +216,22 @@ def two_members(teachers: int, members: int, rng: torch.Generator) -> tuple[int,
             f"a diversifying perturbation needs two members or more, each with a teacher: there are {members}"
             f" members and {teachers} teachers"
         )
-    i, j = torch.randperm(members, generator=rng, device=rng.device)[:2].tolist()
+    i, j = torch.randperm(members, generator=rng)[:2].tolist()
     return i, j
 
 
 def beta(concentration: float, rng: torch.Generator) -> float:
     """A draw from Beta(a, a); PyTorch has none that takes a generator, so one draw of it seeds NumPy's."""
-    seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+    seed = int(torch.randint(2**63 - 1, (), generator=rng))
     return float(np.random.default_rng(seed).beta(concentration, concentration))
 
 
 def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """x with gradients switched on, and the logits of one teacher drawn at random. [b c h w] → …, [b k]"""
-    r = int(torch.randint(teachers.members, (), generator=rng, device=rng.device))
+    r = int(torch.randint(teachers.members, (), generator=rng))
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits: Tensor = teachers.networks[r](x)
+        logits = teachers.ask(r, x)
     return x, logits
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.data import Split, pixels
+from polyphony.devices import send
 from polyphony.ensembles import Ensemble, evaluating
 
 
@@ -92,13 +93,15 @@ def predict(
     split: Split,
     *,
     batch: int = 250,
-    device: torch.device | str = "cpu",
     before: Callable[[Tensor, Tensor], Tensor] = unchanged,
 ) -> Predictions:
-    """All members on every image, in eval mode and float32; `before` may change a batch's pixels first."""
+    """All members on every image, in eval mode and float32; `before` may change a batch's pixels first.
+
+    The images go where the ensemble is; what comes out is on the CPU.
+    """
     blocks = []
     with torch.no_grad(), evaluating(ensemble):
         for images, labels in zip(split.images.split(batch), split.labels.split(batch), strict=True):
-            x = before(pixels(images.to(device)), labels.to(device))
+            x = before(pixels(send(images, ensemble.device)), send(labels, ensemble.device))
             blocks.append(ensemble(x.expand(ensemble.members, *x.shape)).float().cpu())
     return Predictions(torch.cat(blocks, dim=1), split.labels.cpu(), ensemble.dirichlet)

@@ -27,10 +27,6 @@ class DivergedError(RuntimeError):
     """The loss stopped being a number."""
 
 
-class ResumeError(RuntimeError):
-    """A training cannot go on here as it would have gone on where it was begun."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """How long, how large, how fast: the paper's B.1 in shape; its numbers are in the recipes."""
@@ -122,7 +118,7 @@ def fit(
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
         row |= run_epoch(training, loss, train, epoch, watch)
-        row |= validate(model, valid, device, epoch)
+        row |= validate(model, valid, epoch)
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
         if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
             watch.warn(collapse.words(training.log[-1]))
@@ -136,6 +132,10 @@ class Training:
     """All that changes while a model trains, and so all that a resumed run needs."""
 
     def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator) -> None:
+        if rng.device.type != "cpu":
+            raise ValueError(
+                f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
+            )
         self.model, self.plan, self.rng = model, plan, rng
         self.optimiser = torch.optim.SGD(parameter_groups(model, plan), momentum=plan.momentum)
         self.best: dict[str, Tensor] = {}
@@ -148,20 +148,25 @@ class Training:
             group["lr"] = rate * group["share"]
         return rate
 
+    def step(self, loss: Tensor) -> None:
+        """Change the weights along a loss's gradient."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+
     def finish(self, epoch: int, row: Row) -> None:
         """Log an epoch, and keep its weights if they may be kept and none kept are as good."""
         eligible = [old["valid_acc"] for old in self.log if may_be_kept(int(old["epoch"]), self.plan.epochs)]
         if may_be_kept(epoch, self.plan.epochs) and row["valid_acc"] > max(eligible, default=-math.inf):
-            self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+            self.best = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
         self.log.append(row)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as tensors, numbers and text alone."""
+        """Everything, as numbers and tensors on the CPU: it may be taken up on any device."""
         return {
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "model": on_cpu(self.model.state_dict()),
+            "optimiser": on_cpu(self.optimiser.state_dict()),
             "rng": self.rng.get_state(),
-            "device": self.rng.device.type,
             "best": self.best,
             "log": self.log,
         }
@@ -170,41 +175,72 @@ class Training:
         """Take up a state where it was saved."""
         if state is None:
             return
-        if state["device"] != self.rng.device.type:
-            begun = state["device"]
-            raise ResumeError(f"this training was begun on {begun}: give --device {begun}, or start it over")
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.rng.set_state(state["rng"])
         self.best, self.log = state["best"], state["log"]
 
 
+def on_cpu(state: Any) -> Any:
+    """A state dict with its tensors on the CPU."""
+    if isinstance(state, dict):
+        return {name: on_cpu(value) for name, value in state.items()}
+    return state.cpu() if isinstance(state, Tensor) else state
+
+
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
     """One pass over the training images: means over images of what the loss reports, and images a second."""
-    plan, model = training.plan, training.model.train()
-    device = next(model.parameters()).device
+    plan, model, tally = training.plan, training.model.train(), Tally()
     steps, start = batch_count(len(train), plan.batch), time.perf_counter()
-    history: list[dict[str, Tensor]] = []
-    rows: list[int] = []
-    for x, y in batches(train, plan.batch, plan.augment, training.rng, device):
-        with torch.autocast(device.type, plan.precision, enabled=plan.precision != torch.float32):
+    for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device):
+        with torch.autocast(x.device.type, plan.precision, enabled=plan.precision != torch.float32):
             parts = loss(model, x, y, training.rng)
-        training.optimiser.zero_grad(set_to_none=True)
-        parts["loss"].backward()
-        training.optimiser.step()
-        history.append({name: value.detach() for name, value in parts.items()})
-        rows.append(len(x))
-        if len(history) % LOOK_EVERY == 0 or len(history) == steps:
-            refuse_divergence(history, epoch, steps)
-            means = {name: weighted_mean([h[name] for h in history], rows) for name in parts}
-            means["images_per_second"] = sum(rows) / (time.perf_counter() - start)
-            watch.step(len(history), steps, {"epoch": epoch, **means})
+        training.step(parts["loss"])
+        tally.add(parts, len(x))
+        if tally.steps % LOOK_EVERY == 0 or tally.steps == steps:
+            means = tally.look(epoch, steps)
+            means["images_per_second"] = sum(tally.rows) / (time.perf_counter() - start)
+            watch.step(tally.steps, steps, {"epoch": epoch, **means})
     return means
 
 
-def validate(model: Ensemble, valid: Split, device: torch.device | str, epoch: int) -> Row:
+class Tally:
+    """What the steps of an epoch report. It stays on the device until somebody looks, who waits for it."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []  # of every step's batch
+        self.recent: list[Tensor] = []  # what the steps since the last look report
+        self.seen: list[Tensor] = []  # what earlier ones did, on the CPU
+
+    @property
+    def steps(self) -> int:
+        """How many are done."""
+        return len(self.rows)
+
+    def add(self, parts: dict[str, Tensor], rows: int) -> None:
+        """Count a step on so many rows."""
+        self.names = list(parts)
+        self.recent.append(torch.stack([value.detach() for value in parts.values()]))
+        self.rows.append(rows)
+
+    def look(self, epoch: int, steps: int) -> Row:
+        """Means over all images so far; raises, naming the step, if a loss was not finite."""
+        recent = torch.stack(self.recent).cpu().double()
+        losses = recent[:, self.names.index("loss")]
+        if not bool(losses.isfinite().all()):
+            bad = int((~losses.isfinite()).nonzero()[0])
+            raise DivergedError(
+                f"the loss is {float(losses[bad])} at step {self.steps - len(losses) + bad + 1} of {steps}"
+                f" in epoch {epoch + 1}; {last_good(epoch)}"
+            )
+        self.seen, self.recent = [*self.seen, recent], []
+        weights = torch.tensor(self.rows, dtype=torch.float64) / sum(self.rows)
+        return dict(zip(self.names, (weights @ torch.cat(self.seen)).tolist(), strict=True))
+
+
+def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
     """Accuracy and NLL of the members' mean prediction on the validation images, and how they differ."""
-    predictions = predict(model, valid, device=device)
+    predictions = predict(model, valid)
     if not bool(predictions.logits.isfinite().all()):
         raise DivergedError(
             f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}"
@@ -217,43 +253,12 @@ def validate(model: Ensemble, valid: Split, device: torch.device | str, epoch: i
     }
 
 
-def weighted_mean(values: list[Tensor], rows: list[int]) -> float:
-    """The mean over images of values that are means over batches of so many rows."""
-    weights = torch.tensor(rows, dtype=torch.float64) / sum(rows)
-    return float(torch.stack(values).cpu().double() @ weights)
-
-
-def refuse_divergence(history: list[dict[str, Tensor]], epoch: int, steps: int) -> None:
-    """Raise, naming the step, when a loss since the last look is not finite."""
-    recent = torch.stack([parts["loss"] for parts in history[-LOOK_EVERY:]])
-    bad = (~recent.isfinite()).nonzero()
-    if len(bad):
-        step = len(history) - len(recent) + int(bad[0]) + 1
-        raise DivergedError(
-            f"the loss is {float(recent[bad[0]])} at step {step} of {steps} in epoch {epoch + 1};"
-            f" {last_good(epoch)}"
-        )
-
-
 def last_good(epoch: int) -> str:
     """What is left after an epoch failed, and what to do."""
     kept = (
         f"the last good checkpoint is that of epoch {epoch}" if epoch else "there is no good checkpoint yet"
     )
     return f"{kept}: lower the learning rate or the step size"
-
-
-def choose_device(name: str = "auto") -> str:
-    """The device named, or the best there is: CUDA, then MPS, then CPU."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"there is no device '{name}' here; leave --device out to take the best there is"
-        ) from error
-    return name
 
 
 def schedule(epoch: int, epochs: int, warm_up: int = 5) -> float:

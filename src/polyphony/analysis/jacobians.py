@@ -18,7 +18,6 @@ def jacobian_cosines(
     split: Split,
     *,
     batch: int = 50,
-    device: torch.device | str = "cpu",
     progress: Progress = unheard,
 ) -> Tensor:
     """cos(vec ∂T_j/∂x, vec ∂S_j/∂x) of teacher j and student member j on every image. → [m n]
@@ -32,7 +31,7 @@ def jacobian_cosines(
     blocks: list[Tensor] = []
     with evaluating(teachers), evaluating(student):
         for images in split.images.split(batch):
-            blocks.append(cosines(teachers, student, pixels(images.to(device))).cpu())
+            blocks.append(cosines(teachers, student, pixels(images.to(teachers.device))).cpu())
             progress(sum(block.shape[1] for block in blocks), len(split))
     return torch.cat(blocks, dim=1)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyphony.analysis.progress import Progress, unheard
+from polyphony.devices import wait_for
 from polyphony.ensembles import Ensemble, evaluating
 
 
@@ -39,11 +40,3 @@ def seconds(model: Ensemble, x: Tensor) -> float:
         model(rows)
         wait_for(x.device)
         return time.perf_counter() - start
-
-
-def wait_for(device: torch.device) -> None:
-    """Until a device has done all it was asked for; the CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

@@ -19,15 +19,14 @@ def member_views(
     perturb: Perturbation,
     temperature: float,
     rng: torch.Generator,
-    device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
     """Images and members' probabilities: what is drawn, under the names it is saved by.
 
     `images` and `perturbed` uint8 [n c h w]; `teachers` and `students.NAME` float32 [2 m n k], on the images
     and then on the perturbed ones. Those probabilities are of the perturbed pixels before they are rounded.
     """
-    x = pixels(split.images.to(device))
-    x_tilde = perturb(x, split.labels.to(device), teachers, temperature, rng)
+    x = pixels(split.images.to(teachers.device))
+    x_tilde = perturb(x, split.labels.to(teachers.device), teachers, temperature, rng)
     named: dict[str, Ensemble] = {"teachers": teachers}
     named |= {f"students.{name}": student for name, student in students.items()}
     views = {

@@ -20,7 +20,6 @@ def external_predictions(
     rng: torch.Generator,
     *,
     batch: int = 250,
-    device: torch.device | str = "cpu",
 ) -> Predictions:
     """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
     perturb = ODS(step_size, source=source)
@@ -28,4 +27,4 @@ def external_predictions(
     def before(x: Tensor, y: Tensor) -> Tensor:
         return perturb(x, y, teachers, temperature, rng)
 
-    return predict(teachers, split, batch=batch, device=device, before=before)
+    return predict(teachers, split, batch=batch, before=before)

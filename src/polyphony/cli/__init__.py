@@ -55,8 +55,8 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
     from polyphony.study import JobError
-    from polyphony.train import DivergedError, ResumeError
+    from polyphony.train import DivergedError
 
-    if isinstance(error, DataError | RecipeError | ResumeError | StoreError | OSError):
+    if isinstance(error, DataError | RecipeError | StoreError | OSError):
         return 2
     return 1 if isinstance(error, DivergedError | JobError) else None

@@ -184,7 +184,7 @@ def outlined_if_absent(study: Study) -> Study:
 
 def chosen(device: str) -> str:
     """The device a person means."""
-    from polyphony.train import choose_device
+    from polyphony.devices import choose_device
 
     try:
         return choose_device(device)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyphony.data.splits import Split
+from polyphony.devices import send
+from polyphony.parallel import drawn, share
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,20 @@ class Augmentation:
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """uint8 [b c h w] → uint8 [b c h w], augmented."""
+        if not (self.pad or self.flip):
+            return images
+        draws = drawn(lambda rows: self.draw(rows, rng), len(images), images.device, dim=1)
         if self.pad:
-            images = crop(images, self.pad, draw(2 * self.pad + 1, (2, len(images)), rng, images.device))
+            images = crop(images, self.pad, draws[:2])
         if self.flip:
-            images = flip(images, draw(2, (len(images),), rng, images.device))
+            images = flip(images, draws[-1])
         return images
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """An offset (y, x) and a coin for each of so many images, of which only what is asked for. [3 n]"""
+        offsets = [torch.randint(2 * self.pad + 1, (2, count), generator=rng)] if self.pad else []
+        coins = [torch.randint(2, (1, count), generator=rng)] if self.flip else []
+        return torch.cat(offsets + coins)
 
 
 def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
@@ -47,11 +58,6 @@ def flip(images: Tensor, coins: Tensor) -> Tensor:
     """
     both = torch.cat([images, images.flip(-1)])
     return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * coins)
-
-
-def draw(below: int, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
-    """Integers in [0, below), drawn where the generator lives so that every device sees the same ones."""
-    return torch.randint(below, shape, generator=rng, device=rng.device).to(device)
 
 
 def pixels(images: Tensor) -> Tensor:
@@ -72,9 +78,9 @@ def batches(
     """
     if not 0 < size <= len(split):
         raise ValueError(f"a batch of {size} cannot be drawn from {len(split)} images")
-    order = torch.randperm(len(split), generator=rng, device=rng.device).to(split.images.device)
-    drawn = order.split(size)[: batch_count(len(split), size)]
-    return (_batch(split[rows], augment, rng, device) for rows in drawn)
+    order = send(torch.randperm(len(split), generator=rng), split.images.device)
+    batched = order.split(size)[: batch_count(len(split), size)]
+    return (_batch(split[share(rows)], augment, rng, device) for rows in batched)
 
 
 def batch_count(images: int, size: int) -> int:
@@ -86,4 +92,5 @@ def batch_count(images: int, size: int) -> int:
 def _batch(
     batch: Split, augment: Augmentation, rng: torch.Generator, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    return pixels(augment(batch.images.to(device), rng)), batch.labels.to(device)
+    images, labels = send(batch.images, device), send(batch.labels, device)
+    return pixels(augment(images, rng)), labels

@@ -39,13 +39,14 @@ class Split:
         """At most `count` images, evenly spaced: of data in the order of its classes, some of each."""
         if count >= len(self):
             return self
-        return self[torch.arange(count) * len(self) // count]
+        return self[torch.arange(count, device=self.images.device) * len(self) // count]
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of the pixels in [0, 1], one number a channel: for `Normalize.set`."""
         values = torch.arange(256, dtype=torch.float64) / 255
-        counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in self.images.unbind(1)])
+        channels = self.images.cpu().unbind(1)
+        counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in channels])
         weights = counts.double() / counts.sum(1, keepdim=True)
         mean = weights @ values
         variance = weights @ values**2 - mean**2

@@ -48,9 +48,10 @@ class DistillDistribution:
         temperature = self.temperature_at(dirichlet(student, offset=0).steps)
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float() / temperature, dim=-1)
-        log_alpha = losses.with_limit(student(x_tilde[None]), self.gradient_limit)
-        nll = losses.dirichlet_nll(log_alpha[0] / temperature, losses.smooth(teachers, self.smoothing))
-        loss = temperature**2 * nll
+        log_alpha = student(x_tilde[None])
+        at = log_alpha.detach().requires_grad_()
+        nll = losses.dirichlet_nll(at[0] / temperature, losses.smooth(teachers, self.smoothing))
+        loss = losses.limited(temperature**2 * nll, at, log_alpha, self.gradient_limit)
         return {"loss": loss, "nll": nll, "temperature": temperature, "acc": accuracy(log_alpha, y[None])}
 
     def temperature_at(self, step: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ class CrossEntropy:
     """Every member on the labels alone: how teachers, and students from scratch, are trained."""
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        seen = student.assign(len(x), rng)
+        seen = student.assign(len(x), rng, x.device)
         logits, labels = student(as_seen(x, seen)), as_seen(y, seen)
         return {"loss": losses.cross_entropy(logits, labels), "acc": accuracy(logits, labels)}
 

@@ -25,7 +25,6 @@ def match_step_size(
     temperature: float,
     rng: torch.Generator,
     share: float = 1.0,
-    device: torch.device | str = "cpu",
 ) -> float:
     """The step size at which the teachers disagree on perturbed training images as on held-out ones.
 
@@ -33,7 +32,7 @@ def match_step_size(
     images, found by bisection of log η on at most 1,000 images of each, with the same draws at every step.
     Where no step within `STEP_SIZES` gets there, the nearer end of that range.
     """
-    goal = share * metrics.mean_kld(predict(teachers, splits.valid.some(MATCH_IMAGES), device=device).logits)
+    goal = share * metrics.mean_kld(predict(teachers, splits.valid.some(MATCH_IMAGES)).logits)
     draws = rng.get_state()
 
     def disagreement(step_size: float) -> float:
@@ -42,7 +41,6 @@ def match_step_size(
         seen = predict(
             teachers,
             splits.train.some(MATCH_IMAGES),
-            device=device,
             before=lambda x, y: perturb(x, y, teachers, temperature, rng),
         )
         return metrics.mean_kld(seen.logits)

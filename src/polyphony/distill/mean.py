@@ -10,7 +10,7 @@ from torch import Tensor
 from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.one_to_one import Passes, answers
-from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen
+from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
 from polyphony.perturb import Clean, Perturbation
 
 
@@ -28,9 +28,9 @@ class DistillMean:
     passes: Passes = "two"
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        seen = student.assign(len(x), rng)  # [m rows]: which example each member sees
+        seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
-        targets = all_teachers(self.teachers, x_tilde)[:, seen.to(x.device)]
+        targets = known_to(seen, all_teachers(self.teachers, x_tilde), dim=1)[:, seen]
         clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
         labels = as_seen(y, seen)
         ce = losses.cross_entropy(clean, labels)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyphony import losses
 from polyphony.distill.labels import accuracy
-from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen
+from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
 from polyphony.perturb import ODS, Perturbation
 
 Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
@@ -32,7 +32,7 @@ class Distill:
     passes: Passes = "two"
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        seen = student.assign(len(x), rng)  # [m rows]: which example each member sees
+        seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
         x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
         targets = taught(self.teachers, x_tilde, seen)
         clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
@@ -58,5 +58,5 @@ def answers(
 @torch.no_grad()
 def taught(teachers: DeepEnsemble, x: Tensor, seen: Tensor) -> Tensor:
     """Teacher j's logits on what member j sees; each teacher is asked once for each example. [m rows k]"""
-    targets = teachers(x.expand(len(seen), *x.shape))
-    return targets.gather(1, seen.to(x.device)[..., None].expand(-1, -1, targets.shape[-1]))
+    targets = known_to(seen, teachers(x.expand(len(seen), *x.shape)), dim=1)
+    return targets.gather(1, seen[..., None].expand(-1, -1, targets.shape[-1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyphony.ensembles.base import Ensemble, as_seen, evaluating
+from polyphony.ensembles.base import Ensemble, as_seen, evaluating, known_to
 from polyphony.ensembles.batch_ensemble import BatchEnsemble
 from polyphony.ensembles.deep import DeepEnsemble, Single
 from polyphony.ensembles.dirichlet import Dirichlet
@@ -21,4 +21,5 @@ __all__ = [
     "Single",
     "as_seen",
     "evaluating",
+    "known_to",
 ]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from polyphony.parallel import whole
+
 
 class Ensemble(nn.Module):
     """M predictors in one module: each member's logits on its own rows. [m b c h w] → [m b k]"""
@@ -17,12 +19,18 @@ class Ensemble(nn.Module):
     expects_diversity: bool = True  # whether members that become alike in training are worth a warning
     dirichlet: bool = False  # whether its logits are the log concentrations of a Dirichlet
 
-    def assign(self, size: int, rng: torch.Generator) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, and so its inputs; the CPU for one without any."""
+        return next((weight.device for weight in self.parameters()), torch.device("cpu"))
+
+    def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
         """Which example of a batch each member sees in each row: here every one, in order. [m size]
 
-        Members that see the same rows are said to do so by an expanded tensor, of stride 0 over members.
+        Members that see the same rows are said to do so by a stride of 0 over members. Where several
+        processes train, these are a process's own rows; indices of any other stride are of the whole batch.
         """
-        return torch.arange(size).expand(self.members, size)
+        return torch.arange(size, device=device).as_strided((self.members, size), (0, 1))
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
         """What `fit` teaches M times as fast, with an M-th of the weight decay: here nothing.
@@ -43,10 +51,16 @@ def as_seen(batch: Tensor, seen: Tensor) -> Tensor:
     Where all members see the same rows the result is expanded too: a view of one member's rows, so that an
     ensemble may notice (`share_rows`) and do once what is the same for all.
     """
+    batch = known_to(seen, batch)
     if share_rows(seen):
-        rows = batch[seen[0].to(batch.device)]
+        rows = batch[seen[0]]
         return rows.expand(len(seen), *rows.shape)
-    return batch[seen.to(batch.device)]
+    return batch[seen]
+
+
+def known_to(seen: Tensor, batch: Tensor, dim: int = 0) -> Tensor:
+    """The rows that `Ensemble.assign` counts in: a process's own of a batch, or those of all processes."""
+    return batch if seen.stride(0) == 0 else whole(batch, dim)
 
 
 def share_rows(x: Tensor) -> bool:

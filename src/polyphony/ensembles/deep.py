@@ -33,7 +33,15 @@ class DeepEnsemble(Ensemble):
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_members(x, self.members)
-        return torch.stack([network(rows) for network, rows in zip(self.networks, x, strict=True)])
+        return torch.stack([self.ask(j, rows) for j, rows in enumerate(x)])
+
+    def ask(self, j: int, x: Tensor) -> Tensor:
+        """Network j's logits. [b c h w] → [b k]"""
+        if x.device != self.device:
+            raise ValueError(
+                f"the images are on {x.device}, the teachers on {self.device}: move them by .to('{x.device}')"
+            )
+        return cast(Tensor, self.networks[j](x))
 
     def folded(self) -> DeepEnsemble:
         """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""

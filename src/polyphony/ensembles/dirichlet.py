@@ -40,4 +40,4 @@ class Dirichlet(Ensemble):
         if self.training:
             self.steps += 1
         outputs = cast(Tensor, self.network(x[0])).float()
-        return torch.logaddexp(outputs, outputs.new_tensor(self.offset).log())[None]
+        return torch.logaddexp(outputs, outputs.new_full((), self.offset).log())[None]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.parallel import drawn
 
 
 class MIMO(Ensemble):
@@ -30,13 +31,18 @@ class MIMO(Ensemble):
         self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
         self.network = channels_last(network)
 
-    def assign(self, size: int, rng: torch.Generator) -> Tensor:
+    def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
         """Every member its own shuffle of the batch, repeated; the last rows are all members'. [m rows]"""
+        return drawn(lambda whole: self.orders(whole, rng), size, device, dim=1)
+
+    def orders(self, size: int, rng: torch.Generator) -> Tensor:
+        """The same for a batch that no other process has a part in."""
         rows = self.batch_repetition * size
         own = rows - round(self.input_repetition * rows)
-        order = shuffled(torch.arange(size, device=rng.device).repeat(self.batch_repetition), rng)
-        orders = [torch.cat([shuffled(order[:own], rng), order[own:]]) for _ in range(self.members)]
-        return torch.stack(orders)
+        order = shuffled(torch.arange(size).repeat(self.batch_repetition), rng)
+        return torch.stack(
+            [torch.cat([shuffled(order[:own], rng), order[own:]]) for _ in range(self.members)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
@@ -51,4 +57,4 @@ class MIMO(Ensemble):
 
 def shuffled(values: Tensor, rng: torch.Generator) -> Tensor:
     """The values in a random order."""
-    return values[torch.randperm(len(values), generator=rng, device=rng.device)]
+    return values[torch.randperm(len(values), generator=rng)]

@@ -97,9 +97,7 @@ class MatchJacobians(TabledJob):
         teachers = study.load_teachers(study.recipe.members)
         student = study.load_student(self.method, self.seed)
         for name, split in self.splits.items():
-            cosines = analysis.jacobian_cosines(
-                teachers, student, split, device=study.device, progress=told(watch)
-            )
+            cosines = analysis.jacobian_cosines(teachers, student, split, progress=told(watch))
             for j, member in enumerate(cosines.tolist()):
                 rows += [
                     JacobianCosine(name, self.method, self.seed, j, i, round(cosine, 6))
@@ -143,7 +141,7 @@ class MeasureSnr(TabledJob):
             batch.labels.to(study.device),
             NOISES[self.perturbation](step_size),
             temperature,
-            generator("gradient samples", 0, study.device),  # the same draws at every step size
+            generator("gradient samples", 0),  # the same draws at every step size
             SNR_SAMPLES,
             told(watch),
         )
@@ -183,11 +181,9 @@ class Transfer:
     def run(self, watch: Watch) -> None:
         study, members = self.study, self.study.recipe.members
         teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
-        rng = generator("perturbed training images", 0, study.device)
+        rng = generator("perturbed training images", 0)
         images = study.splits.train.some(TRAIN_SHOWN)
-        predictions = analysis.external_predictions(
-            teachers, source, images, *ods_setting(study), rng, device=study.device
-        )
+        predictions = analysis.external_predictions(teachers, source, images, *ods_setting(study), rng)
         save_predictions(self.path, predictions, self.key)
         watch.epoch({})
 
@@ -228,8 +224,7 @@ class ShowMembers:
             self.images,
             ODS(step_size),
             temperature,
-            generator("images shown", 1, study.device),
-            study.device,
+            generator("images shown", 1),
         )
         save_tensors(self.path, views, self.key)
         watch.epoch({})

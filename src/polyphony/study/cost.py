@@ -134,12 +134,12 @@ def probe_validation(study: Study, model: Ensemble, batch: int) -> float:
     """Seconds for the predictions of all members on grey noise."""
     split = Split(noise(study, batch)[0], torch.zeros(batch, dtype=torch.int64))
     start = time.perf_counter()
-    predict(model, split, device=study.device)
+    predict(model, split)
     return time.perf_counter() - start
 
 
 def noise(study: Study, batch: int) -> tuple[Tensor, torch.Generator]:
     """Images like the study's, of random bytes, and the generator that drew them. [b c h w]"""
-    rng = torch.Generator(study.device).manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     shape = (batch, *study.splits.train.images.shape[1:])
-    return torch.randint(256, shape, generator=rng, device=study.device, dtype=torch.uint8), rng
+    return torch.randint(256, shape, generator=rng, dtype=torch.uint8).to(study.device), rng

@@ -76,7 +76,7 @@ class PredictShifted:
         model = study.load_model(self.model, self.seed, study.recipe.members)
         for split, path, key in self.targets:
             if load_predictions(path, key) is None:
-                save_predictions(path, predict(model, self.shift.images(split), device=study.device), key)
+                save_predictions(path, predict(model, self.shift.images(split)), key)
             watch.epoch({})
 
     def read(self) -> dict[str, Predictions]:

@@ -68,7 +68,7 @@ class TrainTeacher:
     def run(self, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         number = teachers.number(self.j)
-        rng = generator("teacher", number, study.device)
+        rng = generator("teacher", number)
         model = Single(study.network(teachers.network, generator("teacher weights", number)))
         log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
         self.stage.finish(model.network.state_dict(), facts(study, log))
@@ -98,7 +98,7 @@ class TrainStudent:
         return self.stage.is_done()
 
     def run(self, watch: Watch) -> None:
-        study, rng = self.study, generator("student", self.seed, self.study.device)
+        study, rng = self.study, generator("student", self.seed)
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
@@ -127,9 +127,8 @@ class TrainStudent:
             teachers,
             study.splits,
             method.temperature,
-            generator("match", 0, study.device),
+            generator("match", 0),
             study.recipe.student.match_share,
-            study.device,
         )
 
     def perturbation(self, method: Distillation, student: Ensemble) -> Callable[[float], Perturbation]:
@@ -146,7 +145,7 @@ class TrainStudent:
         student, size = study.load_training_student(self.method, self.seed), self.stage.done()["step_size"]
         perturb, rng = (
             self.perturbation(method, student)(size or 0.0),
-            generator("perturbed training images", 0, study.device),
+            generator("perturbed training images", 0),
         )
         teachers = study.load_teachers(study.recipe.members).folded()
         return lambda x, y: perturb(x, y, teachers, method.temperature, rng)
@@ -209,7 +208,7 @@ class Predict:
         study = self.study
         model = study.load_model(self.model, self.seed, self.count)
         before = self.perturbing.before() if self.perturbing else unchanged
-        predictions = predict(model, self.images, device=study.device, before=before)
+        predictions = predict(model, self.images, before=before)
         save_predictions(self.path, predictions, self.key)
         watch.epoch({})
 

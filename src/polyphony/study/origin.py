@@ -27,6 +27,8 @@ TRAINING = (
     "nn",
     "data/batches",
     "data/splits",
+    "devices",
+    "parallel",
     "seeds",
     "recipe/forms",
     "recipe/methods",

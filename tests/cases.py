@@ -1,0 +1,116 @@
+"""Every form of a student with every loss and perturbation it takes, in little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import torch
+from torch import nn
+
+from polyphony.data import Split
+from polyphony.distill import (
+    CrossEntropy,
+    Distill,
+    DistillDistribution,
+    DistillMean,
+    DistillProxy,
+)
+from polyphony.ensembles import (
+    MIMO,
+    BatchEnsemble,
+    DeepEnsemble,
+    Dirichlet,
+    Ensemble,
+    Hydra,
+    LatentBE,
+    Single,
+)
+from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
+from polyphony.train import Loss
+
+MEMBERS, CLASSES = 2, 3
+STEP = 0.05
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def split(n: int, seed: int) -> Split:
+    """Bright stripes on noise: the label is the column."""
+    labels = torch.randint(CLASSES, (n,), generator=seeded(seed))
+    images = torch.randint(128, (n, 1, 5, 5), generator=seeded(seed + 1))
+    images[torch.arange(n), 0, :, labels] += 60
+    return Split(images.to(torch.uint8), labels)
+
+
+def network(seed: int, copies: int = 1) -> nn.Module:
+    """All kinds of state in little: a convolution, BatchNorm, a linear layer with a bias."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = (nn.Conv2d(copies, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(54, copies * CLASSES))
+
+
+@cache
+def teachers(first: int = 1, device: str = "cpu") -> DeepEnsemble:
+    return DeepEnsemble([network(first + j) for j in range(MEMBERS)]).to(device)
+
+
+FORMS: dict[str, Callable[[], Ensemble]] = {
+    "batch_ensemble": lambda: BatchEnsemble(network(3), MEMBERS, rng=seeded(4)),
+    "member_norm": lambda: BatchEnsemble(network(3), MEMBERS, rng=seeded(4), member_norm=True),
+    "mimo": lambda: MIMO(network(3, MEMBERS), MEMBERS, batch_repetition=2, input_repetition=0.3),
+    "hydra": lambda: Hydra(network(3), MEMBERS, rng=seeded(4)),
+    "latent_be": lambda: LatentBE(network(3), MEMBERS),
+    "single": lambda: Single(network(3)),
+    "dirichlet": lambda: Dirichlet(network(3)),
+    "proxy_dirichlet": lambda: Dirichlet(network(3), offset=1.0),
+}
+
+Given = tuple[DeepEnsemble, Ensemble, DeepEnsemble]  # teachers, the student, other networks
+
+PERTURBATIONS: dict[str, Callable[[Given], Perturbation]] = {
+    "clean": lambda given: Clean(),
+    "gaussian": lambda given: Gaussian(STEP),
+    "ods": lambda given: ODS(STEP),
+    "confods": lambda given: ODS(STEP, scale_by_confidence=True),
+    "source": lambda given: ODS(STEP, source=given[2]),
+    "adversarial": lambda given: Adversarial(STEP),
+    "mixup": lambda given: Mixup(),
+    "ods+mixup": lambda given: Chain((ODS(STEP), Mixup())),
+    "diversify": lambda given: Diversify(given[1], STEP),
+}
+
+LOSSES: dict[str, Callable[[DeepEnsemble, Perturbation], Loss]] = {
+    "labels": lambda teachers, perturb: CrossEntropy(),
+    "one_to_one": lambda teachers, perturb: Distill(teachers, perturb=perturb),
+    "mean": lambda teachers, perturb: DistillMean(teachers, perturb=perturb),
+    "one_pass": lambda teachers, perturb: Distill(teachers, 0.7, perturb=perturb, passes="one"),
+    "distribution": lambda teachers, perturb: DistillDistribution(teachers, 10, perturb=perturb),
+    "proxy": lambda teachers, perturb: DistillProxy(teachers, perturb=perturb),
+}
+
+
+def losses_of(form: str) -> list[str]:
+    """The names of the losses that a form takes."""
+    special = {"single": ["labels", "mean"], "dirichlet": ["distribution"], "proxy_dirichlet": ["proxy"]}
+    return special.get(form, ["labels", "one_to_one", "mean", "one_pass"])
+
+
+def cases(form: str) -> Iterator[tuple[str, str]]:
+    """(loss, perturbation) of every way to train a form."""
+    for loss in losses_of(form):
+        for perturb in PERTURBATIONS:
+            if loss == "labels" and perturb != "clean":
+                continue
+            if perturb == "diversify" and form in ("single", "dirichlet", "proxy_dirichlet"):
+                continue
+            yield loss, perturb
+
+
+def loss_of(student: Ensemble, loss: str, perturb: str, device: str = "cpu") -> Loss:
+    """A loss whose teachers are on a device."""
+    given = teachers(device=device), student, teachers(first=7, device=device)
+    return LOSSES[loss](given[0], PERTURBATIONS[perturb](given))

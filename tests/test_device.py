@@ -1,0 +1,215 @@
+"""Everything that trains, predicts or measures does so on another device, and gives what the CPU gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import device
+from cases import FORMS, cases, loss_of, seeded, split, teachers
+from polyphony import analysis
+from polyphony.data import Splits, batches, pixels
+from polyphony.distill import CrossEntropy, match_step_size
+from polyphony.ensembles import Ensemble
+from polyphony.perturb import ODS, Gaussian
+from polyphony.predictions import predict
+from polyphony.store import Stage
+from polyphony.train import LOOK_EVERY, Plan, fit
+
+TRAIN, VALID = split(22, 1), split(12, 3)
+PLAN = Plan(epochs=2, batch=8, learning_rate=0.05, warm_up=1)
+DEVICES = ("sim", "cpu")
+
+
+def on_cpu(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def gradients(form: str, loss: str, perturb: str, device: str) -> dict[str, Tensor]:
+    """One step's gradients, all that the loss reports, and the buffers after it."""
+    student, rng = FORMS[form]().to(device).train(), seeded(7)
+    x, y = next(batches(TRAIN, 6, PLAN.augment, rng, device))
+    parts = loss_of(student, loss, perturb, device)(student, x, y, rng)
+    parts["loss"].backward()
+    found = {name: p.grad.cpu() for name, p in student.named_parameters() if p.grad is not None}
+    found |= {f"part {name}": value.detach().cpu() for name, value in parts.items()}
+    return found | {name: value.cpu() for name, value in student.named_buffers()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_loss_and_perturbation_is_the_same_on_a_device(form: str):
+    for loss, perturb in cases(form):
+        there, here = (gradients(form, loss, perturb, name) for name in DEVICES)
+        assert equal(there, here), (loss, perturb)
+
+
+def trained(student: Ensemble, device: str, **settings: object) -> list[dict[str, float]]:
+    loss = loss_of(student.to(device), "one_to_one", "confods", device)
+    log = fit(student, loss, TRAIN, VALID, PLAN, seeded(7), device=device, **settings)
+    timed = ("seconds", "images_per_second")
+    return [{name: value for name, value in row.items() if name not in timed} for row in log]
+
+
+@pytest.mark.parametrize("form", ["member_norm", "mimo"])
+def test_a_training_ends_with_the_same_weights_and_log(form: str):
+    there, here = FORMS[form](), FORMS[form]()
+    assert trained(there, "sim") == trained(here, "cpu")
+    assert equal(on_cpu(there), on_cpu(here))
+
+
+class Stopped(Exception):  # noqa: N818 (not an error)
+    """The power went out."""
+
+
+class StopsAfterOne(Stage):
+    """A stage after whose first save the power goes out."""
+
+    def save(self, state):
+        super().save(state)
+        raise Stopped
+
+
+@pytest.mark.parametrize(("first", "second"), [("sim", "cpu"), ("cpu", "sim")])
+def test_a_training_begun_on_one_device_goes_on_on_another(tmp_path, first: str, second: str):
+    whole, begun, resumed = (FORMS["batch_ensemble"]() for _ in range(3))
+    log = trained(whole, "cpu")
+    with pytest.raises(Stopped):
+        trained(begun, first, checkpoint=StopsAfterOne(tmp_path, {}))
+    assert trained(resumed, second, checkpoint=Stage(tmp_path, {})) == log
+    assert equal(on_cpu(whole), on_cpu(resumed))
+
+
+def test_a_split_may_be_on_the_device():
+    there = replace(TRAIN, images=TRAIN.images.to("sim"), labels=TRAIN.labels.to("sim"))
+    assert torch.equal(there.some(5).images.cpu(), TRAIN.some(5).images)
+    assert there.statistics == TRAIN.statistics
+    assert there.fingerprint == TRAIN.fingerprint
+    for (x, y), (ours, labels) in zip(
+        batches(there, 8, PLAN.augment, seeded(), "sim"),
+        batches(TRAIN, 8, PLAN.augment, seeded()),
+        strict=True,
+    ):
+        assert torch.equal(x.cpu(), ours)
+        assert torch.equal(y.cpu(), labels)
+    assert torch.equal(predict(teachers(device="sim"), there).logits, predict(teachers(), TRAIN).logits)
+
+
+def test_predictions_and_a_matched_step_are_the_same():
+    splits = Splits("stripes", ("a", "b", "c"), TRAIN, VALID, VALID)
+    found = [match_step_size(ODS, teachers(device=name), splits, 2.0, seeded()) for name in DEVICES]
+    assert found[0] == found[1]
+    there, here = (predict(FORMS["dirichlet"]().to(name), VALID).logits for name in DEVICES)
+    assert there.device.type == "cpu"
+    assert torch.equal(there, here)
+
+
+def test_analyses_are_the_same():
+    for student in (FORMS["batch_ensemble"](), FORMS["mimo"]()):
+        there, here = [], []
+        for name, found in zip(DEVICES, (there, here), strict=True):
+            given, student = teachers(device=name), student.to(name)
+            x, y = pixels(TRAIN.images[:4].to(name)), TRAIN.labels[:4].to(name)
+            found.append(analysis.jacobian_cosines(given, student, TRAIN))
+            found.append(analysis.gradient_snr(student, given, x, y, Gaussian(0.1), 4.0, seeded(), 3))
+            views = analysis.member_views(given, {"s": student}, VALID, ODS(0.1), 4.0, seeded())
+            found.append(views["students.s"])
+            found.append(
+                analysis.external_predictions(given, teachers(7, name), VALID, 0.1, 4.0, seeded()).logits
+            )
+            analysis.latencies({"s": student}, x, repeats=1)
+        for one, other in zip(there, here, strict=True):
+            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+# What the host waits for, and what it sends
+
+
+class Counted:
+    """A loss that keeps what passed between host and device since it was called last: a whole step."""
+
+    def __init__(self, loss) -> None:
+        self.loss, self.steps = loss, []
+
+    def __call__(self, *arguments):
+        self.steps.append(device.reset())
+        return self.loss(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("form", "perturb", "draws"),
+    [
+        ("batch_ensemble", "confods", [(8, 3)]),  # the guide
+        ("hydra", "gaussian", [(8, 1, 5, 5)]),
+        ("latent_be", "ods+mixup", [(8, 3), (8,)]),
+        ("single", "adversarial", []),
+        ("batch_ensemble", "diversify", []),
+        ("mimo", "confods", [(2, 16), (8, 3)]),  # which example each member sees, and the guide
+        ("dirichlet", "ods", [(8, 3)]),
+        ("proxy_dirichlet", "clean", []),
+    ],
+)
+def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, perturb, draws):
+    student = FORMS[form]().to("sim")
+    loss = {"single": "mean", "dirichlet": "distribution", "proxy_dirichlet": "proxy"}.get(form, "one_to_one")
+    counted = Counted(loss_of(student, loss, perturb, "sim"))
+    images = split(8 * (LOOK_EVERY + 4), 1)
+    fit(student, counted, images, VALID, replace(PLAN, epochs=1), seeded(), device="sim")
+    _, *steps = counted.steps
+    assert len(steps) == LOOK_EVERY + 3
+    for number, step in enumerate(steps, start=1):
+        assert step.blocking == []
+        assert step.waits == (["to cpu"] if number == LOOK_EVERY else [])
+        assert step.sent == [
+            *draws,
+            (8, 1, 5, 5),
+            (8,),
+            (3, 8),
+        ]  # then images, labels, augmentation of the next
+
+
+# One sentence
+
+
+def test_teachers_left_on_the_cpu_are_named():
+    student = FORMS["batch_ensemble"]()
+    for perturb in ("clean", "confods", "diversify"):
+        loss = loss_of(student, "one_to_one", perturb)
+        with pytest.raises(ValueError, match=r"images are on sim:0, the teachers on cpu: move them by .to"):
+            fit(student, loss, TRAIN, VALID, PLAN, seeded(), device="sim")
+
+
+def test_a_generator_is_on_the_cpu():
+    class Elsewhere:
+        device = torch.device("cuda")
+
+    with pytest.raises(ValueError, match="draws are made on the CPU"):
+        fit(FORMS["single"](), CrossEntropy(), TRAIN, VALID, PLAN, Elsewhere())
+
+
+# The device itself
+
+
+def test_the_device_refuses_other_tensors_and_counts():
+    x = torch.arange(4.0).to("sim")
+    for mixed in (
+        lambda: x + torch.ones(4),
+        lambda: x[torch.arange(2)],
+        lambda: torch.cat([x, torch.ones(1)]),
+    ):
+        with pytest.raises(RuntimeError, match="got tensors on sim and on cpu"):
+            mixed()
+    device.reset()
+    assert float(x.sum()) == 6
+    assert x[x > 1].cpu().tolist() == [2, 3]
+    torch.ones(2).to("sim")
+    torch.ones(3).to("sim", non_blocking=True)
+    found = device.reset()
+    assert found.waits == ["aten::_local_scalar_dense", "aten::index", "to cpu"]
+    assert (found.blocking, found.sent) == ([(2,)], [(3,)])
