@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import platform
@@ -15,14 +16,15 @@ from polyphony.machine import processor
 from polyphony.study.study import Study
 
 NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions are recorded
-TRAINING = (
+TRAINING = (  # what decides which weights a training ends with; its images have fingerprints of their own
     "train",
     "losses",
     "distill",
     "perturb",
-    "predictions",  # and metrics: which epoch is kept, and which step size is matched
-    "metrics",
-    "collapse",
+    "predictions",  # and three of metrics: which epoch is kept, and which step size is matched
+    "metrics/diversity",
+    "metrics/probabilities",
+    "metrics/quality",
     "ensembles",
     "nn",
     "data/batches",
@@ -35,6 +37,7 @@ TRAINING = (
     "recipe/networks",
     "recipe/perturbations",
     "recipe/schema",
+    "recipe/table",
     "study/study",
     "study/jobs",
 )
@@ -42,13 +45,24 @@ TRAINING = (
 
 @cache
 def training_code() -> str:
-    """The hash of all sources that decide which weights and which log a training ends with."""
-    package, digest = Path(polyphony.__file__).parent, hashlib.sha256()
-    for name in TRAINING:
-        single = package / f"{name}.py"
-        for path in [single] if single.exists() else sorted((package / name).glob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """The hash of the sources that decide a training, without their comments, docstrings and layout."""
+    return hashlib.sha256("\n".join(statements(path) for path in training_sources()).encode()).hexdigest()
+
+
+def training_sources() -> list[Path]:
+    """The files that `TRAINING` names."""
+    package = Path(polyphony.__file__).parent
+    files = [(package / f"{name}.py", sorted((package / name).glob("*.py"))) for name in TRAINING]
+    return [path for single, inside in files for path in inside or [single]]
+
+
+def statements(path: Path) -> str:
+    """What a source does, as Python writes it: the same however it is commented and laid out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def versions() -> dict[str, str]:
