@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from polyphony.recipe import Recipe, read_recipe
-from polyphony.study import Board, Outcome, Study, Sweep, SweepOutcome, TrainStudent, run_study, run_sweep
+from polyphony.study import (
+    Board,
+    Here,
+    Outcome,
+    Runner,
+    Study,
+    Sweep,
+    SweepOutcome,
+    TrainStudent,
+    run_study,
+    run_sweep,
+)
 from polyphony.train import DivergedError
 
 MORE = (
@@ -52,6 +63,12 @@ def quiet() -> Board:
     return Quiet()
 
 
+@pytest.fixture(scope="session")
+def here() -> Runner:
+    """Jobs in this process."""
+    return Here(threads=1)
+
+
 @pytest.fixture
 def board() -> Silent:
     """A board that remembers, in `jobs`, which jobs were started."""
@@ -65,12 +82,14 @@ def tiny_recipe(tiny_digits: tuple[str, ...]) -> Callable[..., Recipe]:
 
 
 @pytest.fixture(scope="session")
-def run(tiny_recipe: Callable[..., Recipe]) -> Run:
-    """Run the tiny study in one process: the study, what came out, and which jobs were run."""
+def run(tiny_recipe: Callable[..., Recipe], here: Runner) -> Run:
+    """Run the tiny study, in this process unless told: the study, what came out, and which jobs were run."""
 
-    def run(folder: Path, *overrides: str, **settings: Any) -> tuple[Study, Outcome, list[str]]:
+    def run(
+        folder: Path, *overrides: str, runner: Runner = here, **settings: Any
+    ) -> tuple[Study, Outcome, list[str]]:
         study, board = Study(tiny_recipe(*overrides), folder), Silent()
-        outcome = run_study(study, board, **{"workers": 1, **settings})
+        outcome = run_study(study, runner, board, **settings)
         return study, outcome, board.jobs
 
     return run
@@ -83,12 +102,12 @@ def finished(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study,
 
 
 @pytest.fixture(scope="session")
-def sweep_through() -> SweepThrough:
+def sweep_through(here: Runner) -> SweepThrough:
     """Run a sweep in one process, up to job number `stop`: what came out, and which jobs were run."""
 
     def through(sweep: Sweep, stop: int | None = None, **settings: Any) -> tuple[SweepOutcome, list[str]]:
         board = Silent(stop)
-        return run_sweep(sweep, board, workers=1, **settings), board.jobs
+        return run_sweep(sweep, here, board, **settings), board.jobs
 
     return through
 

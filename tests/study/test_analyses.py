@@ -34,13 +34,13 @@ RECIPE = {
 
 
 @pytest.fixture(scope="module")
-def analysed(quiet, tmp_path_factory):
+def analysed(here, quiet, tmp_path_factory):
     study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"))
-    run_study(study, quiet, workers=1)
+    run_study(study, here, quiet)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analysis_jobs, "SNR_SAMPLES", 4)
         patch.setattr(analysis_jobs, "SNR_BATCH", 5)
-        done = analyse(study, ANALYSES, quiet, workers=1, examples=6)
+        done = analyse(study, ANALYSES, here, quiet, examples=6)
         assert done.left_out == {}
         assert all(path.is_file() for path in done.files)
         yield study
@@ -122,23 +122,23 @@ def test_latency_and_factors_name_every_model(analysed):
     }
 
 
-def test_a_second_call_does_nothing_and_a_changed_one_only_what_changed(analysed, board):
+def test_a_second_call_does_nothing_and_a_changed_one_only_what_changed(analysed, here, board):
     tables = sorted((analysed.folder / "analysis").glob("*.*"))
     before = [path.stat().st_ino for path in tables]
-    assert analyse(analysed, ANALYSES, board, workers=1, examples=6).ran == 0
+    assert analyse(analysed, ANALYSES, here, board, examples=6).ran == 0
     assert (board.jobs, [path.stat().st_ino for path in tables]) == ([], before)
-    analyse(analysed, ["jacobians"], board, workers=1, examples=7)
+    analyse(analysed, ["jacobians"], here, board, examples=7)
     assert board.jobs == [f"Jacobians of {method}, seed 0" for method in RECIPE["methods"]]
-    analyse(analysed, ["jacobians"], board, workers=1, examples=6)
+    analyse(analysed, ["jacobians"], here, board, examples=6)
 
 
-def test_what_cannot_be_done_is_said(analysed, quiet, tmp_path):
+def test_what_cannot_be_done_is_said(analysed, here, quiet, tmp_path):
     fewer = RECIPE | {"teachers": RECIPE["teachers"] | {"extra": 0}}
-    done = analyse(replace(analysed, recipe=check(fewer, "tiny")), ["transfer"], quiet)
+    done = analyse(replace(analysed, recipe=check(fewer, "tiny")), ["transfer"], here, quiet)
     assert list(done.left_out) == ["transfer"]
     assert "no extra teacher" in done.left_out["transfer"]
     with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
-        analyse(replace(analysed, folder=tmp_path), ["factors"], quiet)
+        analyse(replace(analysed, folder=tmp_path), ["factors"], here, quiet)
 
 
 def test_the_command_says_where_the_files_are(analysed, capsys):
@@ -149,10 +149,10 @@ def test_the_command_says_where_the_files_are(analysed, capsys):
 
 
 @pytest.fixture(scope="module")
-def mixed(analysed, quiet):
+def mixed(analysed, here, quiet):
     """A study beside the other one, whose teachers it takes over, with students of other forms."""
     study = of_forms(analysed.folder.parent / "mixed", scratch="single", kd_ods="hydra", kd="dirichlet")
-    run_study(study, quiet, workers=1)
+    run_study(study, here, quiet)
     return study
 
 
@@ -163,9 +163,9 @@ def of_forms(folder, **forms):
     return Study(check(RECIPE | {"methods": methods}, "tiny"), folder)
 
 
-def test_students_without_a_member_for_each_teacher_are_left_out_by_name(mixed, quiet):
+def test_students_without_a_member_for_each_teacher_are_left_out_by_name(mixed, here, quiet):
     assert plain_student(mixed) == ("kd_ods", 0)
-    done = analyse(mixed, ["jacobians", "factors"], quiet, workers=1, examples=3)
+    done = analyse(mixed, ["jacobians", "factors"], here, quiet, examples=3)
     assert set(done.left_out) == {"jacobians of scratch", "jacobians of kd", "factors"}
     assert "no member for each teacher" in done.left_out["jacobians of kd"]
     assert "no student has members" in done.left_out["factors"]

@@ -32,7 +32,7 @@ WHO = [("teachers", None), ("scratch", 0), ("kd", 0)]
 
 
 @pytest.fixture(scope="module")
-def trained(quiet, tmp_path_factory):
+def trained(here, quiet, tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(3)
     for name, count in (("noise", 30), ("more", 20)):
@@ -41,7 +41,7 @@ def trained(quiet, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"), root)
-        run_study(study, quiet, workers=1)
+        run_study(study, here, quiet)
         list(regenerate("digits", study.splits.test, root / "digits-c-regenerated"))
         yield study
 
@@ -67,9 +67,9 @@ def entropy(p):
     return -(p * np.log(p)).sum(-1)
 
 
-def test_unknown_scores_are_those_of_the_models_themselves(trained, quiet):
+def test_unknown_scores_are_those_of_the_models_themselves(trained, here, quiet):
     source = str(trained.data_root / "noise.npz")
-    rows = evaluate_unknown(trained, source, quiet, workers=1)
+    rows = evaluate_unknown(trained, source, here, quiet)
     saved = table(trained.folder / "analysis" / "ood.csv")
     assert list(saved[0]) == [
         "model", "seed", "unknown", "score", "auroc", "aupr", "fpr95", "known_entropy", "unknown_entropy",
@@ -95,28 +95,28 @@ def test_unknown_scores_are_those_of_the_models_themselves(trained, quiet):
     assert [(r["model"], r["seed"]) for r in saved[::3]] == [("teachers", ""), ("scratch", "0"), ("kd", "0")]
 
 
-def test_a_second_call_runs_nothing_and_other_data_keeps_its_rows(trained, board):
+def test_a_second_call_runs_nothing_and_other_data_keeps_its_rows(trained, here, board):
     names = [str(trained.data_root / f"{name}.npz") for name in ("noise", "more")]
-    first = [evaluate_unknown(trained, name, board, workers=1) for name in names]
+    first = [evaluate_unknown(trained, name, here, board) for name in names]
     board.jobs.clear()
-    assert [evaluate_unknown(trained, name, board, workers=1) for name in names] == first
+    assert [evaluate_unknown(trained, name, here, board) for name in names] == first
     assert board.jobs == []
     assert {row["unknown"] for row in table(trained.folder / "analysis" / "ood.csv")} == {"noise", "more"}
 
 
-def test_rows_that_other_weights_made_leave_the_table(trained, quiet):
+def test_rows_that_other_weights_made_leave_the_table(trained, here, quiet):
     parts = trained.folder / "analysis" / "parts"
-    evaluate_unknown(trained, str(trained.data_root / "noise.npz"), quiet, workers=1)
+    evaluate_unknown(trained, str(trained.data_root / "noise.npz"), here, quiet)
     stale = parts / "ood-old.json"
     stale.write_text(
         (parts / "ood-noise.json").read_text().replace('{"key": "', '{"key": "0').replace("noise", "old")
     )
-    evaluate_unknown(trained, str(trained.data_root / "noise.npz"), quiet, workers=1)
+    evaluate_unknown(trained, str(trained.data_root / "noise.npz"), here, quiet)
     assert "old" not in (trained.folder / "analysis" / "ood.csv").read_text()
 
 
-def test_corrupted_scores_are_those_of_the_models_themselves(trained, quiet):
-    rows = evaluate_corrupted(trained, "digits-c", quiet, workers=1)
+def test_corrupted_scores_are_those_of_the_models_themselves(trained, here, quiet):
+    rows = evaluate_corrupted(trained, "digits-c", here, quiet)
     saved = table(trained.folder / "analysis" / "corrupted.csv")
     assert list(saved[0]) == [
         "model", "seed", "data", "corruption", "severity", "acc", "nll", "bs", "ece",
@@ -133,24 +133,24 @@ def test_corrupted_scores_are_those_of_the_models_themselves(trained, quiet):
         assert row.bs == pytest.approx(((p - np.eye(10)[labels]) ** 2).sum(-1).mean(), rel=1e-4)
 
 
-def test_only_what_is_missing_is_predicted_again(trained, quiet, board):
-    evaluate_corrupted(trained, "digits-c", quiet, workers=1)
+def test_only_what_is_missing_is_predicted_again(trained, here, quiet, board):
+    evaluate_corrupted(trained, "digits-c", here, quiet)
     folder = trained.folder / "predictions" / "kd" / "0"
     lost, kept = (
         folder / f"corrupted-digits-c-regenerated-fog-{severity}.safetensors" for severity in (2, 3)
     )
     before, content = kept.stat().st_ino, lost.read_bytes()
     lost.unlink()
-    evaluate_corrupted(trained, "digits-c", board, workers=1)
+    evaluate_corrupted(trained, "digits-c", here, board)
     assert board.jobs == ["predict kd, seed 0, on digits-c-regenerated"]
     assert (kept.stat().st_ino, lost.read_bytes()) == (before, content)
 
 
-def test_a_limit_takes_the_first_images(trained, quiet):
+def test_a_limit_takes_the_first_images(trained, here, quiet):
     path = trained.folder / "predictions" / "teachers" / "corrupted-digits-c-regenerated-snow-4.safetensors"
-    evaluate_corrupted(trained, "digits-c", quiet, workers=1)
+    evaluate_corrupted(trained, "digits-c", here, quiet)
     whole = load_file(path)
-    evaluate_corrupted(trained, "digits-c", quiet, workers=1, limit=10)
+    evaluate_corrupted(trained, "digits-c", here, quiet, limit=10)
     torch.testing.assert_close(load_file(path)["logits"], whole["logits"][:, :10])
 
 
@@ -162,19 +162,19 @@ def test_images_corrupted_at_another_size_are_of_the_run(trained):
     assert np.abs(fog.images[:, 0].numpy() - made.reshape(40, 4, 2, 4, 2).mean((2, 4))).max() <= 0.5
 
 
-def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, quiet, tmp_path):
+def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, here, quiet, tmp_path):
     with pytest.raises(DataError, match="digits holds the classes the run was trained on"):
-        evaluate_unknown(trained, "digits", quiet)
+        evaluate_unknown(trained, "digits", here, quiet)
     with pytest.raises(DataError, match="cifar10-c is not of the run's data: ask for digits-c"):
-        evaluate_corrupted(trained, "cifar10-c", quiet)
+        evaluate_corrupted(trained, "cifar10-c", here, quiet)
     other = replace(trained, data_root=tmp_path)
     list(regenerate("digits", other.splits.train[:40], tmp_path / "digits-c-regenerated"))
     with pytest.raises(DataError, match="not corrupted versions of this run's test images"):
-        evaluate_corrupted(other, "digits-c", quiet)
+        evaluate_corrupted(other, "digits-c", here, quiet)
     other = replace(trained, data_root=tmp_path / "same labels")
     negative = Split(255 - other.splits.test.images, other.splits.test.labels)
     list(regenerate("digits", negative, other.data_root / "digits-c-regenerated"))
     with pytest.raises(DataError, match="digits-c-regenerated are not corrupted versions of this run's test"):
-        evaluate_corrupted(other, "digits-c", quiet)
+        evaluate_corrupted(other, "digits-c", here, quiet)
     with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
-        evaluate_corrupted(replace(trained, folder=tmp_path / "empty"), "digits-c", quiet)
+        evaluate_corrupted(replace(trained, folder=tmp_path / "empty"), "digits-c", here, quiet)

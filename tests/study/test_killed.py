@@ -58,9 +58,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("weights.safetensors"))}
 
 
-def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, quiet, program, environment):
+def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, here, quiet, program, environment):
     whole, killed = stripes / "whole" / "run", stripes / "killed" / "run"  # runs side by side share trainings
-    run_study(Study(read_recipe("digits", TINY), whole), quiet, workers=1)
+    run_study(Study(read_recipe("digits", TINY), whole), here, quiet)
 
     settings = [part for override in TINY for part in ("--set", override)]
     command = [

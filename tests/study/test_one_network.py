@@ -34,12 +34,12 @@ DIRICHLET = {"end2": 0.0, "proxy": 1.0}  # and what is added to the concentratio
 
 
 @pytest.fixture(scope="module")
-def finished(quiet, tmp_path_factory):
+def finished(here, quiet, tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     noise = np.random.default_rng(3).integers(0, 256, (30, 8, 8), dtype=np.uint8)
     np.savez(root / "noise.npz", images=noise, labels=np.arange(30) % 10)
     study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"), root)
-    return study, run_study(study, quiet, workers=1)
+    return study, run_study(study, here, quiet)
 
 
 def alphas(study: Study, method: str, images: torch.Tensor) -> np.ndarray:
@@ -71,10 +71,10 @@ def test_teachers_are_scored_as_members(finished):
     assert {row.kld for row in rows} == {mean_kld(saved.logits[:2])}
 
 
-def test_unknown_inputs_are_told_by_the_dirichlets_own_information(finished, quiet):
+def test_unknown_inputs_are_told_by_the_dirichlets_own_information(finished, here, quiet):
     study, _ = finished
     source = str(study.data_root / "noise.npz")
-    rows = evaluate_unknown(study, source, quiet, workers=1)
+    rows = evaluate_unknown(study, source, here, quiet)
     unknown = load_unknown(source, study.splits.test, study.data_root).images
     truth = np.r_[np.zeros(40), np.ones(len(unknown))]
     for method in DIRICHLET:
@@ -96,8 +96,8 @@ def test_the_verdict_does_not_ask_one_network_for_diversity(finished):
     assert "proxy keeps" in sentence
 
 
-def test_analyses_of_members_say_that_there_are_none_and_the_others_are_made(finished, quiet):
+def test_analyses_of_members_say_that_there_are_none_and_the_others_are_made(finished, here, quiet):
     study, _ = finished
-    done = analyse(study, ["jacobians", "snr", "factors", "members", "latency"], quiet, workers=1, examples=2)
+    done = analyse(study, ["jacobians", "snr", "factors", "members", "latency"], here, quiet, examples=2)
     assert set(done.left_out) == {"jacobians", "snr", "factors"}
     assert sorted(path.name for path in done.files) == ["latency.csv", "members.safetensors"]

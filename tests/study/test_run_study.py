@@ -20,7 +20,8 @@ from polyphony.ensembles import Single
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
 from polyphony.store import StoreError
-from polyphony.study import Study, Upto, costs, open_study, verdict
+from polyphony.study import Board, Graph, Here, Job, Processes, Study, Upto, costs, open_study, verdict
+from polyphony.study.runner import run_job
 from polyphony.study.score_table import told_of
 from polyphony.train import fit
 
@@ -298,9 +299,36 @@ def test_weights_that_are_gone_are_named(run, copied):
 
 
 def test_two_processes_at_a_time_make_the_same_models(finished, run, tmp_path):
-    run(tmp_path / "run", workers=2, upto=Upto.TEACH)
+    run(tmp_path / "run", upto=Upto.TEACH, runner=Processes(2, 1))
     expected = weights(finished[0].folder)
     assert weights(tmp_path / "run") == {f"teachers/{j}": expected[f"teachers/{j}"] for j in range(3)}
+
+
+class LastFirst(Here):
+    """A runner that starts whatever can be started, and ends the last of them first."""
+
+    def run(self, graph: Graph, board: Board) -> None:
+        started: list[Job] = []
+        while graph.left():
+            while (job := graph.next()) is not None:
+                started.append(job)
+            run_job(started[-1], board)
+            graph.finish(started.pop().name)
+
+
+def test_the_order_in_which_jobs_end_changes_nothing(finished, run, files, tmp_path):
+    _, outcome, jobs = run(tmp_path / "run", runner=LastFirst(1))
+    assert jobs.index("predict scratch, seed 1, on test") < jobs.index("teacher 0")
+    assert sorted(jobs) == sorted(finished[2])
+    assert files(tmp_path / "run") == files(finished[0].folder)
+    assert outcome == finished[1]
+
+
+def test_predictions_made_before_a_changed_student_is_found_are_kept(run, copied):
+    _, outcome, jobs = run(copied, "teachers.epochs=2", redo=True, runner=LastFirst(1))
+    assert [job for job in jobs if "scratch" in job] == []  # learns from no teacher
+    assert outcome.ran == 39 - 2 - 4  # all but the students from scratch and what they predict
+    assert run(copied, "teachers.epochs=2")[2] == []
 
 
 def test_parts_stop_where_they_are_told_to(run, tmp_path):

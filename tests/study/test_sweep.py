@@ -247,17 +247,17 @@ def test_a_method_that_takes_no_step_is_swept_without_one(tiny, sweep_through, t
     assert {row["step_size"] for row in rows_of(tmp_path / "run")} == {""}
 
 
-def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(quiet, tmp_path):
+def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(here, quiet, tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
     study = Study(read_recipe("digits"), tmp_path)
-    for attempt in (lambda: open_study(tmp_path, None, "cpu"), lambda: run_study(study, quiet)):
+    for attempt in (lambda: open_study(tmp_path, None, "cpu"), lambda: run_study(study, here, quiet)):
         with pytest.raises(StoreError, match="its test images stay unseen"):
             attempt()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
 
 
-def test_a_studys_folder_is_refused_by_a_sweep(tiny, quiet, tmp_path):
+def test_a_studys_folder_is_refused_by_a_sweep(tiny, here, quiet, tmp_path):
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(StoreError, match="holds a study: give --out another folder"):
-        run_sweep(tiny(tmp_path), quiet)
+        run_sweep(tiny(tmp_path), here, quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from polyphony.cli import terminal
-from polyphony.cli.study import DataRoot, Device, Workers, chosen
+from polyphony.cli.study import DataRoot, Device, Workers, chosen, runner
 
 if TYPE_CHECKING:
     from polyphony.study.analyses import Analysed
@@ -46,8 +46,8 @@ def analyse(
     from polyphony.study.analyses import analyse as run
 
     study = open_study(folder, data, chosen(device))
-    with terminal.board() as board:
-        done = run(study, what or ANALYSES, board, workers, examples)
+    with runner(study, workers) as place, terminal.board() as board:
+        done = run(study, what or ANALYSES, place, board, examples)
     show(folder, done)
 
 

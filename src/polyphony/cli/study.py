@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 from polyphony.cli import terminal
 
 if TYPE_CHECKING:
-    from polyphony.study import Study
+    from polyphony.study import Runner, Study
 
 DataRoot = Annotated[
     Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
@@ -128,12 +128,13 @@ def evaluate(
 
     study = open_study(folder, data, chosen(device))
     check_trained(study)
-    run_to(study, "EVALUATE", workers, redo=False)
-    for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
-        for name in names:
-            with terminal.board() as board:
-                rows = measure(study, name, board, workers, limit)
-            terminal.line(f"{name}: {len(rows)} scores in {study.folder / 'analysis'}")
+    with runner(study, workers) as place:
+        run_to(study, "EVALUATE", place, redo=False)
+        for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
+            for name in names:
+                with terminal.board() as board:
+                    rows = measure(study, name, place, board, limit)
+                terminal.line(f"{name}: {len(rows)} scores in {study.folder / 'analysis'}")
 
 
 def show(
@@ -146,12 +147,12 @@ def show(
     recipe
         A TOML file, or the name of a shipped recipe.
     """
-    from polyphony.study import costs, parameter_counts
+    from polyphony.study import costs, default_workers, parameter_counts
 
     study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, device=device)))
     terminal.show_recipe(study)
     terminal.show_parameters(parameter_counts(study))
-    terminal.show_costs(study, list(costs(study)))
+    terminal.show_costs(list(costs(study)), default_workers(study))
 
 
 def prepare(recipe: str, running: Running) -> Study:
@@ -195,17 +196,26 @@ def chosen(device: str) -> str:
 def run(recipe: str, running: Running, upto: str) -> Study:
     """Run the study of a recipe so far."""
     study = prepare(recipe, running)
-    run_to(study, upto, running.workers, running.redo)
+    with runner(study, running.workers) as place:
+        run_to(study, upto, place, running.redo)
     return study
 
 
-def run_to(study: Study, upto: str, workers: int | None, redo: bool) -> None:
+def runner(study: Study, workers: int | None) -> Runner:
+    """Where the jobs of a command run: every command asks here, once."""
+    from polyphony.study import Here, Processes, default_workers
+
+    at_once = workers or default_workers(study)
+    return Here(study.threads) if at_once == 1 else Processes(at_once, study.threads)
+
+
+def run_to(study: Study, upto: str, place: Runner, redo: bool) -> None:
     """Run a study up to a part, and print what came out."""
     from polyphony.study import Upto, costs, run_study
 
     if not study.folder.exists():
         trainings = costs(study)
-        terminal.announce(study, [next(trainings)] if upto == "TEACH" else list(trainings), workers)
+        terminal.announce(study, [next(trainings)] if upto == "TEACH" else list(trainings), place.at_once)
     with terminal.board() as board:
-        outcome = run_study(study, board, upto=Upto[upto], workers=workers, redo=redo)
+        outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.study import AtLeastOne, Running, chosen
+from polyphony.cli.study import AtLeastOne, Running, chosen, runner
 from polyphony.words import counted
 
 if TYPE_CHECKING:
@@ -76,15 +76,16 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
     asked = Sweep(swept, folder, running.data, chosen(running.device))
     asked.check(trials)
-    if not folder.exists():
-        announce(asked, trials, running.workers)
-    with terminal.board() as board:
-        outcome = run_sweep(asked, board, trials=trials, workers=running.workers, redo=running.redo)
+    with runner(asked.study([swept.own]), running.workers) as place:
+        if not folder.exists():
+            announce(asked, trials, place.at_once)
+        with terminal.board() as board:
+            outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     terminal.line(f"Page: {write_report([folder], None)}")
 
 
-def announce(sweep: Sweep, trials: int | None, workers: int | None) -> None:
+def announce(sweep: Sweep, trials: int | None, at_once: int) -> None:
     """What is about to happen, and how long it will take."""
     from polyphony.study import costs
 
@@ -94,7 +95,7 @@ def announce(sweep: Sweep, trials: int | None, workers: int | None) -> None:
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
     terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
     teacher, point = costs(study)
-    terminal.line(terminal.estimate(study, [teacher, replace(point, runs=point.runs * points)], workers))
+    terminal.line(terminal.estimate([teacher, replace(point, runs=point.runs * points)], at_once))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:

@@ -162,7 +162,7 @@ def show_parameters(counts: dict[str, int]) -> None:
     console.print(table)
 
 
-def show_costs(study: Study, costs: Sequence[Cost]) -> None:
+def show_costs(costs: Sequence[Cost], at_once: int) -> None:
     """What a study takes, measured here and estimated for a GPU."""
     table = Table("training", "runs", "PFLOP", "each, here", "all, one GPU", title="Cost")
     for cost in costs:
@@ -170,27 +170,24 @@ def show_costs(study: Study, costs: Sequence[Cost]) -> None:
         petas = f"{cost.runs * cost.flops / 1e15:.3g}"
         table.add_row(cost.name, str(cost.runs), petas, duration(cost.seconds), gpu)
     console.print(table)
-    line(f"{estimate(study, costs)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
+    line(f"{estimate(costs, at_once)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
 
 
-def announce(study: Study, costs: Sequence[Cost], workers: int | None) -> None:
+def announce(study: Study, costs: Sequence[Cost], at_once: int) -> None:
     """What is about to happen, the teachers' cost first and maybe alone, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
     teachers = counted(study.teacher_count, "teacher")
     students = f", then {len(study.students)} students ({methods})" if len(costs) > 1 else ""
     line(f"{study.recipe.name}: {teachers}{students}.")
-    line(estimate(study, costs, workers))
+    line(estimate(costs, at_once))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
         line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
 
 
-def estimate(study: Study, costs: Sequence[Cost], workers: int | None = None) -> str:
+def estimate(costs: Sequence[Cost], at_once: int) -> str:
     """How long all trainings take together."""
-    from polyphony.study import default_workers
-
-    workers = workers or default_workers(study)
-    total = sum(cost.runs * cost.seconds for cost in costs) / workers
-    return f"About {duration(total)} on this machine, {workers} at a time, judging by a few measured steps."
+    total = sum(cost.runs * cost.seconds for cost in costs) / at_once
+    return f"About {duration(total)} on this machine, {at_once} at a time, judging by a few measured steps."
 
 
 def show_outcome(study: Study, outcome: Outcome) -> None:

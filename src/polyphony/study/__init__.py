@@ -3,9 +3,10 @@
 from polyphony.rows import Score
 from polyphony.study.cost import Cost, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
-from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
-from polyphony.study.pool import Board, JobError, run_jobs
-from polyphony.study.run import Outcome, Upto, default_workers, open_study, run_study
+from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
+from polyphony.study.processes import Processes, default_workers
+from polyphony.study.run import Outcome, Upto, open_study, run_study
+from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
 from polyphony.study.score_table import mean, parameter_counts, score, select, verdict
 from polyphony.study.study import OutlinedStudy, Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
@@ -13,11 +14,15 @@ from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 __all__ = [
     "Board",
     "Cost",
+    "Graph",
+    "Here",
     "Job",
     "JobError",
     "Outcome",
     "OutlinedStudy",
     "Predict",
+    "Processes",
+    "Runner",
     "Score",
     "Study",
     "Sweep",
@@ -33,7 +38,6 @@ __all__ = [
     "mean",
     "open_study",
     "parameter_counts",
-    "run_jobs",
     "run_study",
     "run_sweep",
     "score",

@@ -20,8 +20,8 @@ from polyphony.study.analysis_jobs import (
     TabledJob,
     Transfer,
 )
-from polyphony.study.evaluation import run_missing, weight_hashes, weights_hash
-from polyphony.study.pool import Board
+from polyphony.study.evaluation import weight_hashes, weights_hash
+from polyphony.study.runner import Board, Graph, Runner
 from polyphony.study.saved import write_table
 from polyphony.study.study import Study
 from polyphony.study.subjects import one_to_one, plain_student, with_factors
@@ -84,11 +84,7 @@ class Analysed:
 
 
 def analyse(
-    study: Study,
-    what: Sequence[str],
-    board: Board,
-    workers: int | None = None,
-    examples: int = EXAMPLES,
+    study: Study, what: Sequence[str], runner: Runner, board: Board, examples: int = EXAMPLES
 ) -> Analysed:
     """Do the analyses named, of `ANALYSES`; what is done and unchanged is not done again."""
     left_out = {name: reason for name in what if (reason := obstacle(study, name))}
@@ -102,11 +98,12 @@ def analyse(
         tabled = {name: TABLES[name].jobs(study, fit, examples) for name, fit in fitting.items() if fit}
         single = {name: SINGLE[name](study) for name in chosen if name in SINGLE}
         together = [job for name, jobs in tabled.items() if not TABLES[name].alone for job in jobs]
-        ran = run_missing(study, [*together, *single.values()], board, workers)
-        for name, jobs in tabled.items():
-            if TABLES[name].alone:
-                ran += run_missing(study, jobs, board, 1)
+        alone = [job for name, jobs in tabled.items() if TABLES[name].alone for job in jobs]
+        graphs = Graph([*together, *single.values()]), Graph(alone)
+        for graph in graphs:
+            runner.run(graph, board)
         files = [write_rows(study, name, jobs) for name, jobs in tabled.items()]
+    ran = sum(len(graph.ran) for graph in graphs)
     return Analysed(ran, [*files, *(job.path for job in single.values())], left_out)
 
 

@@ -20,7 +20,8 @@ from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
 from polyphony.store import Spec, load_predictions, prediction_path, save_predictions, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
-from polyphony.study.jobs import TRAIN_SHOWN, Job
+from polyphony.study.jobs import TRAIN_SHOWN
+from polyphony.study.runner import Job
 from polyphony.study.saved import SavedRows, save_tensors, saved_key
 from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
@@ -150,7 +151,7 @@ class MeasureSnr(TabledJob):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(Job):
     """The teachers on training images perturbed by ODS with the directions of an extra teacher."""
 
     study: Study
@@ -189,7 +190,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class ShowMembers:
+class ShowMembers(Job):
     """A few training images, and what every teacher and member of the first seed says of them."""
 
     study: Study

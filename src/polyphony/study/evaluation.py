@@ -24,9 +24,8 @@ from polyphony.store import (
     save_predictions,
     spec_key,
 )
-from polyphony.study.jobs import Job, Predict, predicting
-from polyphony.study.pool import Board, run_jobs
-from polyphony.study.run import default_workers
+from polyphony.study.jobs import Predict, predicting
+from polyphony.study.runner import Board, Graph, Job, Runner
 from polyphony.study.saved import SavedRows, load_rows, write_table
 from polyphony.study.score_table import quality, read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
@@ -38,7 +37,7 @@ ANALYSIS_FORMAT = 1  # raised when what is measured of trained models changes, s
 
 
 @dataclass(frozen=True)
-class PredictShifted:
+class PredictShifted(Job):
     """The logits of one model on all splits of a shift, saved; each split is done once."""
 
     study: Study
@@ -86,7 +85,7 @@ class PredictShifted:
 
 
 def evaluate_unknown(
-    study: Study, name: str, board: Board, workers: int | None = None, limit: int | None = None
+    study: Study, name: str, runner: Runner, board: Board, limit: int | None = None
 ) -> list[UnknownScore]:
     """How well each model tells another data set's classes from its own: analysis/ood.csv.
 
@@ -96,7 +95,7 @@ def evaluate_unknown(
     known = [Predict(study, model, seed, "test") for model, seed in models(study)]
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        run_missing(study, [*known, *jobs], board, workers)
+        runner.run(Graph([*known, *jobs]), board)
         pairs = zip(known, jobs, strict=True)
         return keep(
             jobs, UnknownScore, lambda: [row for before, job in pairs for row in unknown_scores(before, job)]
@@ -104,7 +103,7 @@ def evaluate_unknown(
 
 
 def evaluate_corrupted(
-    study: Study, name: str, board: Board, workers: int | None = None, limit: int | None = None
+    study: Study, name: str, runner: Runner, board: Board, limit: int | None = None
 ) -> list[CorruptedScore]:
     """Each model on every corruption and severity of the test images: analysis/corrupted.csv.
 
@@ -114,7 +113,7 @@ def evaluate_corrupted(
     shift = Corruptions(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        run_missing(study, jobs, board, workers)
+        runner.run(Graph(jobs), board)
         return keep(
             jobs, CorruptedScore, lambda: [row for job in jobs for row in corrupted_scores(shift, job)]
         )
@@ -176,13 +175,6 @@ def shifted_jobs(study: Study, shift: Shift) -> list[PredictShifted]:
     weight_hashes(study)
     fingerprints = tuple(shift.images(split).fingerprint for split in shift.splits)
     return [PredictShifted(study, model, seed, shift, fingerprints) for model, seed in models(study)]
-
-
-def run_missing(study: Study, jobs: Sequence[Job], board: Board, workers: int | None) -> int:
-    """Run the jobs that are not done; how many they were."""
-    missing = [job for job in jobs if not job.is_done()]
-    run_jobs(missing, board, workers or default_workers(study), study.threads)
-    return len(missing)
 
 
 def keep(jobs: Sequence[PredictShifted], kind: type[Kind], make: Callable[[], list[Kind]]) -> list[Kind]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,35 +16,38 @@ from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, Surroundings
+from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
 from polyphony.store import Spec, Stage, load_predictions, prediction_path, save_predictions, spec_key
 from polyphony.study.origin import machine, training_code, versions
+from polyphony.study.runner import Job
 from polyphony.study.study import FORMAT, Study
 from polyphony.train import Loss, Plan, Watch, fit
 
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
 
 
-class Job(Protocol):
-    """A piece of work whose result is a file; it can be sent to another process."""
+class Training(Job):
+    """A job that trains one model, in a stage."""
+
+    study: Study
 
     @property
-    def name(self) -> str:
-        """What a person calls it."""
+    def stage(self) -> Stage:
+        """The folder of the model's weights."""
+        raise NotImplementedError
 
     @property
-    def epochs(self) -> int:
-        """How many steps of progress it makes."""
+    def predictions(self) -> Path:
+        """The folder of what the model predicts."""
+        raise NotImplementedError
 
     def is_done(self) -> bool:
-        """Whether its result is there already."""
-
-    def run(self, watch: Watch) -> None:
-        """Make the result, or what is missing of it."""
+        return self.stage.is_done()
 
 
 @dataclass(frozen=True)
-class TrainTeacher:
+class TrainTeacher(Training):
     """Teacher j, on the labels."""
 
     study: Study
@@ -62,8 +65,9 @@ class TrainTeacher:
     def stage(self) -> Stage:
         return self.study.teacher_stage(self.j)
 
-    def is_done(self) -> bool:
-        return self.stage.is_done()
+    @property
+    def predictions(self) -> Path:
+        return prediction_path(self.study.folder, TEACHERS, None, "any").parent
 
     def run(self, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
@@ -75,7 +79,7 @@ class TrainTeacher:
 
 
 @dataclass(frozen=True)
-class TrainStudent:
+class TrainStudent(Training):
     """The student of one method and seed. All methods of a seed start from the same weights."""
 
     study: Study
@@ -91,11 +95,19 @@ class TrainStudent:
         return self.study.recipe.student.epochs
 
     @property
+    def needs(self) -> list[TrainTeacher]:
+        """The teachers it learns from, and the one after them if that gives the directions."""
+        method = self.study.recipe.distillation(self.method)
+        count = self.study.recipe.members + bool(method.source) if method else 0
+        return [TrainTeacher(self.study, j) for j in range(count)]
+
+    @property
     def stage(self) -> Stage:
         return self.study.student_stage(self.method, self.seed)
 
-    def is_done(self) -> bool:
-        return self.stage.is_done()
+    @property
+    def predictions(self) -> Path:
+        return prediction_path(self.study.folder, self.method, self.seed, "any").parent
 
     def run(self, watch: Watch) -> None:
         study, rng = self.study, generator("student", self.seed)
@@ -152,7 +164,7 @@ class TrainStudent:
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(Job):
     """The logits of one model on one split, saved."""
 
     study: Study
@@ -164,6 +176,14 @@ class Predict:
     @property
     def name(self) -> str:
         return predicting(self.model, self.seed, self.split)
+
+    @property
+    def needs(self) -> list[Job]:
+        """The trainings of the model, and of the student whose perturbation it sees."""
+        perturbing = [self.perturbing] if self.perturbing else []
+        if self.seed is not None:
+            return [TrainStudent(self.study, self.model, self.seed), *perturbing]
+        return [*(TrainTeacher(self.study, j) for j in range(self.count)), *perturbing]
 
     @property
     def path(self) -> Path:

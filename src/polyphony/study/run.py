@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 
 from polyphony.recipe import check
 from polyphony.rows import Score
 from polyphony.store import StoreError, locked, read_json, write_json
-from polyphony.study.jobs import Job, TrainStudent, TrainTeacher
+from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, training_code, versions
-from polyphony.study.pool import Board, Pool
+from polyphony.study.runner import Board, Graph, Job, Runner, not_done
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import score, score_jobs
 from polyphony.study.study import Study
@@ -39,66 +39,99 @@ class Outcome:
 
 
 def run_study(
-    study: Study, board: Board, *, upto: Upto = Upto.EVALUATE, workers: int | None = None, redo: bool = False
+    study: Study, runner: Runner, board: Board, *, upto: Upto = Upto.EVALUATE, redo: bool = False
 ) -> Outcome:
-    """Teachers, then students, then predictions and scores, in as many processes as fit the cores."""
-    for schedule in (study.recipe.teachers, study.recipe.student):
-        study.plan(schedule)  # a recipe that cannot be followed leaves no folder behind
+    """Teachers, students, predictions, each as soon as what it needs is there; then the scores."""
+    check_plans(study)
     refuse_sweep(study.folder)
-    workers = workers or default_workers(study)
-    phases: list[Callable[[], Sequence[Job]]] = [
-        lambda: [TrainTeacher(study, j) for j in range(study.teacher_count)],
-        lambda: [TrainStudent(study, method, seed) for method, seed in study.students],
-        lambda: score_jobs(study),
-    ]
-    ran = total = adopted = 0
-    with locked(study.folder), Pool(workers, study.threads) as pool:
-        for jobs in (phase() for phase in phases[:upto]):
-            missing = pending(study, jobs, redo)
-            todo = [job for job in missing if not adopt(job)]
-            if missing:  # nothing is written before it is known that what is there fits
-                write_provenance(study)
-            pool.run(todo, board)
-            ran, total = ran + len(todo), total + len(jobs)
-            adopted += len(missing) - len(todo)
+    work = Work(runner, board, redo)
+    with locked(study.folder):
+        work.run(jobs_of(study, upto), lambda: write_provenance(study))
         if upto < Upto.DISTILL:  # the record must fit students that are there already
-            pending(study, phases[1](), redo)
+            work.missing(students_of(study))
         write_provenance(study)
         rows = score(study) if upto == Upto.EVALUATE else []
         if rows:
             write_table(study.folder, Score, rows)
-    return Outcome(ran, total - ran, adopted, rows)
+    return Outcome(len(work.ran), len(work.found), work.adopted, rows)
 
 
-def pending(study: Study, jobs: Sequence[Job], redo: bool) -> list[Job]:
-    """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
-    stages = [job.stage for job in jobs if isinstance(job, TrainTeacher | TrainStudent)]
-    discarded = [stage.discard_if_changed() for stage in stages] if redo else []
-    if any(discarded):
-        forget(study.folder)
-    return [job for job in jobs if not job.is_done()]
+def check_plans(study: Study) -> None:
+    """Raise for a recipe that cannot be followed, so that it leaves no folder behind."""
+    for schedule in (study.recipe.teachers, study.recipe.student):
+        study.plan(schedule)
 
 
-def adopt(job: Job) -> bool:
-    """Take over a training that another run beside this one has done already; whether there is one."""
-    if not isinstance(job, TrainTeacher | TrainStudent):
-        return False
-    pattern = "*/teachers/*/done.json" if isinstance(job, TrainTeacher) else "*/students/*/*/done.json"
-    beside = sorted(job.study.folder.parent.glob(pattern))
-    return job.stage.adopt((path.parent for path in beside), training_code())
+def jobs_of(study: Study, upto: Upto) -> list[Job]:
+    """Everything a study does on its way, in the order in which it is done where there is a choice."""
+    students = students_of(study) if upto >= Upto.DISTILL else []
+    predictions = score_jobs(study) if upto >= Upto.EVALUATE else []
+    return [*teachers_of(study), *students, *predictions]
 
 
-def forget(folder: Path) -> None:
+def teachers_of(study: Study) -> list[TrainTeacher]:
+    """The training of every teacher."""
+    return [TrainTeacher(study, j) for j in range(study.teacher_count)]
+
+
+def students_of(study: Study) -> list[TrainStudent]:
+    """The training of every student."""
+    return [TrainStudent(study, method, seed) for method, seed in study.students]
+
+
+class Work:
+    """Jobs under way in one folder: what is done is skipped, or taken over from runs beside it."""
+
+    def __init__(self, runner: Runner, board: Board, redo: bool) -> None:
+        self.runner, self.board, self.redo = runner, board, redo
+        self.ran: set[str] = set()  # names of jobs that were run
+        self.found: set[str] = set()  # and of those that were there, or were taken over
+        self.adopted = 0  # how many were taken over
+
+    def run(self, jobs: Sequence[Job], begin: Callable[[], None]) -> None:
+        """Run what is missing of these jobs; `begin` is called once before the first, if there is any."""
+        begin_once = cache(begin)
+
+        def missing(asked: Sequence[Job]) -> list[Job]:
+            found = self.missing(asked)
+            if found:  # nothing is written before it is known that what is there fits
+                begin_once()
+            return [job for job in found if not self.adopt(job)]
+
+        graph = Graph(jobs, missing)
+        try:
+            self.runner.run(graph, self.board)
+        finally:
+            self.ran |= graph.ran
+            self.found |= graph.found - self.ran
+
+    def missing(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
+        for job in jobs if self.redo else ():
+            if isinstance(job, Training) and job.stage.discard_if_changed():
+                forget(job.study.folder, job.predictions)
+        return not_done(jobs)
+
+    def adopt(self, job: Job) -> bool:
+        """Take over a training that another run beside this one has done already; whether there is one."""
+        adopted = isinstance(job, Training) and job.stage.adopt(alike(job), training_code())
+        self.adopted += adopted
+        return adopted
+
+
+def alike(job: Training) -> list[Path]:
+    """The folders of finished teachers, or students, in this run and those beside it."""
+    kind, *numbers = job.stage.folder.relative_to(job.study.folder).parts
+    pattern = "/".join(["*", kind, *("*" for _ in numbers), "done.json"])
+    return [path.parent for path in sorted(job.study.folder.parent.glob(pattern))]
+
+
+def forget(folder: Path, predictions: Path) -> None:
     """Throw away what was measured on models or images that are no longer those of the run."""
-    for name in ("analysis", "predictions", "figures"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in (folder / "analysis", folder / "figures", predictions):
+        shutil.rmtree(path, ignore_errors=True)
     for name in ("scores.csv", "report.html"):
         (folder / name).unlink(missing_ok=True)
-
-
-def default_workers(study: Study) -> int:
-    """As many processes as the cores have room for; a GPU is not shared."""
-    return max(1, (os.cpu_count() or 1) // study.threads) if study.device == "cpu" else 1
 
 
 def write_provenance(study: Study) -> None:
@@ -115,7 +148,7 @@ def write_provenance(study: Study) -> None:
     }
     path = study.folder / "recipe.json"
     if path.exists() and read_json(path).get("data") != record["data"]:
-        forget(study.folder)
+        forget(study.folder, study.folder / "predictions")
     write_json(path, record)
 
 

@@ -12,9 +12,9 @@ from polyphony.recipe.points import Point, Swept
 from polyphony.rows import SweepScore
 from polyphony.scores import JUDGE, TEACHERS
 from polyphony.store import StoreError, locked, read_json, write_json
-from polyphony.study.jobs import Job, Predict, TrainStudent, TrainTeacher
-from polyphony.study.pool import Board, Pool
-from polyphony.study.run import adopt, default_workers, pending, write_provenance
+from polyphony.study.jobs import Predict
+from polyphony.study.run import Work, check_plans, students_of, teachers_of, write_provenance
+from polyphony.study.runner import Board, Runner
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration, quality, read
 from polyphony.study.search import Search
@@ -57,9 +57,7 @@ class Sweep:
         """Raise, before anything is written, where the sweep cannot be run."""
         if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
             raise StoreError(f"{self.folder} holds a study: give --out another folder for the sweep")
-        study = self.study([self.swept.own])
-        for schedule in (study.recipe.teachers, study.recipe.student):
-            study.plan(schedule)
+        check_plans(self.study([self.swept.own]))
         if trials is not None:
             self.search.check()
 
@@ -77,41 +75,40 @@ class Sweep:
 
 
 def run_sweep(
-    sweep: Sweep, board: Board, *, trials: int | None = None, workers: int | None = None, redo: bool = False
+    sweep: Sweep, runner: Runner, board: Board, *, trials: int | None = None, redo: bool = False
 ) -> SweepOutcome:
     """Train and score the points: the whole grid, or so many trials of a search; then write sweep.csv.
 
     What is done is not done again, and nothing but training and validation images is predicted on.
     """
     sweep.check(trials)
-    study = sweep.study([sweep.swept.own])
-    with locked(sweep.folder), Pool(workers or default_workers(study), study.threads) as pool:
-        work = Work(sweep, board, pool, redo, sweep.facts(trials))
-        points, lost = (sweep.swept.grid(), []) if trials is None else work.search(trials)
-        lost += work.measure(points) if points else []
+    with locked(sweep.folder):
+        work = Work(runner, board, redo)
+        sweeping = Sweeping(sweep, work, sweep.facts(trials))
+        points, lost = (sweep.swept.grid(), []) if trials is None else sweeping.search(trials)
+        lost += sweeping.measure(points) if points else []
         kept = [point for point in points if point not in lost]
         if not kept:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
         rows = score(sweep.study(kept), kept)
-        work.begin(sweep.study([*kept, *lost]))
+        sweeping.begin(sweep.study([*kept, *lost]))
         write_table(sweep.folder, SweepScore, rows)
-    return SweepOutcome(len(work.made), len(work.found - work.made), work.adopted, rows, lost)
+    return SweepOutcome(len(work.ran), len(work.found), work.adopted, rows, lost)
 
 
-class Work:
-    """A sweep under way: trains what is missing, and counts it."""
+@dataclass(frozen=True)
+class Sweeping:
+    """A sweep under way."""
 
-    def __init__(self, sweep: Sweep, board: Board, pool: Pool, redo: bool, facts: dict[str, Any]) -> None:
-        self.sweep, self.board, self.pool, self.redo, self.facts = sweep, board, pool, redo, facts
-        self.made: set[str] = set()  # names of jobs that were done by this call
-        self.found: set[str] = set()  # and of those whose results were there, made by this call or before
-        self.adopted = 0
+    sweep: Sweep
+    work: Work
+    facts: dict[str, Any]
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
-        """Ask, train and tell, as many points a round as processes at a time; the points, and the lost."""
+        """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
         search = self.sweep.search
         while (left := trials - search.answered()) > 0:
-            asked = search.ask(min(left, self.pool.workers))
+            asked = search.ask(min(left, self.work.runner.at_once))
             points = list(dict.fromkeys(trial.point for trial in asked))
             diverged = self.measure(points)
             for trial in asked:
@@ -122,30 +119,14 @@ class Work:
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
         study = self.sweep.study(points)
-        self.run(study, [TrainTeacher(study, j) for j in range(study.teacher_count)])
+        jobs = [*teachers_of(study), *students_of(study), *predictions(study)]
         try:
-            self.run(study, [TrainStudent(study, name, seed) for name, seed in study.students])
+            self.work.run(jobs, lambda: self.begin(study))
         except DivergedError:
             if len(points) == 1:
                 return list(points)
             return [lost for point in points for lost in self.measure([point])]
-        self.run(study, predictions(study))
         return []
-
-    def run(self, study: Study, jobs: Sequence[Job]) -> None:
-        """Run the jobs that are not done, here or in a run beside this one."""
-        missing = pending(study, jobs, self.redo)
-        todo = [job for job in missing if not adopt(job)]
-        if missing:
-            self.begin(study)
-        self.adopted += len(missing) - len(todo)
-        self.found |= {job.name for job in jobs} - {job.name for job in todo}
-        try:
-            self.pool.run(todo, self.board)
-        except DivergedError:  # which ends all; some may have been done by then
-            self.made |= {job.name for job in todo if job.is_done()}
-            raise
-        self.made |= {job.name for job in todo}
 
     def begin(self, study: Study) -> None:
         """Say in the folder what is in it; a table of another sweep goes."""

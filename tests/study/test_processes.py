@@ -1,4 +1,4 @@
-"""The pool's two ends, joined by plain queues; then real processes, whose jobs are built-in functions."""
+"""A worker and its parent, joined by plain queues; then real processes, whose jobs are built-in functions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from polyphony.store import StoreError
-from polyphony.study import JobError, run_jobs
-from polyphony.study.pool import Pool, listen, work
+from polyphony.study import Graph, Here, JobError, Processes
+from polyphony.study.processes import WorkerLostError, next_event, work
+from polyphony.study.runner import pass_on
 
 
 @dataclass
@@ -25,6 +26,10 @@ class Job:
     name: str
     error: Exception | None = None
     epochs: int = 2
+    needs: tuple[Job, ...] = ()
+
+    def is_done(self) -> bool:
+        return False
 
     def run(self, watch) -> None:
         watch.step(1, 3, {"loss": 0.5})
@@ -67,86 +72,107 @@ def story(name: str) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.fixture
-def worked():
-    """What a worker process would send to its parent."""
-
-    def through(*jobs: Job) -> queue.Queue:
-        todo, events = queue.Queue(), queue.Queue()
-        for job in [*jobs, None]:
-            todo.put(job)
-        work(todo, events, 1, os.getppid())
-        return events
-
-    return through
+def through_a_worker(*jobs: Job) -> Board:
+    """What the board hears of jobs that a worker process would run."""
+    todo, events, board, graph = queue.Queue(), queue.Queue(), Board(), Graph(jobs)
+    while (job := graph.next()) is not None:
+        todo.put(job)
+    todo.put(None)
+    work(todo, events, 1, os.getppid())
+    while graph.left():
+        pass_on(next_event(events, [SimpleNamespace(exitcode=None)]), graph, board)
+    return board
 
 
-ALIVE = [SimpleNamespace(exitcode=None)]
-
-
-def test_reports_of_a_worker_reach_the_board(worked):
+def in_this_process(*jobs: Job) -> Board:
     board = Board()
-    listen(worked(Job("a"), Job("b")), ALIVE, 2, board)
-    assert board.heard == story("a") + story("b")
+    Here(1).run(Graph(jobs), board)
+    return board
 
 
-def test_the_same_reports_come_from_jobs_that_run_here():
-    board = Board()
-    run_jobs([Job("a"), Job("b")], board, 1, 1)
-    assert board.heard == story("a") + story("b")
+@pytest.mark.parametrize("run", [through_a_worker, in_this_process])
+def test_reports_of_jobs_reach_the_board(run):
+    assert run(Job("a"), Job("b")).heard == story("a") + story("b")
 
 
-def test_a_workers_failure_is_raised_here(worked):
-    board = Board()
+@pytest.mark.parametrize("run", [through_a_worker, in_this_process])
+def test_the_first_failure_is_raised_here_and_nothing_is_run_after_it(run):
+    last = Job("c", AssertionError("it was run"))
     with pytest.raises(StoreError, match="disk full"):
-        listen(worked(Job("a"), Job("b", StoreError("disk full")), Job("c")), ALIVE, 3, board)
-    assert board.heard == story("a") + story("b")[:2]
+        run(Job("a"), Job("b", StoreError("disk full")), last)
+
+
+class UnsendableError(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def test_an_error_that_cannot_be_sent_arrives_as_text():
+    with pytest.raises(JobError, match="UnsendableError: first second"):
+        through_a_worker(Job("a", UnsendableError("first", "second")))
 
 
 @pytest.mark.parametrize("code", [-9, 0])
 def test_a_worker_that_ends_without_a_word_is_noticed(code):
     ended = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=code)]
-    with pytest.raises(JobError, match=rf"\[None, {code}\].*smaller number of --workers"):
-        listen(queue.Queue(), ended, 1, Board())
-
-
-def test_one_worker_runs_jobs_in_order_until_one_fails():
-    board = Board()
-    with pytest.raises(KeyError, match="b"):
-        run_jobs([Job("a"), Job("b", KeyError("b")), Job("c")], board, 1, 1)
-    assert [event[1] for event in board.heard if event[0] == "started"] == ["a", "b"]
+    with pytest.raises(WorkerLostError, match=rf"\[None, {code}\]"):
+        next_event(queue.Queue(), ended)
 
 
 def test_no_jobs_are_no_work():
     board = Board()
-    run_jobs([], board, 4, 1)
+    with Processes(4, 1) as runner:
+        runner.run(Graph([]), board)
+        assert runner.workers == []
     assert board.heard == []
 
 
 def simple(run, count: int = 3) -> list[SimpleNamespace]:
     """Jobs that another process can run: each calls a built-in function."""
-    return [SimpleNamespace(name=f"job {k}", epochs=0, run=run) for k in range(count)]
+    return [SimpleNamespace(name=f"job {k}", epochs=0, run=run, needs=(), is_done=bool) for k in range(count)]
 
 
-def test_processes_are_kept_from_one_list_of_jobs_to_the_next_and_end_with_the_pool():
+def test_processes_are_kept_from_one_graph_to_the_next_and_end_with_the_runner():
     board = Board()
-    with Pool(2, 1) as pool:
-        pool.run(simple(repr), board)
-        first = list(pool.processes)
-        pool.run(simple(repr, 4), board)
-        assert pool.processes == first
+    with Processes(2, 1) as runner:
+        runner.run(Graph(simple(repr)), board)
+        first = list(runner.workers)
+        assert len(first) == 2
+        runner.run(Graph(simple(repr, 4)), board)
+        assert runner.workers == first
     assert [event[0] for event in board.heard].count("finished") == 7
-    assert None not in [process.exitcode for process in first]
+    assert None not in [worker.exitcode for worker in first]
 
 
-def test_a_pool_works_again_after_a_failure():
+def test_a_job_starts_when_what_it_needs_is_done_whatever_else_is_running():
+    jobs = simple(repr, 3)
+    slow = SimpleNamespace(name="slow", epochs=0, run=WaitFor(3), needs=(), is_done=bool)
+    jobs[1].needs, jobs[2].needs = jobs[:1], jobs[1:2]
+    ended = []
+    board = SimpleNamespace(started=lambda *_: None, finished=ended.append)
+    with Processes(2, 1) as runner:
+        runner.run(Graph([slow, *jobs]), board)
+    assert ended == ["job 0", "job 1", "job 2", "slow"]
+
+
+class WaitFor:
+    """A job's run that takes so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, watch) -> None:
+        time.sleep(self.seconds)
+
+
+def test_a_runner_works_again_after_a_failure():
     board = Board()
-    with Pool(2, 1) as pool:
+    with Processes(2, 1) as runner:
         with pytest.raises(TypeError, match="int"):
-            pool.run(simple(int), board)
-        assert pool.processes == []
+            runner.run(Graph(simple(int)), board)
+        assert runner.workers == []
         board.heard.clear()
-        pool.run(simple(repr), board)
+        runner.run(Graph(simple(repr)), board)
     assert sorted(event[1] for event in board.heard if event[0] == "finished") == ["job 0", "job 1", "job 2"]
 
 
@@ -154,25 +180,26 @@ PROC = Path("/proc")
 SCRIPT = """
 import os, signal, time
 from types import SimpleNamespace
-from polyphony.study.pool import Pool
+from polyphony.study import Graph, Processes
 
 def jobs(count, run):
-    return [SimpleNamespace(name=str(k), epochs=0, run=run, ballast=bytes(10_000)) for k in range(count)]
+    common = dict(epochs=0, run=run, needs=(), is_done=bool, ballast=bytes(10_000))
+    return Graph([SimpleNamespace(name=str(k), **common) for k in range(count)])
 
 if __name__ == "__main__":
     board = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
-    with Pool(2, 1) as pool:
-        pool.run(jobs(2, repr), board)
-        print("pids", *(process.pid for process in pool.processes), flush=True)
+    with Processes(2, 1) as runner:
+        runner.run(jobs(2, repr), board)
+        print("pids", *(worker.pid for worker in runner.workers), flush=True)
 """
 FAILURE_WITH_MUCH_LEFT_TO_DO = """
         try:
-            pool.run(jobs(100, int), board)
+            runner.run(jobs(100, int), board)
         except TypeError:
             print("stopped")
 """
 IDLE_WORKER_KILLED = """
-        os.kill(pool.processes[0].pid, signal.SIGKILL)
+        os.kill(runner.workers[0].pid, signal.SIGKILL)
         print("stopped")
 """
 IDLE = """
@@ -183,7 +210,7 @@ IDLE = """
 @pytest.mark.parametrize(
     "then", [FAILURE_WITH_MUCH_LEFT_TO_DO, IDLE_WORKER_KILLED], ids=["failure", "killed"]
 )
-def test_a_pool_ends_whatever_has_happened_to_it(tmp_path, then):
+def test_a_runner_ends_whatever_has_happened_to_it(tmp_path, then):
     (tmp_path / "script.py").write_text(SCRIPT + then)
     command = [sys.executable, tmp_path / "script.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -1,0 +1,147 @@
+"""Run jobs on this machine, in several processes; what they report reaches one board in this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from typing import Any, Self
+
+import torch
+
+from polyphony.study.runner import Board, Event, Graph, Here, Job, JobError, Relay, pass_on, run_job
+from polyphony.study.study import Study
+
+LOOK_SECONDS = 0.2  # between looks whether the other processes are alive
+SHUTDOWN_SECONDS = 2.0  # for a process to end when it is told to
+
+
+class WorkerLostError(JobError):
+    """A process ended before its job did, and could not say why."""
+
+
+class Processes:
+    """So many worker processes, with so many threads each: started when there is work for them, then kept."""
+
+    def __init__(self, at_once: int, threads: int) -> None:
+        self.at_once, self.threads = at_once, threads
+        self.workers: list[SpawnProcess] = []
+        self._context = multiprocessing.get_context("spawn")
+        self._todo, self._events = self._context.Queue(), self._context.Queue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _worker in self.workers:
+            self._todo.put(None)
+        for worker in self.workers:
+            worker.join(SHUTDOWN_SECONDS)
+        self._stop()  # one that was killed while it waited for work holds the queue: the others wait for ever
+
+    def run(self, graph: Graph, board: Board) -> None:
+        """Run a graph's jobs, several at a time; the first failure stops them all and is raised here."""
+        if graph.left() == 1:  # for which no process need be started
+            return Here(self.threads).run(graph, board)
+        try:
+            while graph.left():
+                self._start_jobs(graph)
+                if (event := next_event(self._events, self.workers)) is not None:
+                    pass_on(event, graph, board)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _start_jobs(self, graph: Graph) -> None:
+        """Put as many jobs to work as there is room for."""
+        while len(graph.running) < self.at_once and (job := graph.next()) is not None:
+            if len(self.workers) < len(graph.running):
+                self._start_worker()
+            self._todo.put(job)
+
+    def _start_worker(self) -> None:
+        details = (self._todo, self._events, self.threads, os.getpid())
+        worker = self._context.Process(target=work, args=details, daemon=True)
+        with interrupts_blocked():
+            worker.start()
+        self.workers.append(worker)
+
+    def _stop(self) -> None:
+        """End the processes, even amid their work; the queues go too, with what is left in them."""
+        self._todo.cancel_join_thread()  # jobs that nobody takes must not keep this process from ending
+        for worker in self.workers:
+            worker.terminate()
+            worker.join()
+        self.workers = []
+        self._todo, self._events = self._context.Queue(), self._context.Queue()
+
+
+def default_workers(study: Study) -> int:
+    """As many processes as the cores have room for; a GPU is not shared."""
+    return max(1, (os.cpu_count() or 1) // study.threads) if study.device == "cpu" else 1
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C: processes started here never receive it, and this one receives it at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def next_event(events: Any, workers: Sequence[SpawnProcess]) -> Event | None:
+    """What a worker reports next, or nothing yet; raises where one has ended and left nothing to read."""
+    try:
+        event: Event = events.get(timeout=LOOK_SECONDS)
+    except queue.Empty:
+        codes = [worker.exitcode for worker in workers]
+        if any(code is not None for code in codes) and events.empty():
+            raise WorkerLostError(f"a worker process ended early (exit codes {codes})") from None
+        return None
+    return event
+
+
+def work(todo: Any, events: Any, threads: int, parent: int) -> None:
+    """A worker process: jobs until one fails, until it is told to end, or until its parent is gone."""
+
+    def send(event: Event) -> None:
+        if os.getppid() != parent:  # nobody waits for this work any more
+            os._exit(1)
+        events.put(event)
+
+    torch.set_num_threads(threads)
+    while (job := next_job(todo, parent)) is not None:
+        try:
+            run_job(job, Relay(send))
+        except Exception as error:
+            events.put(("failed", job.name, sendable(error)))
+            return
+
+
+def next_job(todo: Any, parent: int) -> Job | None:
+    """What to do next; nothing when the parent is gone."""
+    while os.getppid() == parent:
+        try:
+            job: Job | None = todo.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            continue
+        return job
+    return None
+
+
+def sendable(error: Exception) -> Exception:
+    """The error with this process's traceback, or its text where it cannot be sent to another process."""
+    error.add_note(traceback.format_exc())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return JobError(f"{type(error).__name__}: {error}")
+    return error
