@@ -252,7 +252,7 @@ def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nl
     with (folder / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4
-    assert rows[0]["method"] == "a0.9-t4-s24_255"
+    assert rows[0]["model"] == "a0.9-t4-s24_255"
     assert outcome.ran == len(jobs) == 2 + 4 + 5
     told = [trial.value for trial in tiny(folder).search.study.trials]
     assert told == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
