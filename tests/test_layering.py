@@ -14,9 +14,9 @@ LAYERS = (
     ("study", "report"),
     ("recipe", "analysis"),
     ("train", "distill", "store", "scores"),
-    ("perturb", "predictions", "collapse"),
+    ("perturb", "predictions", "collapse", "weights"),
     ("ensembles",),
-    ("losses", "metrics", "data", "nn", "rows"),
+    ("losses", "metrics", "data", "nn", "rows", "optimise"),
     ("parallel",),
     ("machine", "devices", "seeds", "words"),
 )

@@ -17,9 +17,10 @@ from polyphony.devices import choose_device
 from polyphony.distill import CrossEntropy, Distill
 from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Hydra, Single
 from polyphony.nn import resnet
+from polyphony.optimise import trapezoid
 from polyphony.perturb import ODS
 from polyphony.store import Stage
-from polyphony.train import DivergedError, Plan, fit, may_be_kept, parameter_groups, schedule
+from polyphony.train import DivergedError, Plan, fit, may_be_kept, parameter_groups
 
 PLAIN = Augmentation(pad=0, flip=False)
 
@@ -83,7 +84,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     ],
 )
 def test_the_schedule_is_the_authors_for_200_epochs_counted_from_one(number, share):
-    assert schedule(number - 1, 200) == pytest.approx(share, abs=1e-12)
+    assert trapezoid(number - 1, 200) == pytest.approx(share, abs=1e-12)
 
 
 def authors_share(number: int, epochs: int, warm_up: int) -> Fraction:
@@ -103,7 +104,7 @@ def authors_share(number: int, epochs: int, warm_up: int) -> Fraction:
 def test_the_schedule_is_the_four_sentences(epochs, warm_up):
     for epoch in range(epochs):
         expected = float(authors_share(epoch + 1, epochs, warm_up))
-        assert schedule(epoch, epochs, warm_up) == pytest.approx(expected, abs=1e-12)
+        assert trapezoid(epoch, epochs, warm_up) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +120,14 @@ def test_the_schedule_is_the_four_sentences(epochs, warm_up):
     ],
 )
 def test_short_trainings(epochs, warm_up, shares):
-    assert [schedule(epoch, epochs, warm_up) for epoch in range(epochs)] == pytest.approx(shares)
+    assert [trapezoid(epoch, epochs, warm_up) for epoch in range(epochs)] == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9, 10, 11, 20, 60, 70, 200, 250, 300, 1000])
 def test_the_epochs_at_the_lowest_rate_may_be_kept(epochs):
     kept = [epoch + 1 for epoch in range(epochs) if may_be_kept(epoch, epochs)]
     assert kept == list(range(-(-9 * epochs // 10), epochs + 1))  # from nine tenths, rounded up
-    assert epochs == 1 or all(schedule(number - 1, epochs, 0) == pytest.approx(0.01) for number in kept)
+    assert epochs == 1 or all(trapezoid(number - 1, epochs, 0) == pytest.approx(0.01) for number in kept)
 
 
 def test_the_log_shows_the_rates_that_were_used():
@@ -145,7 +146,7 @@ def test_the_log_shows_the_rates_that_were_used():
         log = fit(student(), spy, TRAIN, VALID, plan(10, factor_rate=0.25), seeded())
     assert len(rates) == 30
     for number, (base, factor) in enumerate(rates):
-        expected = 0.05 * schedule(number // 3, 10, 2)
+        expected = 0.05 * trapezoid(number // 3, 10, 2)
         assert base == pytest.approx(expected)
         assert factor == pytest.approx(0.25 * expected)
         assert log[number // 3]["learning_rate"] == pytest.approx(expected)
@@ -221,7 +222,7 @@ def test_training_is_momentum_with_coupled_weight_decay_by_hand():
                 factor = name.endswith((".r", ".s"))
                 decayed = leaf.grad + (0 if factor else 0.1) * weights[name]
                 velocity[name] = 0.9 * velocity[name] + decayed
-                rate = 0.05 * schedule(epoch, 3, 2) * (0.5 if factor else 1)
+                rate = 0.05 * trapezoid(epoch, 3, 2) * (0.5 if factor else 1)
                 weights[name] = weights[name] - rate * velocity[name]
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach().double(), weights[name], rtol=1e-4, atol=1e-6)

@@ -16,6 +16,7 @@ from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split, batch_count, batches
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
+from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
 from polyphony.predictions import predict
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
@@ -35,8 +36,10 @@ class Plan:
     batch: int = 128
     learning_rate: float = 0.1
     weight_decay: float = 5e-4
-    momentum: float = 0.9
+    optimiser: Optimiser = field(default_factory=SGD)
+    schedule: Rates = trapezoid
     warm_up: int = 5
+    clip: float | None = None  # the longest that the gradient of a step may be
     factor_rate: float = 0.5  # rank-one factors learn at this share of the learning rate
     augment: Augmentation = field(default_factory=Augmentation)
     precision: torch.dtype = torch.float32
@@ -137,13 +140,13 @@ class Training:
                 f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
             )
         self.model, self.plan, self.rng = model, plan, rng
-        self.optimiser = torch.optim.SGD(parameter_groups(model, plan), momentum=plan.momentum)
+        self.optimiser = plan.optimiser(parameter_groups(model, plan))
         self.best: dict[str, Tensor] = {}
         self.log: list[Row] = []
 
     def set_rate(self, epoch: int) -> float:
         """Give every parameter group this epoch's learning rate; the base one is returned."""
-        rate = self.plan.learning_rate * schedule(epoch, self.plan.epochs, self.plan.warm_up)
+        rate = self.plan.learning_rate * self.plan.schedule(epoch, self.plan.epochs, self.plan.warm_up)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["share"]
         return rate
@@ -152,6 +155,8 @@ class Training:
         """Change the weights along a loss's gradient."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        if self.plan.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
         self.optimiser.step()
 
     def finish(self, epoch: int, row: Row) -> None:
@@ -259,18 +264,6 @@ def last_good(epoch: int) -> str:
         f"the last good checkpoint is that of epoch {epoch}" if epoch else "there is no good checkpoint yet"
     )
     return f"{kept}: lower the learning rate or the step size"
-
-
-def schedule(epoch: int, epochs: int, warm_up: int = 5) -> float:
-    """The share of the base learning rate in an epoch (counted from 0; the points in time count from 1).
-
-    From 1 % in the first epoch linearly to 1 in the last of the warm-up, 1 until half of the epochs, linearly
-    to 1 % at nine tenths, then 1 %. The first epoch does not fall, even where it is the last.
-    """
-    number = epoch + 1
-    rising = 0.01 + 0.99 * epoch / (warm_up - 1) if number < warm_up else 1.0
-    falling = 1 - 0.99 * (number / epochs - 0.5) / 0.4 if epoch else 1.0
-    return min(rising, max(0.01, min(1.0, falling)))
 
 
 def may_be_kept(epoch: int, epochs: int) -> bool:

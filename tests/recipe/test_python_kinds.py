@@ -71,7 +71,7 @@ def perturbed(times: int = 1) -> str:
 def test_a_network_is_made_for_the_data_and_by_the_stream_it_is_given(folder):
     table = read(folder, NETWORK).teachers.network
     before = torch.get_rng_state()
-    one, same, other = (table.build(10, 1, torch.Generator().manual_seed(s)) for s in (0, 0, 1))
+    one, same, other = (table.build(10, 1, torch.Generator().manual_seed(s)).network for s in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert [type(layer) for layer in one] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
     assert (one[1].out_features, one[3].out_features) == (5, 10)

@@ -1,5 +1,6 @@
 """Networks and the rank-one layer that gives any of them members."""
 
+from polyphony.nn.adapter import Adapted, adapt
 from polyphony.nn.distance import factor_distance
 from polyphony.nn.parts import Normalize
 from polyphony.nn.rank_one import (
@@ -15,6 +16,7 @@ from polyphony.nn.resnet import ResNet, resnet
 from polyphony.nn.wide_resnet import WideResNet, wide_resnet
 
 __all__ = [
+    "Adapted",
     "ConversionError",
     "MemberBatchNorm",
     "Normalize",
@@ -22,6 +24,7 @@ __all__ = [
     "RankOneLinear",
     "ResNet",
     "WideResNet",
+    "adapt",
     "add_members",
     "factor_distance",
     "factors",

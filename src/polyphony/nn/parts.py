@@ -24,9 +24,9 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.ones(channels, 1, 1))
 
     def set(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Take the training images' statistics, one number a channel."""
-        self.mean.copy_(torch.tensor(mean).view_as(self.mean))
-        self.std.copy_(torch.tensor(std).view_as(self.std))
+        """Take the training images' statistics, one number a channel or one for all."""
+        self.mean.copy_(torch.tensor(mean).view(-1, 1, 1))
+        self.std.copy_(torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std

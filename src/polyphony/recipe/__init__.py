@@ -1,18 +1,20 @@
 """The typed recipe, read from TOML."""
 
+from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.methods import Distillation
-from polyphony.recipe.networks import NetworkTable
 from polyphony.recipe.perturbations import ODSTable, Surroundings
 from polyphony.recipe.read import check, read_recipe, shipped
-from polyphony.recipe.schema import Data, Recipe, Schedule
+from polyphony.recipe.schema import Data, GivenTeachers, Recipe
 from polyphony.recipe.table import RecipeError
+from polyphony.recipe.training import Schedule
 
 __all__ = [
     "Data",
     "Distillation",
     "Form",
     "FormTable",
+    "GivenTeachers",
     "NetworkTable",
     "ODSTable",
     "Recipe",

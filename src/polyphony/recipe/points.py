@@ -95,7 +95,7 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
                 " choose another with --method"
             )
     own = own_point(recipe, name)
-    papers = PAPER.get(recipe.student_network.kind, PAPER["resnet"])
+    papers = PAPER.get(recipe.student_network.label, PAPER["resnet"])
     asked = given or {p: values for p, values in papers.items() if concerns(recipe, name, p)}
     if not asked:
         raise RecipeError(

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.words import first_line
@@ -29,19 +29,19 @@ class PythonTable(Table):
     kind: Literal["python"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
     args: Annotated[dict[str, Any], Field(default_factory=dict)]
-    folder: str = ""
+    folder: Annotated[str, Field(validate_default=True)] = ""
 
-    @model_validator(mode="before")
+    @field_validator("folder")
     @classmethod
-    def _knows_its_folder(cls, table: Any, info: ValidationInfo) -> Any:
-        return (
-            {"folder": (info.context or {}).get("folder", ""), **table} if isinstance(table, dict) else table
-        )
+    def _is_the_recipes(cls, folder: str, info: ValidationInfo) -> str:
+        return folder or str((info.context or {}).get("folder", ""))
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
         """Not where the module lies, but what it says."""
         text = inspect.getsource(self.module()).encode()
-        return super().spec({"kind", "name", "args"}) | {"source": hashlib.sha256(text).hexdigest()}
+        return super().spec(type(self).model_fields.keys() - {"folder"}) | {
+            "source": hashlib.sha256(text).hexdigest()
+        }
 
     @property
     def label(self) -> str:

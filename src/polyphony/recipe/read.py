@@ -17,6 +17,7 @@ from polyphony.recipe.networks import Network
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
+from polyphony.recipe.training import Optimizer, RateTable
 
 
 def shipped() -> dict[str, Path]:
@@ -154,4 +155,6 @@ def kind_of(table: type[Table]) -> str:
     return str(get_args(field.annotation)[0]) if field else ""
 
 
-TAGS = {kind_of(table) for union in (Network, Form, Perturb) for table in tables_in(union)}
+TAGS = {"trained", "given"} | {
+    kind_of(table) for union in (Network, Form, Perturb, Optimizer, RateTable) for table in tables_in(union)
+}

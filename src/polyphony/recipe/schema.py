@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import (
+    Discriminator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from polyphony.data import Augmentation, Options
+from polyphony.data import Options
 from polyphony.distill import Passes
+from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method
 from polyphony.recipe.networks import Network
 from polyphony.recipe.table import Name, Share, StepSize, Table
-from polyphony.train import Plan
+from polyphony.recipe.training import Crop, Schedule
 
 MOST_TEACHERS = 2048
-
-
-class Crop(Table):
-    """Random crop after zero padding, random horizontal flip."""
-
-    pad: NonNegativeInt = 4
-    flip: bool = True
-
-    def build(self) -> Augmentation:
-        """The augmentation itself."""
-        return Augmentation(self.pad, self.flip)
 
 
 class Data(Table):
@@ -56,32 +47,55 @@ class Data(Table):
         return Options(**self.model_dump(exclude={"name", "augment"}))
 
 
-class Schedule(Table):
-    """How something is trained."""
-
-    epochs: PositiveInt
-    batch: PositiveInt
-    learning_rate: PositiveFloat
-    weight_decay: NonNegativeFloat = 0.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    warm_up: NonNegativeInt = 5
-
-    def plan(self, augment: Crop, precision: str) -> Plan:
-        """The plan that `fit` follows."""
-        settings = {name: getattr(self, name) for name in Schedule.model_fields}
-        return Plan(**settings, augment=augment.build(), precision=getattr(torch, precision))
-
-
-class Teachers(Schedule):
+class TeacherTable(Table):
     """The deep ensemble: `members` networks, and extra ones that only the DEE curve needs."""
 
-    network: Network
+    network: Network | None = None
+    networks: tuple[Network, ...] = ()  # in its place: one for each teacher
     extra: Annotated[int, Field(ge=0, le=1024)] = 0
+
+    @model_validator(mode="after")
+    def _has_networks_of_one_sort(self) -> Self:
+        if (self.network is None) == (not self.networks):
+            raise ValueError("give network, one for all teachers, or networks, one for each, and not both")
+        return self
+
+    def network_of(self, j: int) -> NetworkTable:
+        """The network of teacher j."""
+        return self.networks[j] if self.network is None else self.network
+
+
+class Teachers(TeacherTable, Schedule):
+    """Teachers that are trained here."""
+
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # another one gives other teachers, all else equal
 
     def number(self, j: int) -> int:
         """By which teacher j of these draws its weights and its batches; no two sets share one."""
         return self.seed * MOST_TEACHERS + j
+
+
+class GivenTeachers(TeacherTable):
+    """Teachers that are trained already: a file of weights for each, looked for beside the recipe."""
+
+    weights: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    @field_validator("weights")
+    @classmethod
+    def _are_beside_the_recipe(cls, weights: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        return tuple(str(Path((info.context or {}).get("folder", ""), path)) for path in weights)
+
+
+def trained_or_given(teachers: Any) -> str:
+    """Which of the two a table of teachers is."""
+    given = "weights" in teachers if isinstance(teachers, dict) else hasattr(teachers, "weights")
+    return "given" if given else "trained"
+
+
+AnyTeachers = Annotated[
+    Annotated[Teachers, Tag("trained")] | Annotated[GivenTeachers, Tag("given")],
+    Discriminator(trained_or_given),
+]
 
 
 class Student(Schedule):
@@ -107,7 +121,7 @@ class Recipe(Table):
         None  # a process; by default one for small images, else all cores
     )
     data: Data
-    teachers: Teachers
+    teachers: AnyTeachers
     student: Student
     methods: Annotated[dict[Name, Method], Field(min_length=1)]
 
@@ -144,6 +158,18 @@ class Recipe(Table):
         return Distillation(perturb=method.perturb, source=method.source, **settings)
 
     @model_validator(mode="after")
+    def _has_a_network_and_weights_for_each_teacher(self) -> Recipe:
+        teachers, wanted = self.teachers, self.members + self.teachers.extra
+        if teachers.networks and self.student.network is None and len(set(map(str, teachers.networks))) > 1:
+            raise ValueError("student.network must be given where teachers have networks of their own")
+        lists = {"networks": teachers.networks, "weights": getattr(teachers, "weights", ())}
+        for key, found in lists.items():
+            if found and len(found) != wanted:
+                who = "members and extra teachers together" if teachers.extra else "members"
+                raise ValueError(f"teachers.{key} has {len(found)} entries, but {who} are {wanted}")
+        return self
+
+    @model_validator(mode="after")
     def _has_possible_methods(self, info: ValidationInfo) -> Recipe:
         if (info.context or {}).get("code", True):  # to know the user's own perturbations is to run them
             faults = ((name, self._fault(name)) for name in self.methods)
@@ -173,6 +199,6 @@ class Recipe(Table):
         return ""
 
     @property
-    def student_network(self) -> Network:
+    def student_network(self) -> NetworkTable:
         """The student's network: the teachers' unless the recipe gives another."""
-        return self.student.network or self.teachers.network
+        return self.student.network or self.teachers.network_of(0)

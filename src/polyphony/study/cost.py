@@ -41,9 +41,10 @@ def costs(study: Study) -> Iterator[Cost]:
     """What one teacher, and one student of each method, takes; each is measured when it is asked for."""
     recipe = study.recipe
     torch.set_num_threads(study.threads)
-    teacher = study.network(recipe.teachers.network)
-    yield cost(study, "teacher", study.teacher_count, Single(teacher), CrossEntropy(), recipe.teachers)
-    networks = [study.network(recipe.teachers.network) for _ in range(recipe.members)]
+    networks = [study.network(recipe.teachers.network_of(j)) for j in range(recipe.members)]
+    if isinstance(recipe.teachers, Schedule):
+        teacher = Single(networks[0])
+        yield cost(study, "teacher", study.teacher_count, teacher, CrossEntropy(), recipe.teachers)
     teachers = DeepEnsemble(networks).folded().to(study.device)
     for name in recipe.methods:
         student = study.fresh_student(name).to(study.device)

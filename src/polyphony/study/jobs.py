@@ -15,10 +15,11 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
-from polyphony.recipe import Distillation, Surroundings
+from polyphony.recipe import Distillation, GivenTeachers, Surroundings
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
 from polyphony.store import Spec, Stage, load_predictions, prediction_path, save_predictions, spec_key
+from polyphony.study.given import take_in
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.runner import Job
 from polyphony.study.study import FORMAT, Study
@@ -48,7 +49,7 @@ class Training(Job):
 
 @dataclass(frozen=True)
 class TrainTeacher(Training):
-    """Teacher j, on the labels."""
+    """Teacher j, on the labels; one that is trained already is taken in."""
 
     study: Study
     j: int
@@ -59,7 +60,8 @@ class TrainTeacher(Training):
 
     @property
     def epochs(self) -> int:
-        return self.study.recipe.teachers.epochs
+        teachers = self.study.recipe.teachers
+        return 1 if isinstance(teachers, GivenTeachers) else teachers.epochs
 
     @property
     def stage(self) -> Stage:
@@ -71,11 +73,21 @@ class TrainTeacher(Training):
 
     def run(self, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
+        if isinstance(teachers, GivenTeachers):
+            return self.take_in(Path(teachers.weights[self.j]), watch)
         number = teachers.number(self.j)
         rng = generator("teacher", number)
-        model = Single(study.network(teachers.network, generator("teacher weights", number)))
+        model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
         log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        self.stage.finish(model.network.state_dict(), facts(study, log))
+        return self.stage.finish(model.network.state_dict(), facts(study, log))
+
+    def take_in(self, path: Path, watch: Watch) -> None:
+        """Keep weights that were trained elsewhere, if they know the data's classes."""
+        study, stage = self.study, self.stage
+        network = study.network(study.recipe.teachers.network_of(self.j))
+        take_in(network, path, study.splits.valid, study.splits.classes, study.device)
+        stage.finish(network.state_dict(), facts(study, []))
+        watch.epoch({})
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,10 @@ class TrainStudent(Training):
     def needs(self) -> list[TrainTeacher]:
         """The teachers it learns from, and the one after them if that gives the directions."""
         method = self.study.recipe.distillation(self.method)
-        count = self.study.recipe.members + bool(method.source) if method else 0
+        recipe = self.study.recipe
+        count = recipe.members + bool(method.source) if method else 0
+        if isinstance(recipe.teachers, GivenTeachers):  # all are judged before anything is trained
+            count = self.study.teacher_count
         return [TrainTeacher(self.study, j) for j in range(count)]
 
     @property

@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-from polyphony.recipe import check
+from polyphony.recipe import Schedule, check
 from polyphony.rows import Score
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
@@ -58,8 +58,9 @@ def run_study(
 
 def check_plans(study: Study) -> None:
     """Raise for a recipe that cannot be followed, so that it leaves no folder behind."""
-    for schedule in (study.recipe.teachers, study.recipe.student):
-        study.plan(schedule)
+    for table in (study.recipe.teachers, study.recipe.student):
+        if isinstance(table, Schedule):
+            study.plan(table)
 
 
 def jobs_of(study: Study, upto: Upto) -> list[Job]:

@@ -74,10 +74,11 @@ def quality(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
 
 def parameter_counts(study: Study) -> dict[str, int]:
     """Parameters of the teachers together, and of each method's student as it predicts."""
-    teacher, recipe = study.network(study.recipe.teachers.network), study.recipe
+    recipe = study.recipe
+    teachers = [study.network(recipe.teachers.network_of(j)) for j in range(recipe.members)]
     students = {name: recipe.form(name).trained(study.fresh_student(name)) for name in recipe.methods}
     counts = {name: parameters(student) for name, student in students.items()}
-    return {TEACHERS: recipe.members * parameters(teacher), **counts}
+    return {TEACHERS: sum(map(parameters, teachers)), **counts}
 
 
 def parameters(model: nn.Module) -> int:

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from polyphony.data import Splits, batch_count, load, outline
+from polyphony.data.files import read_bytes, readable
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
-from polyphony.store import Spec, Stage
+from polyphony.recipe import Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
+from polyphony.store import Spec, Stage, sha256
 from polyphony.train import Plan
 
 FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
@@ -53,7 +54,11 @@ class Study:
     def teacher_stage(self, j: int) -> Stage:
         """The folder of teacher j."""
         teachers = self.recipe.teachers
-        spec = self._spec("teacher", teachers.number(j), teachers) | {"network": teachers.network.spec()}
+        if isinstance(teachers, GivenTeachers):
+            spec: Spec = {"kind": "given teacher", "weights": weights_hash(Path(teachers.weights[j]))}
+        else:
+            spec = self._spec("teacher", teachers.number(j), teachers)
+        spec |= {"network": teachers.network_of(j).spec()}
         return Stage(self.folder / "teachers" / str(j), spec)
 
     def student_stage(self, name: str, seed: int) -> Stage:
@@ -127,7 +132,7 @@ class Study:
         """`count` trained teachers; those from `members` on are extra ones, which no student learns from."""
         networks = []
         for j in range(first, first + count):
-            network = self.network(self.recipe.teachers.network)
+            network = self.network(self.recipe.teachers.network_of(j))
             network.load_state_dict(self.teacher_stage(j).weights())
             networks.append(network)
         return DeepEnsemble(networks).to(self.device)
@@ -155,6 +160,18 @@ class OutlinedStudy(Study):
     def splits(self) -> Splits:
         """As many images as the official data has, all blank."""
         return outline_splits(self.recipe.data)
+
+
+def weights_hash(path: Path) -> str:
+    """The hash of a file of weights, read once a process while it stays as it is."""
+    with readable(path):
+        status = path.stat()
+    return _hash(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache
+def _hash(path: Path, changed: int, size: int) -> str:
+    return sha256(read_bytes(path))
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,56 @@
+"""Somebody else's classifier as one of ours: pixels in [0, 1] in, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyphony.nn.parts import Normalize
+
+
+class Adapted(nn.Module):
+    """A network with what it expects in front: pixels [b c h w] in [0, 1] → logits [b k]."""
+
+    def __init__(self, network: nn.Module, normalize: Normalize, size: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.normalize, self.size, self.network = normalize, size, network
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size is not None and x.shape[-2:] != self.size:
+            x = F.interpolate(x, self.size, mode="bilinear", antialias=True)
+        return logits_of(self.network(self.normalize(x)))
+
+
+def adapt(
+    network: nn.Module,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    size: int | tuple[int, int] | None = None,
+) -> Adapted:
+    """Any classifier as one that takes pixels in [0, 1] and gives logits. [b c h w] → [b k]
+
+    Images are resized to `size` (bilinear, antialiased) where theirs differs, normalised by `mean` and `std`,
+    one number a channel or one for all, and the logits are taken out of what the network returns.
+    """
+    if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+        raise ValueError(f"mean is given for {len(mean)} channels and std for {len(std)}")
+    if min(std) <= 0:
+        raise ValueError(f"a standard deviation is above zero, not {min(std)}")
+    normalize = Normalize(max(len(mean), len(std)))
+    normalize.set(mean, std)
+    return Adapted(network, normalize, (size, size) if isinstance(size, int) else size)
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits in what a network returns: itself, what is called `logits`, or the first tensor."""
+    if isinstance(output, Tensor):
+        return output
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    parts: Iterable[object] = output.values() if isinstance(output, Mapping) else ()
+    parts = output if isinstance(output, tuple | list) else parts
+    for part in (named, *parts):
+        if isinstance(part, Tensor):
+            return part
+    raise TypeError(f"a network that returns {type(output).__qualname__} gives no logits")

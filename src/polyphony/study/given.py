@@ -1,0 +1,58 @@
+"""Teachers that were trained elsewhere: read from their files, and judged on validation images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from polyphony.data import Split
+from polyphony.ensembles import Single
+from polyphony.nn import Adapted
+from polyphony.predictions import predict
+from polyphony.weights import WeightsError, load_weights
+
+SURE = 3.0  # standard deviations above chance that a teacher must be
+RENAMED = 0.5  # share of images right under other names of the classes, from which on those are the fault
+
+
+def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str], device: str) -> None:
+    """Give a network the weights of a file; a WeightsError unless it then knows the classes of the data."""
+    load_weights(network.network if isinstance(network, Adapted) else network, path)
+    try:
+        logits = predict(Single(network).to(device), valid).logits[0]
+    except (RuntimeError, ValueError, TypeError) as error:
+        size = " × ".join(map(str, valid.images.shape[1:]))
+        raise WeightsError(f"{path}: its network cannot take images of {size} ({error})") from error
+    if logits.ndim != 2 or logits.shape[1] != len(classes):
+        found = logits.shape[-1] if logits.ndim == 2 else list(logits.shape[1:])
+        raise WeightsError(f"{path} answers with {found} classes, but the data has {len(classes)}")
+    if not bool(logits.isfinite().all()):
+        raise WeightsError(f"{path} gives answers that are not numbers")
+    refuse_chance(logits.argmax(-1), valid.labels, classes, path)
+
+
+def refuse_chance(answers: Tensor, labels: Tensor, classes: Sequence[str], path: Path) -> None:
+    """A WeightsError where answers are no better than the commonest class for all would be. [n], [n]"""
+    k, n = len(classes), len(labels)
+    chance = float(labels.bincount(minlength=k).max()) / n
+    right = float((answers == labels).double().mean())
+    if right > chance + SURE * math.sqrt(chance * (1 - chance) / n):
+        return
+    scores = f"{path} is right on {right:.1%} of {n} validation images, and chance is {chance:.1%}"
+    table = torch.bincount(labels * k + answers, minlength=k * k).view(k, k)
+    rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
+    if table[rows, columns].sum() / n >= max(RENAMED, 2 * right):
+        moved = next(row for row, column in zip(rows, columns, strict=True) if row != column)
+        called = classes[columns[list(rows).index(moved)]]
+        raise WeightsError(
+            f"{scores}: it has the classes in another order (it answers '{called}' for '{classes[moved]}');"
+            " order its outputs as the data's classes"
+        )
+    raise WeightsError(
+        f"{scores}: is it of these classes, and does it expect these pixels (mean, std, size)?"
+    )

@@ -1,0 +1,78 @@
+"""Weights that were trained elsewhere: read safely, named as the network names them, or one sentence."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from polyphony.data import DataError
+from polyphony.data.files import read_bytes
+from polyphony.words import first_line
+
+NESTS = ("state_dict", "model", "model_state_dict", "network")  # under which trainers keep the weights
+PREFIXES = ("module.", "_orig_mod.", "model.", "network.")  # that wrappers put before every name
+
+
+class WeightsError(DataError):
+    """A file of weights that cannot be used; the message says why."""
+
+
+def load_weights(network: nn.Module, path: Path) -> None:
+    """Give a network the weights of a file, all of them, or raise a WeightsError and change nothing."""
+    weights, wanted = read_weights(path), network.state_dict()
+    named = renamed(weights, wanted.keys())
+    for problem, names in (("lacks", wanted.keys() - named.keys()), ("has", named.keys() - wanted.keys())):
+        if names:
+            first = min(names)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            why = "which the network needs" if problem == "lacks" else "which the network does not know"
+            raise WeightsError(f"{path} {problem} '{first}'{more}, {why}: is it of another network?")
+    for name, value in named.items():
+        if value.shape != wanted[name].shape:
+            raise WeightsError(
+                f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(wanted[name].shape)}"
+            )
+    network.load_state_dict(named)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, or of a file of torch.save, by name. Nothing in it is executed."""
+    data = read_bytes(path)
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load(data)
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise WeightsError(
+            f"{path} cannot be read as weights ({first_line(error)}): save the network's state_dict,"
+            " with torch.save or safetensors"
+        ) from error
+    return tensors_in(found, path)
+
+
+def tensors_in(found: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict in what a file holds, maybe nested as trainers save it."""
+    while isinstance(found, Mapping):
+        if found and all(isinstance(value, Tensor) for value in found.values()):
+            return {str(name): value for name, value in found.items()}
+        nest = next((name for name in NESTS if isinstance(found.get(name), Mapping)), None)
+        if nest is None:
+            break
+        found = found[nest]
+    raise WeightsError(f"{path} holds no weights by name: save the network's state_dict")
+
+
+def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+    """The weights without prefixes that all their names have and the network's names have not."""
+    names = {name: name for name in weights}
+    for prefix in [p for _ in PREFIXES for p in PREFIXES]:
+        strip = all(name.startswith(prefix) for name in names.values())
+        if strip and not any(name.startswith(prefix) for name in wanted):
+            names = {old: name.removeprefix(prefix) for old, name in names.items()}
+    return {names[old]: value for old, value in weights.items()}

@@ -1,0 +1,180 @@
+"""Teachers that were trained outside: taken in, judged, distilled; or refused before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from polyphony import Options, load
+from polyphony.data import pixels
+from polyphony.recipe import RecipeError, read_recipe
+from polyphony.study import Study, run_study
+from polyphony.study.runner import Here
+from polyphony.weights import WeightsError
+
+MODULE = """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, classes, channels, width):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(channels, width, 3), nn.Linear(width * 36, classes)
+
+    def forward(self, x):
+        return {"logits": self.out(self.conv(x).relu().flatten(1))}
+
+def make(classes, channels, width=6):
+    return Mine(classes, channels, width)
+"""
+RECIPE = """
+members = 2
+[data]
+name = "digits"
+per_class = 10
+valid = 200
+test = 100
+augment = { pad = 0, flip = false }
+[teachers]
+network = { kind = "python", name = "outside_nets:make", mean = [0.5], std = [0.25] }
+weights = ["a.pt", "b.safetensors"]
+[student]
+epochs = 1
+batch = 25
+learning_rate = 0.05
+[methods]
+scratch = {}
+kd = { perturb = "clean" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A recipe, its module, and two networks trained by a loop that knows nothing of Polyphony."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "outside_nets.py").write_text(MODULE)
+    (tmp_path / "own.toml").write_text(RECIPE)
+    names: dict = {}
+    exec(MODULE, names)
+    digits = load("digits", Options(per_class=10, valid=200, test=100))
+    x, y = (pixels(digits.train.images) - 0.5) / 0.25, digits.train.labels
+    for j, name in enumerate(("a.pt", "b.safetensors")):
+        torch.manual_seed(j)
+        net = names["make"](10, 1)
+        optimiser = torch.optim.Adam(net.parameters(), 0.01)
+        for _ in range(25):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x)["logits"], y).backward()
+            optimiser.step()
+        save(net.state_dict(), tmp_path / name)
+    yield tmp_path
+    sys.modules.pop("outside_nets", None)
+
+
+def save(weights: dict, path: Path) -> None:
+    if path.suffix == ".pt":
+        torch.save({"model": {f"module.{name}": value for name, value in weights.items()}}, path)
+    else:
+        from safetensors.torch import save_file
+
+        save_file(weights, path)
+
+
+class Board:
+    """Names of jobs as they end."""
+
+    def __init__(self):
+        self.names: list[str] = []
+
+    def started(self, name, epochs): ...
+    def step(self, name, done, steps, row): ...
+    def epoch(self, name, row): ...
+    def warn(self, name, sentence): ...
+    def finished(self, name):
+        self.names.append(name)
+
+
+def run(folder: Path, *overrides: str) -> list[str]:
+    study, board = Study(read_recipe(folder / "own.toml", overrides), folder / "run"), Board()
+    run_study(study, Here(1), board)
+    return board.names
+
+
+def test_they_are_kept_with_the_run_and_teach_a_student(folder):
+    names = run(folder)
+    assert names.index("teacher 1") < min(names.index("kd, seed 0"), names.index("scratch, seed 0"))
+    done = json.loads((folder / "run" / "teachers" / "0" / "done.json").read_text())
+    assert done["spec"]["kind"] == "given teacher"
+    study = Study(read_recipe(folder / "own.toml"), folder / "run")
+    teachers = study.load_teachers(2)
+    digits = study.splits
+    right = teachers(pixels(digits.test.images).expand(2, -1, -1, -1, -1)).argmax(-1) == digits.test.labels
+    assert right.double().mean() > 0.7
+    assert "teachers" in (folder / "run" / "scores.csv").read_text()
+    assert run(folder) == []  # all is there
+    network = torch.load(folder / "a.pt")["model"]
+    torch.save({name: value + 0.01 for name, value in network.items()}, folder / "a.pt")
+    with pytest.raises(Exception, match=re.escape("was made with another weights")):
+        run(folder)
+
+
+def test_classes_in_another_order_are_noticed(folder):
+    weights = torch.load(folder / "a.pt")["model"]
+    turned = torch.arange(10).roll(1)
+    for name in ("module.out.weight", "module.out.bias"):
+        weights[name] = weights[name][turned]
+    torch.save(weights, folder / "a.pt")
+    with pytest.raises(WeightsError, match="it has the classes in another order"):
+        run(folder)
+    assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "teachers.network.args={ width = 7 }",
+            "'conv.weight' is [6, 1, 3, 3], but the network's is [7, 1, 3, 3]",
+        ),
+        ("teachers.network.mean=[40.0]", "and chance is"),
+        ("teachers.network.size=12", "its network cannot take images of"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_one_sentence(folder, override, sentence):
+    with pytest.raises(WeightsError, match=re.escape(sentence)):
+        run(folder, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("members=3", "teachers.weights has 2 entries, but members are 3"),
+        ("teachers.extra=1", "members and extra teachers together are 3"),
+        ("teachers.epochs=3", "teachers has no key 'epochs'"),
+        ("teachers.networks=[{ kind = 'resnet', depth = 8 }]", "give network, one for all teachers"),
+    ],
+)
+def test_numbers_that_do_not_agree_are_one_sentence(folder, override, sentence):
+    with pytest.raises(RecipeError, match=re.escape(sentence)):
+        read_recipe(folder / "own.toml", [override])
+
+
+def test_each_teacher_may_have_a_network_of_its_own(folder):
+    text = RECIPE.replace(
+        'network = { kind = "python", name = "outside_nets:make", mean = [0.5], std = [0.25] }',
+        """networks = [{ kind = "python", name = "outside_nets:make", mean = [0.5], std = [0.25] },
+                       { kind = "python", name = "outside_nets:make", args = { width = 9 } }]""",
+    )
+    (folder / "own.toml").write_text(text)
+    with pytest.raises(RecipeError, match=r"student\.network must be given"):
+        read_recipe(folder / "own.toml")
+    network = "student.network={ kind = 'resnet', depth = 8, width = 4 }"
+    recipe = read_recipe(folder / "own.toml", [network])
+    study = Study(recipe, folder / "run")
+    built = [study.network(recipe.teachers.network_of(j)) for j in range(2)]
+    assert [net.network.conv.out_channels for net in built] == [6, 9]

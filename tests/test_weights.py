@@ -1,0 +1,120 @@
+"""Files of weights: read whole and by name, or refused in one sentence."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from polyphony.data import DataError
+from polyphony.weights import WeightsError, load_weights, read_weights
+
+
+def network(width: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+def prefixed(prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": value for name, value in network().state_dict().items()}
+
+
+SAVED = {
+    "plain": lambda: network().state_dict(),
+    "nested": lambda: {"state_dict": network().state_dict(), "epoch": 3, "best": 0.9},
+    "nested twice": lambda: {"model": {"state_dict": prefixed("module.")}, "args": {"lr": 0.1}},
+    "data parallel": lambda: prefixed("module."),
+    "compiled": lambda: prefixed("_orig_mod."),
+    "compiled and parallel": lambda: {"model_state_dict": prefixed("module._orig_mod.")},
+    "lightning": lambda: {"state_dict": prefixed("model.")},
+}
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_weights_are_found_however_trainers_save_them(tmp_path, kind):
+    torch.save(SAVED[kind](), tmp_path / "a.pt")
+    other = network()
+    nn.init.zeros_(other[0].weight)
+    load_weights(other, tmp_path / "a.pt")
+    assert all(torch.equal(value, network().state_dict()[name]) for name, value in other.state_dict().items())
+
+
+def test_safetensors_are_read(tmp_path):
+    safetensors.torch.save_file(network().state_dict(), tmp_path / "a.safetensors")
+    other = network()
+    nn.init.zeros_(other[0].weight)
+    load_weights(other, tmp_path / "a.safetensors")
+    assert torch.equal(other[0].weight, network()[0].weight)
+
+
+def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
+    inner = nn.ModuleDict({"model": network()})
+    torch.save(inner.state_dict(), tmp_path / "a.pt")
+    load_weights(inner, tmp_path / "a.pt")
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in network().state_dict().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (lambda: without("2.bias"), "lacks '2.bias', which the network needs"),
+        (lambda: {"0.weight": torch.ones(3, 4)}, "lacks '0.bias' and 7 more, which the network needs"),
+        (
+            lambda: network().state_dict() | {"9.w": torch.ones(1)},
+            "has '9.w', which the network does not know",
+        ),
+        (lambda: network(5).state_dict(), "'0.weight' is [5, 4], but the network's is [3, 4]"),
+        (lambda: {"epoch": 3}, "holds no weights by name"),
+        (lambda: [torch.ones(2)], "holds no weights by name"),
+    ],
+)
+def test_weights_of_another_network_are_one_sentence_and_change_nothing(tmp_path, content, sentence):
+    torch.save(content(), tmp_path / "a.pt")
+    mine = network()
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+    with pytest.raises(WeightsError, match=re.escape(sentence)):
+        load_weights(mine, tmp_path / "a.pt")
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
+
+
+class Trap:
+    def __reduce__(self):
+        return (Path("executed").touch, ())
+
+
+def test_nothing_in_a_file_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.pt").write_bytes(pickle.dumps(Trap()))
+    torch.save({"state_dict": Trap()}, "b.pt")
+    for name in ("a.pt", "b.pt"):
+        with pytest.raises(WeightsError, match="cannot be read as weights"):
+            read_weights(Path(name))
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_what_is_no_file_of_weights_is_one_sentence(tmp_path, name):
+    path = tmp_path / name
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        read_weights(path)
+    path.mkdir()
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        read_weights(path)
+    path.rmdir()
+    for content in (b"", b"nothing", b"\x80\x02}q\x00."):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=re.escape(str(path))):
+            read_weights(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", "x")
+    with pytest.raises(WeightsError):
+        read_weights(path)
