@@ -11,6 +11,7 @@ import polyphony
 PACKAGE = Path(polyphony.__file__).parent
 LAYERS = (
     ("cli",),
+    ("serve",),
     ("study", "report"),
     ("recipe", "analysis"),
     ("train", "distill", "store", "scores"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
     from polyphony.predictions import Predictions, predict
     from polyphony.recipe import Recipe, read_recipe
+    from polyphony.serve import Answers, Student, load_student
     from polyphony.train import Plan, fit
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "MIMO",
     "ODS",
     "Adversarial",
+    "Answers",
     "Augmentation",
     "BatchEnsemble",
     "Chain",
@@ -66,9 +68,11 @@ __all__ = [
     "Single",
     "Split",
     "Splits",
+    "Student",
     "add_members",
     "fit",
     "load",
+    "load_student",
     "match_step_size",
     "predict",
     "read_recipe",
@@ -76,7 +80,7 @@ __all__ = [
     "wide_resnet",
 ]
 
-_MODULES = ("ensembles", "distill", "perturb", "train", "predictions", "data", "nn", "recipe")
+_MODULES = ("ensembles", "distill", "perturb", "train", "predictions", "data", "nn", "recipe", "serve")
 
 
 def __getattr__(name: str) -> Any:

@@ -30,53 +30,59 @@ MANY = 4096  # pictures from which starting processes pays
 ORIENTATION = 0x0112  # the Exif tag
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Size = tuple[int, int]  # width and height, as Pillow has them
 Chunk = list[tuple[bytes, str]]  # (content, what to call it in a message)
 
 
-def decode(content: bytes, where: str, side: int | None) -> Pixels:
-    """One picture as RGB uint8 [3 h w], cropped to a square and area-averaged to `side` if one is given."""
+def decode(content: bytes, where: str, size: Size | None) -> Pixels:
+    """One picture as `fitted` gives it; DataError for what is none, is damaged or unpacks to too much."""
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
         if picture.width * picture.height > min(LARGEST, honest(len(content))):
             raise DataError(f"{where} has {picture.width}×{picture.height} pixels; remove or shrink it")
-        if picture.mode.startswith(("I", "F")):
-            raise DataError(f"{where} has more than 8 bits a pixel ({picture.mode}); convert it to 8 bits")
-        upright = ImageOps.exif_transpose(picture) if ORIENTATION in picture.getexif() else picture
-        colour = upright.convert("RGB")
+        return fitted(picture, where, size)
     except DataError:
         raise
     except Exception as error:  # a damaged picture can raise anything
         fault = "is no picture" if isinstance(error, UnidentifiedImageError) else f"is damaged ({error})"
         raise DataError(f"{where} {fault}; replace or remove it") from error
-    if side is not None and colour.size != (side, side):
-        colour = ImageOps.fit(colour, (side, side), Image.Resampling.BOX)
+
+
+def fitted(picture: Image.Image, where: str, size: Size | None) -> Pixels:
+    """RGB uint8 [3 h w], upright; with a size cropped at the centre to its shape and area-averaged to it."""
+    if picture.mode.startswith(("I", "F")):
+        raise DataError(f"{where} has more than 8 bits a pixel ({picture.mode}); convert it to 8 bits")
+    upright = ImageOps.exif_transpose(picture) if ORIENTATION in picture.getexif() else picture
+    colour = upright.convert("RGB")
+    if size is not None and colour.size != size:
+        colour = ImageOps.fit(colour, size, Image.Resampling.BOX)
     return np.asarray(colour).transpose(2, 0, 1)
 
 
-def decode_chunk(chunk: Chunk, side: int | None) -> list[Pixels]:
+def decode_chunk(chunk: Chunk, size: Size | None) -> list[Pixels]:
     """`decode` for every picture of the chunk."""
-    return [decode(content, where, side) for content, where in chunk]
+    return [decode(content, where, size) for content, where in chunk]
 
 
 def decode_all(
     names: Sequence[str],
     read: Callable[[str], bytes],
     where: Callable[[str], str],
-    side: int | None,
+    size: Size | None,
     title: str,
 ) -> torch.Tensor:
-    """All pictures, in order, uint8 [n 3 h w]; without a side, all must have the size of the first.
+    """All pictures, in order, uint8 [n 3 h w]; without a size, all must have the size of the first.
 
     Decoded in parallel; a terminal on standard error shows a progress bar.
     """
-    if side is not None:
-        roomy(len(names), 3, side, side)
-    first = decode(read(names[0]), where(names[0]), side)
+    if size is not None:
+        roomy(len(names), 3, *size)
+    first = decode(read(names[0]), where(names[0]), size)
     out = np.empty(roomy(len(names), *first.shape), np.uint8)
     chunks = (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
     loaded = ([(read(name), where(name)) for name in chunk] for chunk in chunks)
     with _workers(len(names)) as pool:
-        pictures = (picture for decoded in _in_order(pool, loaded, side) for picture in decoded)
+        pictures = (picture for decoded in _in_order(pool, loaded, size) for picture in decoded)
         for i, picture in enumerate(track(pictures, title, len(names), **_bar())):
             if picture.shape != first.shape:
                 raise DataError(
@@ -87,11 +93,11 @@ def decode_all(
     return torch.from_numpy(out)
 
 
-def _in_order(pool: Executor, chunks: Iterator[Chunk], side: int | None) -> Iterator[list[Pixels]]:
+def _in_order(pool: Executor, chunks: Iterator[Chunk], size: Size | None) -> Iterator[list[Pixels]]:
     """Results in the order of the chunks, of which only a few are in memory at a time."""
     waiting: deque[Future[list[Pixels]]] = deque()
     for chunk in chunks:
-        waiting.append(pool.submit(decode_chunk, chunk, side))
+        waiting.append(pool.submit(decode_chunk, chunk, size))
         if len(waiting) > 2 * (os.cpu_count() or 1):
             yield waiting.popleft().result()
     while waiting:

@@ -79,7 +79,8 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
     def where(name: str) -> str:
         return str(folder / name)
 
-    images = decode_all(names, lambda name: read_bytes(folder / name), where, options.resolution, folder.name)
+    size = (options.resolution, options.resolution) if options.resolution else None
+    images = decode_all(names, lambda name: read_bytes(folder / name), where, size, folder.name)
     return Split(images, torch.tensor(labels))
 
 

@@ -1,0 +1,51 @@
+"""What a student says of itself: how it is built, what its outputs mean, where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+
+from polyphony import __version__
+from polyphony.ensembles import Ensemble
+from polyphony.recipe import Form
+from polyphony.recipe.networks import Network
+from polyphony.recipe.table import Table
+from polyphony.store import StoreError
+
+
+class Description(Table):
+    """All that is needed to build a student and to read its answers, and its origin."""
+
+    network: Network
+    form: Form
+    members: PositiveInt
+    classes: Annotated[tuple[str, ...], Field(min_length=2)]
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt]  # of an image: channels, height, width
+    temperature: PositiveFloat
+    method: str
+    seed: int
+    data: str
+    recipe: str  # hash of the recipe
+    weights: str  # hash of the weights
+    scores: dict[str, float]  # calibrated, on test images
+    version: str = __version__
+
+    @classmethod
+    def read(cls, described: Mapping[str, Any], where: object) -> Description:
+        """From JSON; a StoreError that says what is wrong with it."""
+        try:
+            return cls.model_validate_json(json.dumps(described), strict=True)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
+
+    def build(self) -> Ensemble:
+        """The student with fresh weights, as it was trained."""
+        form = self.form.resolved()
+        copies = form.copies(self.members)
+        network = self.network.build(copies * len(self.classes), copies * self.shape[0])
+        return form.build(network, self.members, None)

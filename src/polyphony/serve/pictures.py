@@ -1,0 +1,134 @@
+"""Pictures in any form people have them → pixels as a student takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from polyphony.data import DataError, pixels
+from polyphony.data.archives import tree
+from polyphony.data.files import read_bytes
+from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
+from polyphony.data.splits import describe
+
+Array = np.ndarray[Any, np.dtype[Any]] | Tensor
+Picture = str | Path | Image.Image | Array
+Shape = tuple[int, int, int]  # channels, height, width
+
+LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey, as Pillow has them
+
+
+def batches_of(images: Picture | Sequence[Picture], shape: Shape, size: int) -> Iterator[Tensor]:
+    """The images as float32 in [0, 1], [b c h w], so many at a time.
+
+    One array holds several images: uint8, or floats in [0, 1], as [n h w c], [n c h w], or grey [n h w]. Else
+    one picture or a list: files, PIL images, arrays [h w c], [c h w], [h w]. Files, PIL images and uint8
+    arrays of another size are cropped to the shape and area-averaged, as the readers of data do; grey becomes
+    colour and colour grey. Floats must have the student's size. DataError, one sentence, for anything else.
+    """
+    if isinstance(images, str | Path | Image.Image):
+        images = [images]
+    if not len(images):
+        raise DataError("there are no images to predict; give one or more")
+    for start in range(0, len(images), size):
+        some = images[start : start + size]
+        if isinstance(some, np.ndarray | Tensor):
+            yield _as_float(_from_array(some, shape))
+        else:
+            yield torch.cat([_as_float(_from_picture(each, shape)) for each in some])
+
+
+def read_pictures(paths: Sequence[str], shape: Shape) -> Tensor:
+    """Picture files as uint8 [n c h w]; DataError that names the first one that cannot be read."""
+    size = shape[2], shape[1]
+    images = decode_all(paths, lambda path: read_bytes(Path(path)), str, size, "pictures")
+    return _with_channels(images, shape[0])
+
+
+def find_pictures(paths: Sequence[Path]) -> list[str]:
+    """The files themselves, and in place of a folder all picture files in it, at any depth."""
+    found = []
+    for path in paths:
+        inside = tree(path).names if path.is_dir() else None
+        if inside is None:
+            found.append(str(path))
+            continue
+        names = [name for name in inside if name.lower().endswith(SUFFIXES) and not _is_hidden(name)]
+        if not names:
+            raise DataError(f"{path} holds no pictures; known are {', '.join(SUFFIXES)}")
+        found += [str(path / name) for name in names]
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in Path(name).parts)
+
+
+def _from_picture(picture: Picture, shape: Shape) -> Tensor:
+    """One picture, uint8 or float [1 c h w]."""
+    size = shape[2], shape[1]
+    if isinstance(picture, str | Path):
+        levels = decode(read_bytes(Path(picture)), str(picture), size)
+    elif isinstance(picture, Image.Image):
+        levels = fitted(picture, "a picture", size)
+    elif isinstance(picture, np.ndarray | Tensor):
+        return _from_array(picture[None], shape)
+    else:
+        raise DataError(f"an image must be a file, a PIL image or an array, not a {type(picture).__name__}")
+    return _with_channels(torch.from_numpy(levels.copy())[None], shape[0])
+
+
+def _from_array(array: Array, shape: Shape) -> Tensor:
+    """uint8 or float [n …] → [n c h w]"""
+    images = torch.as_tensor(array).cpu()
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise DataError(f"images must be uint8, or floats in [0, 1], not {describe(images)}")
+    images = _with_channels(_channels_first(images), shape[0])
+    if images.shape[2:] == shape[1:]:
+        return images
+    if images.dtype != torch.uint8:
+        sides = "×".join(map(str, shape[1:]))
+        raise DataError(f"images of floats must be {sides} pixels, not {describe(images)}; resize them")
+    modes = images[:, 0] if shape[0] == 1 else images.permute(0, 2, 3, 1)
+    return torch.cat([_from_picture(Image.fromarray(each.numpy()), shape) for each in modes])
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    """[n h w c], [n c h w] or [n h w] → [n c h w]"""
+    if images.dim() == 3:
+        return images[:, None]
+    if images.dim() == 4 and images.shape[3] in (1, 3):
+        return images.permute(0, 3, 1, 2)
+    if images.dim() == 4 and images.shape[1] in (1, 3):
+        return images
+    raise DataError(
+        f"images must be [n h w c], [n c h w] or [n h w], of 1 or 3 channels, not {describe(images)}"
+    )
+
+
+def _with_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey as colour or colour as grey, where a student takes the other. [n 1|3 h w] → [n c h w]"""
+    if images.shape[1] == channels:
+        return images
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1)
+    weights = torch.tensor(LUMA, dtype=torch.float64)[:, None, None] / 65536
+    grey = (images * weights).sum(1, keepdim=True)
+    return (grey + 0.5).floor().to(torch.uint8) if images.dtype == torch.uint8 else grey.to(images.dtype)
+
+
+def _as_float(images: Tensor) -> Tensor:
+    if images.dtype == torch.uint8:
+        return pixels(images)
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):  # also where one is no number
+        raise DataError(
+            f"images of floats must be in [0, 1], not from {low:.4g} to {high:.4g}; divide them or give uint8"
+        )
+    return images.float()

@@ -1,0 +1,82 @@
+"""A student ready to use, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyphony import metrics
+from polyphony.ensembles import Ensemble, evaluating
+from polyphony.predictions import Predictions
+from polyphony.serve.description import Description
+from polyphony.serve.pictures import Picture, batches_of
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a student says of n images; uncertainties in nats.
+
+    The temperature τ, fitted on validation images, scales the log of the mean prediction p̄ and nothing else:
+    `probabilities` and their `entropy` are calibrated, `members` and their `mutual_information` are as
+    predicted. So mutual information is not a part of this entropy, but of H(p̄).
+    """
+
+    probabilities: Tensor
+    """softmax(log p̄ / τ). [n k]"""
+    entropy: Tensor
+    """Of the probabilities: all uncertainty. [n]"""
+    mutual_information: Tensor
+    """H(p̄) − (1/m) Σ_j H(p_j), how far members disagree, 0 for one; of a Dirichlet, of its draws. [n]"""
+    members: Tensor
+    """Each member's own probabilities p_j, whose mean is p̄; of a Dirichlet, its mean. [m n k]"""
+
+    @classmethod
+    def of(cls, predictions: Predictions, temperature: float) -> Answers:
+        """What logits say at a temperature."""
+        log_probs = metrics.temper(predictions.log_probs(), temperature)
+        members = metrics.member_log_probs(predictions.logits).exp()
+        information = predictions.uncertainties().mutual_information
+        return cls(log_probs.exp(), metrics.entropy(log_probs), information, members)
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class of each image. [n]"""
+        return self.probabilities.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of that class. [n]"""
+        return self.probabilities.amax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Student:
+    """A trained student as it predicts, with its normalisation inside, and what it says of itself."""
+
+    ensemble: Ensemble
+    description: Description
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What its outputs are called."""
+        return self.description.classes
+
+    @property
+    def temperature(self) -> float:
+        """What its mean prediction is calibrated with."""
+        return self.description.temperature
+
+    def predict(self, images: Picture | Sequence[Picture], batch: int = 250) -> Answers:
+        """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`)."""
+        device = next(self.ensemble.parameters()).device
+        blocks = []
+        with torch.no_grad(), evaluating(self.ensemble):
+            for x in batches_of(images, self.description.shape, batch):
+                rows = x.to(device).expand(self.ensemble.members, *x.shape)
+                blocks.append(self.ensemble(rows).float().cpu())
+        logits = torch.cat(blocks, dim=1)
+        unlabelled = torch.full((logits.shape[1],), -1)
+        return Answers.of(Predictions(logits, unlabelled, self.ensemble.dirichlet), self.temperature)

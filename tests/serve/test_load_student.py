@@ -1,0 +1,105 @@
+"""What a student answers is what the run measured, whatever form it has and however images come."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import digamma
+
+from polyphony import load_student
+from polyphony.rows import Score, from_csv, to_csv
+from polyphony.serve.load import Trained
+from polyphony.store import StoreError
+
+
+def test_answers_score_as_the_run_says(form, run, student, images):
+    answers = student(form).predict(images.images)
+    rows = from_csv((run / Score.file).read_text(), Score)
+    (row,) = [r for r in rows if (r.model, r.seed, r.split, r.calibration) == (form, 0, "test", "calibrated")]
+    right = answers.probabilities[torch.arange(70), images.labels]
+    assert float(-right.log().mean()) == pytest.approx(row.nll, abs=1e-6)
+    assert float((answers.labels == images.labels).double().mean()) == pytest.approx(row.acc)
+
+
+def test_uncertainties_are_those_of_a_naive_loop(form, student, images):
+    chosen = student(form)
+    answers, x = chosen.predict(images.images[:9]), images.images[:9].float() / 255
+    with torch.no_grad():
+        logits = chosen.ensemble(x.expand(chosen.ensemble.members, *x.shape)).double().numpy()
+    for i in range(9):
+        members = [np.exp(row[i]) / np.exp(row[i]).sum() for row in logits]
+        mean = np.mean(members, axis=0)
+        scaled = mean ** (1 / chosen.temperature)
+        scaled /= scaled.sum()
+        information = entropy(mean) - np.mean([entropy(p) for p in members])
+        if form in ("dirichlet", "proxy"):
+            alpha = np.exp(logits[0, i])
+            total = alpha.sum()
+            information = entropy(mean) + (mean * (digamma(alpha + 1) - digamma(total + 1))).sum()
+        np.testing.assert_allclose(answers.members[:, i], members, atol=1e-6)
+        np.testing.assert_allclose(answers.probabilities[i], scaled, atol=1e-6)
+        assert float(answers.entropy[i]) == pytest.approx(entropy(scaled), abs=1e-6)
+        assert float(answers.mutual_information[i]) == pytest.approx(information, abs=1e-6)
+
+
+def entropy(p):
+    return -sum(float(each) * math.log(each) for each in p)
+
+
+def test_what_is_left_open_is_the_best_on_validation_images(run, tmp_path):
+    rows = [row for row in from_csv((run / Score.file).read_text(), Score) if row.seed is not None]
+    valid = [row for row in rows if (row.split, row.calibration) == ("valid", "calibrated")]
+    best = min(valid, key=lambda row: row.nll)
+    assert load_student(run).description.method == best.model
+
+    record = json.loads((run / "recipe.json").read_text())
+    record["recipe"]["seeds"] = [0, 1]
+    (tmp_path / "recipe.json").write_text(json.dumps(record))
+    better = [replace(row, seed=1, nll=row.nll - 0.1) for row in rows if row.model == "hydra"]
+    misleading = [replace(row, seed=1, nll=0.0) for row in rows if row.split == "test"]
+    (tmp_path / Score.file).write_text(to_csv([*rows, *better, *misleading], Score))
+    assert Trained(tmp_path).choose("hydra", None) == ("hydra", 1)
+    assert Trained(tmp_path).choose("hydra", 0) == ("hydra", 0)
+    assert Trained(tmp_path).choose("be", None) == ("be", 0)
+
+
+def test_the_data_need_not_be_there(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("polyphony.study.study.load", lambda *_: pytest.fail("the data was read"))
+    assert load_student(run, "be").classes == tuple("0123456789")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("bee", 0), "no method 'bee'; did you mean 'be'?"),
+        (("teachers", None), "no method 'teachers'"),
+        (("be", 7), "no seed 7; it has 0"),
+    ],
+)
+def test_a_student_that_is_not_there_is_one_sentence(run, asked, said):
+    with pytest.raises(StoreError, match=re.escape(said)):
+        load_student(run, *asked)
+
+
+def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
+    with pytest.raises(StoreError, match="is not a run folder"):
+        load_student(tmp_path)
+
+
+def test_a_run_without_scores_or_class_names_is_one_sentence(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    record = json.loads((copy / "recipe.json").read_text())
+    del record["images"]
+    (copy / "recipe.json").write_text(json.dumps(record))
+    with pytest.raises(StoreError, match="does not say its classes"):
+        load_student(copy)
+    (copy / "scores.csv").unlink()
+    with pytest.raises(StoreError, match=r"has no scores.csv"):
+        load_student(copy)
