@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from polyphony.cli import analyse, data, report, study, sweep
+from polyphony.cli import analyse, data, init, report, study, sweep
 from polyphony.cli.terminal import complain
 
 app = App(
@@ -24,6 +24,7 @@ for verb in (
     study.distill,
     study.evaluate,
     study.show,
+    init.init,
     sweep.sweep,
     analyse.analyse,
     report.report,

@@ -1,6 +1,6 @@
 """The typed recipe, read from TOML."""
 
-from polyphony.recipe.foreign import NetworkTable
+from polyphony.recipe.foreign import ForeignTable, NetworkTable, foreign_table
 from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.perturbations import ODSTable, Surroundings
@@ -12,6 +12,7 @@ from polyphony.recipe.training import Schedule
 __all__ = [
     "Data",
     "Distillation",
+    "ForeignTable",
     "Form",
     "FormTable",
     "GivenTeachers",
@@ -22,6 +23,7 @@ __all__ = [
     "Schedule",
     "Surroundings",
     "check",
+    "foreign_table",
     "read_recipe",
     "shipped",
 ]

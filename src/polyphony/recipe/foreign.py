@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, ValidationError, model_validator
 from torch import nn
 
 from polyphony.nn import adapt
@@ -63,6 +64,20 @@ class ForeignTable(NetworkTable):
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         """It was told at once what to normalise by: the data's statistics do not concern it."""
+
+
+def foreign_table(text: str, folder: Path) -> ForeignTable:
+    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; a module lies in `folder`."""
+    kind, _, name = text.partition(":")
+    kinds: dict[str, type[ForeignTable]] = {"timm": TimmNetwork, "transformers": TransformersNetwork}
+    try:
+        if kind in kinds:
+            return kinds[kind].model_validate({"kind": kind, "name": name})
+        return PythonNetwork.model_validate({"kind": "python", "name": text}, context={"folder": str(folder)})
+    except ValidationError:
+        raise RecipeError(
+            f"'{text}' names no network: give module:function, timm:NAME or transformers:FOLDER"
+        ) from None
 
 
 def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:

@@ -86,7 +86,7 @@ class TrainTeacher(Training):
         study, stage = self.study, self.stage
         network = study.network(study.recipe.teachers.network_of(self.j))
         take_in(network, path, study.splits.valid, study.splits.classes, study.device)
-        stage.finish(network.state_dict(), facts(study, []))
+        stage.finish(network.state_dict(), origin(study))
         watch.epoch({})
 
 
@@ -266,10 +266,10 @@ def train(
 
 def facts(study: Study, log: list[dict[str, float]]) -> dict[str, Any]:
     """What is worth knowing of a training afterwards, wherever its files go."""
-    return {
-        "epochs": len(log),
-        "seconds": round(sum(row["seconds"] for row in log), 3),
-        "code": training_code(),
-        "versions": versions(),
-        "machine": machine(study),
-    }
+    seconds = round(sum(row["seconds"] for row in log), 3)
+    return {"epochs": len(log), "seconds": seconds, **origin(study)}
+
+
+def origin(study: Study) -> dict[str, Any]:
+    """What made a stage's files."""
+    return {"code": training_code(), "versions": versions(), "machine": machine(study)}

@@ -1,0 +1,175 @@
+"""A first recipe for networks that are trained already: what can be found out is found out, and said."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from polyphony import metrics
+from polyphony.data import Options, Splits, load
+from polyphony.data.images import SUFFIXES
+from polyphony.ensembles import Single
+from polyphony.nn import Adapted
+from polyphony.predictions import predict
+from polyphony.recipe import ForeignTable, RecipeError, foreign_table
+from polyphony.weights import load_weights
+from polyphony.words import counted
+
+LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
+LARGEST_SIDE = 224
+LARGEST_BATCH, FEWEST_STEPS = 128, 8  # an epoch
+NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
+    "none but its own": {},
+    "ImageNet's": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
+    "0.5 and 0.5": {"mean": (0.5,), "std": (0.5,)},
+    "pixels in [0, 255]": {"mean": (0.0,), "std": (1 / 255,)},
+}
+TEMPLATE = """\
+# {members} networks that are trained already, distilled into one with {members} members.
+#
+{findings}
+#
+# polyphony show {file} says what it will do and cost; polyphony study {file} does it.
+members = {members}
+
+[data]
+name = {data}{resolution}
+augment = {{ pad = {pad}, flip = true }}  # flip = false where left and right mean something
+
+[teachers]
+network = {network}
+weights = {weights}
+
+[student]  # of the teachers' network; "network = …" names a smaller one
+epochs = 30
+batch = {batch}
+{rates}
+temperature = 4
+step_size = "match"  # where the teachers disagree on training images as they do on held-out ones
+
+[methods]
+kd = {{ perturb = "clean" }}
+kd-ods = {{ perturb = "ods", temperature = 1 }}
+"""
+FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
+FOR_TRANSFORMERS = """optimizer = "adamw"
+schedule = "cosine"
+clip = 1.0
+learning_rate = 5e-4
+weight_decay = 0.05
+warm_up = 5"""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A recipe's text, and what was found out on the way, a sentence each."""
+
+    text: str
+    findings: tuple[str, ...]
+
+
+def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size: int | None = None) -> Draft:
+    """The recipe that distils these networks, which know the classes of these images, into one.
+
+    `network` is "module:function", "timm:NAME" or "transformers:FOLDER"; `file` is where the recipe will be,
+    beside which modules are looked for. Pictures are brought to `size`, or to what most of them have room
+    for. Of the usual normalisations it takes the one with which the first network is right most often.
+    """
+    if len(weights) < 2:
+        raise RecipeError(
+            f"an ensemble has two networks or more, not {counted(len(weights), 'file')} of weights"
+        )
+    side = size or common_side(images)
+    splits, table = (
+        load(str(images), Options(resolution=side)),
+        foreign_table(network, file.absolute().parent),
+    )
+    scores = {name: tried(table, keys, weights[0], splits) for name, keys in NORMALISATIONS.items()}
+    best = max(scores, key=lambda name: scores[name])
+    table = table.model_copy(update=NORMALISATIONS[best])
+    shares = ", ".join(f"{right:.1%} with {name}" for name, (right, _) in scores.items())
+    height, width = splits.train.images.shape[-2:]
+    findings = (
+        f"{len(splits.train):,} training images of {len(splits.classes)} classes, {width}×{height} pixels.",
+        f"{weights[0].name} is right on so many of {min(LOOKED_AT, len(splits.valid))} validation images,"
+        f" by normalisation: {shares}.",
+    )
+    return Draft(written(images, weights, table, file, side, splits, findings), findings)
+
+
+def written(
+    images: Path,
+    weights: Sequence[Path],
+    table: ForeignTable,
+    file: Path,
+    side: int | None,
+    splits: Splits,
+    findings: Sequence[str],
+) -> str:
+    """The recipe's text."""
+    shape = splits.train.images.shape
+    network = table.build(len(splits.classes), shape[1])
+    convolutions = any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
+    return TEMPLATE.format(
+        members=len(weights),
+        findings="\n".join(f"# {finding}" for finding in findings),
+        file=file,
+        data=toml(str(images.absolute())),
+        resolution="" if side is None else f"\nresolution = {side}",
+        pad=min(4, shape[-1] // 8),
+        network=toml(table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
+        weights=toml([str(path.absolute()) for path in weights]),
+        batch=batch,
+        rates=FOR_CONVOLUTIONS if convolutions else FOR_TRANSFORMERS,
+    )
+
+
+def common_side(images: Path) -> int | None:
+    """The side to bring pictures to: nothing where all that are looked at have one size and are square."""
+    if not images.is_dir():
+        return None
+    files = (path for path in sorted(images.rglob("*")) if path.suffix.lower() in SUFFIXES)
+    sizes = [picture_size(path) for path in islice(files, LOOKED_AT)]
+    if len(set(sizes)) <= 1 and all(width == height for width, height in sizes):
+        return None
+    return min(LARGEST_SIDE, median_low(min(size) for size in sizes))
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """(width, height), from a picture's first bytes; the reader says what is wrong with one that is none."""
+    try:
+        with Image.open(path) as picture:
+            return picture.size
+    except Exception:
+        return (LARGEST_SIDE, LARGEST_SIDE)
+
+
+def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Splits) -> tuple[float, float]:
+    """(accuracy, −NLL) of a network with a normalisation in front; the worst where there can be none."""
+    shape = splits.train.images.shape
+    if len(keys.get("mean", ())) not in (0, 1, shape[1]):
+        return 0.0, -math.inf
+    network = table.model_copy(update=dict(keys)).build(len(splits.classes), shape[1])
+    load_weights(network.network if isinstance(network, Adapted) else network, path)
+    seen = predict(Single(network), splits.valid.some(LOOKED_AT))
+    log_probs = seen.log_probs()
+    return metrics.accuracy(log_probs, seen.labels), -metrics.nll(log_probs, seen.labels)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it in one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {toml(each)}' for key, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
