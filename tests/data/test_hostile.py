@@ -409,6 +409,7 @@ def npy(header: str, content: bytes = bytes(96), version: bytes = b"\x01\x00") -
         npy("{'descr': '|u1', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",)}"),
         npy("{'descr': '|u1', 'fortran_order': False, 'shape': (" + "1, " * 500 + "96)}"),
         npy("{'descr': '|u1', 'fortran_order': False, 'shape': (0, 4, 9999999999)}", b""),
+        npy("{'descr': '|u1', 'fortran_order': False, 'shape': (" + "1" * 90 + ", x)}"),
         npy("{'descr': '|u1', 'fortran_order': 3, 'shape': (6, 4, 4)}"),
         npy("{'descr': '<i3', 'fortran_order': False, 'shape': (6, 4, 4)}"),
         npy("{'descr': '<U0', 'fortran_order': False, 'shape': (6, 4, 4)}", b""),

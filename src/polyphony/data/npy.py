@@ -51,7 +51,7 @@ def _layout(stream: IO[bytes], size: int, where: str) -> _Layout:
     text = stream.read(min(length, HEADER)).decode("latin1")
     kind = re.search(r"'descr': *'([<>=|]?[?biufcmMOSUV]\d{0,9})'", text)
     order = re.search(r"'fortran_order': *(True|False)", text)
-    shape = re.search(r"'shape': *\(((?:\d{1,15}L?,? *)*)\)", text)
+    shape = re.search(r"'shape': *\(([\dL, ]{0,200})\)", text)
     if magic[:6] != b"\x93NUMPY" or len(text) != length or not kind or not order or not shape:
         raise ValueError("its header is not that of a plain array")
     if "O" in kind[1]:

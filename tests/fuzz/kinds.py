@@ -1,0 +1,8 @@
+"""All kinds of bad input."""
+
+from __future__ import annotations
+
+import data_inputs
+from judge import Kind
+
+KINDS: tuple[Kind, ...] = (*data_inputs.KINDS,)
