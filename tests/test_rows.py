@@ -38,7 +38,7 @@ def test_a_step_size_is_a_number_or_a_word_or_nothing(step_size: float | str | N
     assert from_csv(to_csv([row], SweepScore), SweepScore) == [row]
 
 
-def test_tables_have_the_columns_that_files_had_before_their_rows_were_classes():
+def test_tables_have_the_columns_that_were_promised():
     expected = {
         "scores.csv": "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params",
         "sweep.csv": "model,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld",
@@ -48,6 +48,9 @@ def test_tables_have_the_columns_that_files_had_before_their_rows_were_classes()
         "analysis/snr.csv": "perturbation,step_size,snr,samples",
         "analysis/factors.csv": "model,seed,distance",
         "analysis/latency.csv": "model,params,milliseconds,batch,threads",
+        "analysis/dee.csv": "split,calibration,size,nll",
+        "analysis/temperatures.csv": "model,seed,temperature",
+        "analysis/teachers.csv": "calibration,acc,nll,bs,ece,kld",
     }
     found = {kind.file: to_csv([], kind).rstrip() for kind in tables()}
     assert found == expected

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyphony.metrics import mean_sd
-from polyphony.predictions import Predictions
 from polyphony.recipe import read_recipe
 from polyphony.rows import Score
-from polyphony.scores import Standing, by_quality, dee_curves, mean_text, score_text
+from polyphony.scores import Standing, by_quality, mean_text, score_text
 from polyphony.seeds import generator
 from polyphony.study import Study, verdict
 
@@ -25,19 +24,6 @@ def test_a_stream_is_told_by_its_purpose_and_number():
     assert torch.equal(drawn, torch.randperm(1000, generator=expected))
     assert not torch.equal(drawn, torch.randperm(1000, generator=generator("subsets", 1)))
     assert not torch.equal(drawn, torch.randperm(1000, generator=generator("student", 0)))
-
-
-def test_curves_end_at_all_teachers_and_are_the_same_each_time():
-    rng = torch.Generator().manual_seed(0)
-    labels = torch.randint(4, (50,), generator=rng)
-    pool = Predictions(torch.randn(5, 50, 4, generator=rng), labels)
-    curves = dee_curves(pool, pool)
-    own = -pool.logits.double().log_softmax(-1)[:, torch.arange(50), labels]
-    assert curves["standard"][0] == pytest.approx(math.log(4))
-    assert curves["standard"][1] == pytest.approx(float(own.mean()))
-    assert curves["standard"][5] == pytest.approx(float(-(-own).exp().mean(0).log().mean()))
-    assert curves["calibrated"][5] <= curves["standard"][5] + 1e-9
-    assert dee_curves(pool, pool) == curves
 
 
 # For people

@@ -57,6 +57,27 @@ class Score(Quality, _Scored):
 
 
 @dataclass(frozen=True)
+class EnsembleNll(TableRow):
+    """The NLL of deep ensembles of so many teachers, mean over subsets of all: what DEE is read off."""
+
+    file: ClassVar[str] = "analysis/dee.csv"
+    split: str
+    calibration: str
+    size: int
+    nll: float
+
+
+@dataclass(frozen=True)
+class Temperature(TableRow):
+    """The temperature fitted on a model's validation predictions, at which it is called calibrated."""
+
+    file: ClassVar[str] = "analysis/temperatures.csv"
+    model: str
+    seed: int | None
+    temperature: float
+
+
+@dataclass(frozen=True)
 class _Swept(TableRow):
     model: str  # the point's name among the derived recipe's methods
     seed: int
@@ -72,6 +93,19 @@ class SweepScore(Quality, _Swept):
 
     file: ClassVar[str] = "sweep.csv"
     kld: Annotated[float, "mean-KLD"]
+
+
+@dataclass(frozen=True)
+class _Taught(TableRow):
+    calibration: str
+
+
+@dataclass(frozen=True)
+class TeacherScore(Quality, _Taught):
+    """The teachers of a sweep on the same images."""
+
+    file: ClassVar[str] = "analysis/teachers.csv"
+    kld: float
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,13 @@ from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.predictions import Predictions
 from polyphony.rows import Score, headings
-from polyphony.seeds import generator
 from polyphony.words import listed
 
 TEACHERS = "teachers"  # the model that all teachers of the ensemble are together
 CALIBRATIONS = ("calibrated", "standard")
 JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
 HEADINGS = headings(Score)
-
-
-def dee_curves(pool: Predictions, valid: Predictions) -> dict[str, list[float]]:
-    """NLL of deep ensembles of size 0, 1, 2, …, mean over subsets of all teachers, for both calibrations.
-
-    `pool` and `valid` are all teachers on the images scored and on validation images. The subsets are always
-    the same, so that a report draws the curve that a study scored with.
-    """
-    fitted_on = {"calibrated": (valid.logits, valid.labels), "standard": None}
-    return {
-        kind: metrics.dee_curve(pool.logits, pool.labels, generator("subsets", 0), on)
-        for kind, on in fitted_on.items()
-    }
 
 
 def mean_text(column: str, value: MeanSd) -> str:

@@ -36,6 +36,14 @@ class StoreError(RuntimeError):
     """A run folder cannot be used as it is; the message says why and what to do."""
 
 
+class FileError(StoreError):
+    """A file of a run is missing or is not what was written; `path` is the file."""
+
+    def __init__(self, path: Path, words: str) -> None:
+        super().__init__(f"{path} {words}")
+        self.path = path
+
+
 @dataclass(frozen=True)
 class Stage:
     """One training's folder: the checkpoint of `fit`, and the weights it ends with."""

@@ -14,8 +14,20 @@ from polyphony.cli import main
 def write_run(folder: Path) -> Path:
     """The smallest run there can be: two teachers, one student, one seed."""
     rng = np.random.default_rng(0)
-    recipe = {"name": "tiny", "members": 2, "teachers": {}, "methods": {"kd": {"perturb": "clean"}}}
-    folder.mkdir()
+    schedule = {"epochs": 1, "batch": 10, "learning_rate": 0.1}
+    recipe = {
+        "name": "tiny",
+        "members": 2,
+        "data": {"name": "digits"},
+        "teachers": {"network": {"kind": "resnet", "depth": 8}, **schedule},
+        "student": schedule,
+        "methods": {"kd": {"perturb": "clean"}},
+    }
+    (folder / "analysis").mkdir(parents=True)
+    curves = [
+        f"test,{kind},{size},{1 / (1 + size)}" for kind in ("calibrated", "standard") for size in range(3)
+    ]
+    (folder / "analysis" / "dee.csv").write_text("\n".join(["split,calibration,size,nll", *curves, ""]))
     (folder / "recipe.json").write_text(json.dumps({"recipe": recipe}))
     header = ["model", "seed", "split", "calibration", "acc", "nll", "bs", "ece", "dee", "kld", "params"]
     with (folder / "scores.csv").open("w", newline="") as file:

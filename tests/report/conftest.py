@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, str]] = {
     "kd-ods": {"perturb": "ods"},
 }
 SEEDS = (0, 1)
+SCHEDULE = {"epochs": 4, "batch": 16, "learning_rate": 0.1}
 
 
 def of_form(kind: str, **settings: str) -> dict[str, Any]:
@@ -172,8 +173,8 @@ class RunMaker:
             "members": MEMBERS,
             "seeds": list(SEEDS),
             "data": {"name": "digits", "test": EXAMPLES},
-            "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 16}, "extra": EXTRA},
-            "student": {},
+            "teachers": {"network": {"kind": "resnet", "depth": 8, "width": 16}, "extra": EXTRA, **SCHEDULE},
+            "student": SCHEDULE,
             "methods": self.methods,
         }
         facts = {
@@ -186,6 +187,7 @@ class RunMaker:
         (folder / "recipe.json").write_text(json.dumps(facts))
         rows = self.predict_and_score(folder)
         write_csv(folder / "scores.csv", rows)
+        self.write_behind_scores(folder)
         for j in range(MEMBERS + EXTRA):
             self.log(folder / "teachers" / str(j), 1, 20.0)
         for place, method in enumerate(self.methods):
@@ -213,9 +215,12 @@ class RunMaker:
     def predict_and_score(self, folder: Path) -> list[dict[str, Any]]:
         rows = []
         perturbing = [m for m, own in self.methods.items() if own.get("perturb", "clean") != "clean"]
+        seen: dict[tuple[str, str], np.ndarray] = {}  # by perturbation and source
         for split in ("train", *(f"train+{method}" for method in perturbing), "valid", "test"):
             members = MEMBERS + EXTRA * (split in ("valid", "test"))
-            logits = self.logits(members, 1.0)
+            own = self.methods.get(split.removeprefix("train+"), {"perturb": split})
+            way = own["perturb"], own.get("source", "")
+            logits = seen[way] = seen[way] if way in seen else self.logits(members, 1.0)
             self.save(folder, "teachers", split, logits)
             rows += self.rows("teachers", "", split, logits[:MEMBERS], params=3000)
         for place, method in enumerate(self.methods):
@@ -226,6 +231,27 @@ class RunMaker:
                     self.save(folder, f"{method}/{seed}", split, logits, self.kind(method))
                     rows += self.rows(method, seed, split, logits, self.params(method))
         return rows
+
+    def write_behind_scores(self, folder: Path) -> None:
+        """The curves of teachers, which fall by a quarter, and temperatures between 1.5 and 2."""
+        sizes = range(MEMBERS + EXTRA + 1)
+        write_csv(
+            folder / "analysis" / "dee.csv",
+            [
+                {"split": split, "calibration": kind, "size": n, "nll": math.log(CLASSES) * worse * 0.75**n}
+                for split in ("valid", "test")
+                for kind, worse in (("calibrated", 1.0), ("standard", 1.1))
+                for n in sizes
+            ],
+        )
+        models = [("teachers", ""), *((m, s) for m in self.methods for s in SEEDS)]
+        write_csv(
+            folder / "analysis" / "temperatures.csv",
+            [
+                {"model": m, "seed": s, "temperature": 1.5 + 0.5 * place / len(models)}
+                for place, (m, s) in enumerate(models)
+            ],
+        )
 
     def save(self, folder: Path, who: str, split: str, logits: np.ndarray, kind: str = "") -> None:
         path = folder / "predictions" / who / f"{split}.safetensors"
@@ -272,7 +298,6 @@ class RunMaker:
                 unknown = self.logits(self.members(method), 2.0) / 4
                 self.save(folder, f"{method}/{seed}", "ood-svhn", unknown, self.kind(method))
         analysis = folder / "analysis"
-        analysis.mkdir()
         centres = {m: 0.1 if not own.get("perturb") else 0.3 for m, own in self.methods.items()}
         centres |= {m: 0.5 for m, own in self.methods.items() if "ods" in own.get("perturb", "")}
         write_csv(
@@ -351,6 +376,7 @@ def naive_kld(logits: np.ndarray) -> float:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from polyphony.cli import main
+from polyphony.cli.advice import advice
 from polyphony.report import Run, report_of
 from polyphony.rows import GradientSnr
 from polyphony.store import StoreError
@@ -65,6 +66,24 @@ def other_tensors(path: Path) -> None:
     save_file({"other": np.zeros(3, np.float32)}, path)
 
 
+def of_rank(*shape: int, dtype: type = np.float32) -> Damage:
+    """Logits of another shape; the labels stay."""
+
+    def write(path: Path) -> None:
+        save_file(load_file(path) | {"logits": np.ones(shape, dtype)}, path)
+
+    return write
+
+
+def labelled(labels: Any) -> Damage:
+    """Other labels; the logits stay."""
+
+    def write(path: Path) -> None:
+        save_file(load_file(path) | {"labels": np.array(labels)}, path)
+
+    return write
+
+
 def fewer_images(path: Path) -> None:
     tensors = load_file(path)
     save_file(tensors | {"perturbed": tensors["perturbed"][:2]}, path)
@@ -79,7 +98,8 @@ def without_last_row(path: Path) -> None:
 
 
 LOG = "students/kd/0/log.jsonl"
-TABLES = ("jacobians", "snr", "factors", "latency", "ood", "corrupted")
+TEST = "predictions/kd/0/test.safetensors"
+TABLES = ("jacobians", "snr", "factors", "latency", "ood", "corrupted", "dee", "temperatures")
 DAMAGES: list[tuple[str, Damage]] = [
     ("scores.csv", cut),
     ("scores.csv", cut_in_last_number),
@@ -93,6 +113,17 @@ DAMAGES: list[tuple[str, Damage]] = [
     ("students/kd/0/done.json", holding('{"adopted": 3}')),
     *((f"analysis/{name}.csv", damage) for name in TABLES for damage in (cut, other_columns, no_numbers)),
     ("analysis/jacobians.csv", cut_in_last_number),
+    ("analysis/dee.csv", holding("split,calibration,size,nll\ntest,calibrated,0,1.4\n")),
+    ("analysis/temperatures.csv", holding("model,seed,temperature\nkd,0,0\n")),
+    (TEST, no_text),
+    (TEST, other_tensors),
+    *((TEST, of_rank(*shape)) for shape in ((), (3,), (3, 4), (3, 120, 4, 1), (0, 120, 4), (3, 120, 0))),
+    *((TEST, of_rank(*shape)) for shape in ((3, 60, 4), (2, 120, 4), (3, 120, 5))),
+    (TEST, of_rank(3, 120, 4, dtype=np.int64)),
+    *((TEST, labelled(labels)) for labels in ([1], 120 * [0.5], 120 * [-1], 120 * [4], [120 * [0]])),
+    ("predictions/teachers/test.safetensors", of_rank(2, 120, 4)),
+    ("predictions/teachers/train.safetensors", of_rank(120, 4)),
+    ("predictions/kd/1/ood-svhn.safetensors", of_rank(3, 4)),
     ("analysis/members.safetensors", other_tensors),
     ("analysis/members.safetensors", fewer_images),
     ("recipe.json", holding("{}")),
@@ -104,6 +135,7 @@ DAMAGES: list[tuple[str, Damage]] = [
     ("recipe.json", setting("recipe.student.alpha", "much")),
     ("recipe.json", setting("recipe.teachers.extra", "two")),
     ("recipe.json", setting("recipe.teachers.network", "resnet")),
+    ("recipe.json", setting("recipe.methods.kd-new", {"perturb": "odds"})),
     ("recipe.json", setting("machine", [1])),
 ]
 
@@ -127,19 +159,37 @@ def test_a_damaged_file_is_one_sentence_that_names_it_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("scores.csv", r"scores\.csv is damaged .*: run 'polyphony evaluate .*full' again"),
-        (
-            "analysis/snr.csv",
-            r"snr\.csv is damaged .*: delete it and run 'polyphony analyse .*full snr' again",
-        ),
-        ("analysis/ood.csv", r"delete it and run 'polyphony evaluate .*full --ood NAME' again"),
+        ("scores.csv", "'polyphony evaluate RUN' makes it again"),
+        ("analysis/dee.csv", "'polyphony evaluate RUN' makes it again"),
+        ("analysis/snr.csv", "'polyphony analyse RUN snr' makes it again"),
+        ("analysis/ood.csv", "'polyphony evaluate RUN --ood NAME' makes it again"),
     ],
 )
-def test_a_damaged_table_says_what_makes_it_again(full_run: Path, name: str, words: str):
+def test_a_damaged_table_is_said_to_be_and_the_command_says_what_makes_it_again(
+    full_run: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
+):
     other_columns(full_run / name)
-    with pytest.raises(StoreError, match=words) as error:
+    with pytest.raises(StoreError, match=rf"{name} is damaged \(it has no column '\w+'\)$"):
         report_of(Run.open(full_run))
-    assert "no column '" in str(error.value)
+    with pytest.raises(SystemExit):
+        main(["report", str(full_run)])
+    said = capsys.readouterr().err.replace("\n", "").replace(str(full_run), "RUN")
+    assert said.endswith(f"'): {words}")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("students/kd/0/log.jsonl", "delete it to report without it, or RUN/students/kd/0 to train again"),
+        ("students/kd/0/done.json", "delete RUN/students/kd/0 to train again"),
+        ("predictions/kd/0/test.safetensors", "delete it to predict again"),
+        ("recipe.json", "'polyphony study RECIPE' makes it again"),
+        ("sweep.csv", "'polyphony sweep RECIPE' makes it again"),
+        ("analysis/members.safetensors", "'polyphony analyse RUN members' makes it again"),
+    ],
+)
+def test_there_is_advice_for_every_file(name: str, words: str):
+    assert advice(Path("RUN", name)) == words
 
 
 def test_a_table_without_rows_is_one_that_was_not_made(full_run: Path):

@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 
-from polyphony.report import Run, figures
+from polyphony.report import Run
 from polyphony.report.chart import Absent, Chart, thin
-from polyphony.report.figures.jacobians import roc
-from polyphony.report.figures.members import visible_difference
-from polyphony.report.figures.shift import by_corruption
+from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
+from polyphony.report.figures.efficiency import quality_for_cost
+from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching, roc
+from polyphony.report.figures.members import member_predictions, visible_difference
+from polyphony.report.figures.quality import dee_curves, reliability_diagrams
+from polyphony.report.figures.shift import by_corruption, corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import over_seeds
 from polyphony.rows import CorruptedScore
 from polyphony.scores import TEACHERS
@@ -50,7 +53,7 @@ def naive_diversity(logits: np.ndarray, bins: int = 15) -> list[tuple[int, float
 
 
 def test_diversity_of_teachers_is_the_naive_one(small_run: Path):
-    rows = numbers(figures.teacher_diversity(Run.open(small_run)))
+    rows = numbers(teacher_diversity(Run.open(small_run)))
     saved = load_file(small_run / "predictions" / TEACHERS / "train+kd-ods.safetensors")["logits"]
     mine = [row for row in rows if row["examples"] == "training, as in kd-ods"]
     for row, (count, kld) in zip(mine, naive_diversity(saved), strict=True):
@@ -59,7 +62,7 @@ def test_diversity_of_teachers_is_the_naive_one(small_run: Path):
 
 
 def test_diversity_on_test_is_of_the_ensemble_without_extra_teachers(small_run: Path):
-    rows = numbers(figures.teacher_diversity(Run.open(small_run)))
+    rows = numbers(teacher_diversity(Run.open(small_run)))
     saved = load_file(small_run / "predictions" / TEACHERS / "test.safetensors")["logits"][:3]
     bins = naive_diversity(saved)
     mean = sum(count * kld for count, kld in bins if count) / sum(count for count, _ in bins)
@@ -68,7 +71,7 @@ def test_diversity_on_test_is_of_the_ensemble_without_extra_teachers(small_run: 
 
 
 def test_diversity_of_students_is_over_all_seeds(small_run: Path):
-    rows = numbers(figures.student_diversity(Run.open(small_run)))
+    rows = numbers(student_diversity(Run.open(small_run)))
     folder = small_run / "predictions" / "kd-ods"
     saved = [load_file(folder / seed / "test.safetensors")["logits"] for seed in ("0", "1")]
     for row, (count, kld) in zip(
@@ -80,23 +83,20 @@ def test_diversity_of_students_is_over_all_seeds(small_run: Path):
         assert count == 0 or float(row["kld"]) == pytest.approx(kld, rel=1e-9)
 
 
-def test_the_dee_curve_begins_at_ln_k_and_ends_at_all_teachers(small_run: Path):
-    run = Run.open(small_run)
-    rows = numbers(figures.dee_curves(run, figures.ensemble_curves(run)))
+def test_the_dee_curve_is_the_saved_one(small_run: Path):
+    rows = numbers(dee_curves(Run.open(small_run)))
     curve = [float(r["nll"]) for r in rows if (r["calibration"], r["model"]) == ("standard", TEACHERS)]
-    saved = load_file(small_run / "predictions" / TEACHERS / "test.safetensors")
-    probs, labels = softmax(saved["logits"]), saved["labels"]
-    each = -np.log(probs[:, np.arange(len(labels)), labels])
-    assert curve[0] == pytest.approx(math.log(4))
-    assert curve[1] == pytest.approx(each.mean(), rel=1e-9)
-    assert curve[5] == pytest.approx(-np.log(np.exp(-each).mean(0)).mean(), rel=1e-9)
+    with (small_run / "analysis" / "dee.csv").open() as file:
+        saved = [r for r in csv.DictReader(file) if (r["split"], r["calibration"]) == ("test", "standard")]
+    assert curve == [float(row["nll"]) for row in saved]
+    assert len(curve) == 6
     marks = {(r["model"], r["dee"]) for r in rows if r["model"] != TEACHERS}
     assert {("kd", "inf"), ("kd", "2.5"), ("scratch", "0.9")} <= marks
 
 
 def test_reliability_bins_give_back_the_ece(small_run: Path):
     run = Run.open(small_run)
-    rows = numbers(figures.reliability_diagrams(run))
+    rows = numbers(reliability_diagrams(run))
     saved = run.pooled("kd", "test")
     assert saved is not None
     probs = softmax(saved.logits.numpy()).mean(0)
@@ -112,7 +112,7 @@ def test_reliability_bins_give_back_the_ece(small_run: Path):
 
 def test_costs_are_parameters_times_teachers_and_measured_milliseconds(full_run: Path):
     run = Run.open(full_run)
-    (chart,) = figures.quality_for_cost(run, figures.ensemble_curves(run))
+    (chart,) = quality_for_cost(run)
     rows = numbers(chart)
     teachers = [float(r["value"]) for r in rows if (r["cost"], r["model"]) == ("parameters", TEACHERS)]
     assert teachers == [1000.0, 2000.0, 3000.0, 4000.0, 5000.0]
@@ -122,7 +122,7 @@ def test_costs_are_parameters_times_teachers_and_measured_milliseconds(full_run:
 
 def test_entropy_shares_are_a_histogram_over_all_seeds(full_run: Path):
     run = Run.open(full_run)
-    (chart,) = figures.entropy_histograms(run)
+    (chart,) = entropy_histograms(run)
     rows = [r for r in numbers(chart) if r["model"] == "kd"]
     folder = full_run / "predictions" / "kd"
     logits = [load_file(folder / seed / "ood-svhn.safetensors")["logits"] for seed in ("0", "1")]
@@ -155,7 +155,7 @@ def test_the_area_under_the_roc_is_scikit_learns(scratch: list[float], distilled
 
 
 def test_the_jacobians_table_has_means_and_areas(full_run: Path):
-    _, table = figures.jacobian_matching(Run.open(full_run))
+    _, table = jacobian_matching(Run.open(full_run))
     text = (full_run / "analysis" / "jacobians.csv").read_text()
     rows = list(csv.DictReader(io.StringIO(text)))
     by_method = {
@@ -187,7 +187,7 @@ def test_the_difference_is_scaled_around_grey():
 
 
 def test_member_predictions_are_those_saved(full_run: Path):
-    rows = numbers(figures.member_predictions(Run.open(full_run)))
+    rows = numbers(member_predictions(Run.open(full_run)))
     saved = load_file(full_run / "analysis" / "members.safetensors")["students.kd"]
     chosen = next(
         r
@@ -207,13 +207,13 @@ def test_thinning_keeps_both_ends_and_the_order(count: int, most: int):
 
 
 MISSING: dict[str, Callable[[Run], object]] = {
-    "no training images were perturbed by an extra teacher": figures.external_diversity,
-    "members were not asked": figures.member_predictions,
-    "gradients were not measured": figures.gradient_snr,
-    "Jacobians were not compared": lambda run: figures.jacobian_matching(run)[0],
-    "no unknown classes were predicted": lambda run: figures.entropy_histograms(run)[0],
-    "no corrupted images were predicted": lambda run: figures.corruption_boxes(run)[0],
-    "latencies were not measured": lambda run: figures.quality_for_cost(run, {})[1],
+    "no training images were perturbed by an extra teacher": external_diversity,
+    "members were not asked": member_predictions,
+    "gradients were not measured": gradient_snr,
+    "Jacobians were not compared": lambda run: jacobian_matching(run)[0],
+    "no unknown classes were predicted": lambda run: entropy_histograms(run)[0],
+    "no corrupted images were predicted": lambda run: corruption_boxes(run)[0],
+    "latencies were not measured": lambda run: quality_for_cost(run)[1],
 }
 
 
@@ -229,10 +229,9 @@ def test_a_run_without_predictions_says_so(small_run: Path):
         path.unlink()
     run = Run.open(small_run)
     for found in (
-        figures.teacher_diversity(run),
-        figures.student_diversity(run),
-        figures.dee_curves(run, figures.ensemble_curves(run)),
-        figures.reliability_diagrams(run),
+        teacher_diversity(run),
+        student_diversity(run),
+        reliability_diagrams(run),
     ):
         assert isinstance(found, Absent)
         assert "not in the run folder" in found.why

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from polyphony.report import Run, report_of, write_report
+from polyphony.report.chart import Chart, Panel
+from polyphony.report.page import SECTIONS
+from polyphony.report.tables import Numbers
 
 HOSTILE = '<script>alert("x")</script>&<marquee>$x$'
 
@@ -30,15 +33,13 @@ class Elements(HTMLParser):
 
 def test_hostile_names_stay_text(small_run: Path):
     facts = json.loads((small_run / "recipe.json").read_text())
-    facts["recipe"]["name"] = HOSTILE
+    facts["recipe"]["data"]["name"] = HOSTILE  # a path; names of recipes and methods cannot be hostile
     facts["machine"]["processor"] = HOSTILE
-    facts["recipe"]["methods"] = {
-        HOSTILE if m == "kd" else m: v for m, v in facts["recipe"]["methods"].items()
-    }
     (small_run / "recipe.json").write_text(json.dumps(facts))
-    scores = (small_run / "scores.csv").read_text()
     quoted = '"' + HOSTILE.replace('"', '""') + '"'
-    (small_run / "scores.csv").write_text(re.sub(r"^kd,", lambda _: f"{quoted},", scores, flags=re.MULTILINE))
+    columns = "model,seed,unknown,score,auroc,aupr,fpr95,known_entropy,unknown_entropy"
+    row = f"kd,0,{quoted},entropy,1,1,0,0,0"
+    (small_run / "analysis" / "ood.csv").write_text(f"{columns}\n{row}\n")
     report = report_of(Run.open(small_run))
     page = Elements(report.html)
     assert not [tag for tag, _ in page.tags if tag in ("script", "marquee")]
@@ -82,6 +83,19 @@ def test_a_report_is_a_page_and_every_figure_and_table_as_files(reported: Path):
     html = (reported / "report.html").read_text()
     assert all(f'id="figure-{chart}"' in html for chart in charts)
     assert all(f'id="table-{table}"' in html for table in tables)
+
+
+def test_a_figure_of_ones_own_is_a_function_of_the_run_and_an_entry_of_the_list(small_run: Path):
+    def own(run: Run) -> Chart:
+        nlls = {method: run.mean(method, "nll").mean for method in run.methods}
+        panel = Panel("", lambda axes: axes.bar(list(nlls), list(nlls.values())))
+        return Chart("own", "My own", "Lower is better.", (panel,), Numbers(("a", "b"), tuple(nlls.items())))
+
+    report = report_of(Run.open(small_run), [*SECTIONS, ("More", "more", (own,))])
+    page = Elements(report.html)
+    assert {"figure-own", "more"} <= {attributes.get("id") for _, attributes in page.tags}
+    assert "My own" in page.text
+    assert {"own.svg", "own.pdf", "own.csv"} <= set(report.files())
 
 
 def test_files_carry_no_date_and_pdfs_are_whole(reported: Path):

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from polyphony.report import Run
 from polyphony.report.paper import Comparison
 from polyphony.report.shifted import corrupted_tables
 from polyphony.report.tables import Table
+from polyphony.store import StoreError
 
 PAPER = Comparison(("cifar10-resnet32-be4",), "")
 IMAGES = 10_000
@@ -38,7 +40,9 @@ def predicted(folder: Path, maker: Any, name: str, images: int) -> None:
 
 
 def table(folder: Path) -> Table:
-    (found,) = corrupted_tables(Run.open(folder), PAPER)
+    run = Run.open(folder)
+    vars(run)["paper"] = PAPER  # where a cached property keeps what it found
+    (found,) = corrupted_tables(run)
     return found
 
 
@@ -72,3 +76,14 @@ def test_they_do_not_stand_beside_the_first_images_alone(corrupted: Path, maker:
 def test_they_do_not_stand_beside_images_nobody_knows_the_number_of(corrupted: Path):
     (corrupted / "predictions" / "teachers" / "corrupted-cifar10-c-fog-2.safetensors").unlink()
     assert papers(corrupted) == set()
+
+
+def test_predictions_nobody_can_count_are_one_sentence(corrupted: Path):
+    path = corrupted / "predictions" / "teachers" / "corrupted-cifar10-c-fog-2.safetensors"
+    for tensors in ({"logits": np.zeros((3, 4), np.float32)}, {"other": np.zeros(3, np.float32)}):
+        save_file(tensors, path)
+        with pytest.raises(StoreError, match=r"fog-2\.safetensors is damaged"):
+            table(corrupted)
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match=r"fog-2\.safetensors is damaged"):
+        table(corrupted)

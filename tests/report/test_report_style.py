@@ -60,5 +60,22 @@ def test_methods_of_one_perturbation_look_different():
     assert len({look.marker for look in found.values()}) == 6
 
 
+def test_a_perturbation_that_is_not_known_here_has_the_same_colour_in_every_run():
+    alone = assign([("mine", "my_module:Twist")])["mine"].ink
+    others = [(str(place), kind) for place, kind in enumerate([None, "ods", "ods", "clean", "mixup"])]
+    assert assign([*others, ("mine", "my_module:Twist")])["mine"].ink == alone
+    assert assign([("called-otherwise", "my_module:Twist"), *others])["called-otherwise"].ink == alone
+
+
+def test_no_two_of_many_methods_look_the_same():
+    for kinds in ([None, "clean", "gaussian", "ods"], [f"own-{place}" for place in range(20)]):
+        found = assign([(f"{kind}-{place}", kind) for kind in kinds for place in range(8)])
+        assert len({(look.ink, look.marker) for look in found.values()}) == len(found)
+
+
+def test_more_methods_than_there_are_looks_have_one_too():
+    assert len(assign([(str(place), None) for place in range(300)])) == 301
+
+
 def test_no_colour_is_another_ones_stand_in():
     assert len({ink.light for ink in INKS}) == len({ink.variable for ink in INKS}) == len(INKS)

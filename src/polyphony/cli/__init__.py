@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from polyphony.cli import analyse, data, init, report, study, sweep
+from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
 
 app = App(
@@ -44,8 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(" ".join(str(error).split()))
+        complain(" ".join(sentence(error).split()))
         sys.exit(code)
+
+
+def sentence(error: Exception) -> str:
+    """What is wrong, and for a file of a run what to do about it."""
+    from polyphony.store import FileError
+
+    return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 
 
 def exit_code(error: Exception) -> int | None:

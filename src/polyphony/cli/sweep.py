@@ -16,7 +16,7 @@ from polyphony.words import counted
 
 if TYPE_CHECKING:
     from polyphony.recipe.points import Swept
-    from polyphony.report.sweep import SweepRun, Tried
+    from polyphony.report.sweep_run import SweepRun, Tried
     from polyphony.study.sweep import Sweep, SweepOutcome
 
 MOST_ROWS = 20  # of the table on the terminal
@@ -70,7 +70,7 @@ def sweep(
 def follow(swept: Swept, trials: int | None, running: Running) -> None:
     """Run a sweep that was planned, show what came out and write its page."""
     from polyphony.report import write_report
-    from polyphony.report.sweep import SweepRun
+    from polyphony.report.sweep_run import SweepRun
     from polyphony.study.sweep import Sweep, run_sweep
 
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
@@ -139,7 +139,7 @@ def table(run: SweepRun) -> Table:
 def cells(each: Tried) -> list[str]:
     """A point's settings and scores as text."""
     from polyphony.recipe.points import text_of
-    from polyphony.report.sweep import OTHER
+    from polyphony.report.sweep_run import OTHER
     from polyphony.scores import JUDGE, mean_text
 
     shown = ((JUDGE, "nll"), (OTHER, "nll"), (JUDGE, "acc"), (JUDGE, "kld"))

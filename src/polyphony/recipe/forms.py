@@ -35,6 +35,7 @@ class FormTable(Table):
     trains_as_one: ClassVar[bool] = False  # without members from the start
     own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
     mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
+    words: ClassVar[str] = ""  # what a table calls such a student, if not by its label
 
     def resolved(self) -> FormTable:
         """What stands behind it: itself, or the form that the user's own module makes."""
@@ -64,6 +65,7 @@ class FormTable(Table):
 class BatchEnsembleForm(FormTable):
     """Members by rank-one factors, the paper's student."""
 
+    words: ClassVar[str] = "BatchEnsemble"
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
 
@@ -75,6 +77,7 @@ class MIMOForm(FormTable):
     """Members by inputs and outputs of their own in one network."""
 
     mixes_members: ClassVar[bool] = True
+    words: ClassVar[str] = "MIMO"
     kind: Literal["mimo"]
     batch_repetition: PositiveInt = 1
     input_repetition: Share = 0.0
@@ -94,6 +97,7 @@ class MIMOForm(FormTable):
 class HydraForm(FormTable):
     """Members by classifiers of their own on one trunk."""
 
+    words: ClassVar[str] = "Hydra"
     kind: Literal["hydra"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -104,6 +108,7 @@ class SingleForm(FormTable):
     """One network, which learns the teachers' mean."""
 
     trains_as_one: ClassVar[bool] = True
+    words: ClassVar[str] = "one network"
     kind: Literal["single"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -117,6 +122,7 @@ class LatentBEForm(FormTable):
     """Rank-one factors while it trains, averaged into one network at the end."""
 
     needs_teachers: ClassVar[bool] = True  # nothing else tells its members apart
+    words: ClassVar[str] = "LatentBE, merged"
     kind: Literal["latent_be"]
 
     def predictors(self, members: int) -> int:
@@ -138,6 +144,7 @@ class DirichletForm(FormTable):
     needs_teachers: ClassVar[bool] = True
     trains_as_one: ClassVar[bool] = True
     own_loss: ClassVar[bool] = True
+    words: ClassVar[str] = "Dirichlet (EnD²)"
     kind: Literal["dirichlet"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -153,6 +160,7 @@ class ProxyDirichletForm(FormTable):
     needs_teachers: ClassVar[bool] = True
     trains_as_one: ClassVar[bool] = True
     own_loss: ClassVar[bool] = True
+    words: ClassVar[str] = "Dirichlet (proxy)"
     kind: Literal["proxy_dirichlet"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:

@@ -8,8 +8,8 @@ from pathlib import Path
 from polyphony.report.compare import comparison_page
 from polyphony.report.page import Report, report_of
 from polyphony.report.run import Run
-from polyphony.report.sweep import SweepRun
 from polyphony.report.sweep_page import sweep_report
+from polyphony.report.sweep_run import SweepRun
 from polyphony.store import StoreError, write_whole
 
 __all__ = ["Run", "comparison_page", "report_of", "write_report"]

@@ -15,7 +15,7 @@ from polyphony.report.page import render
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.style import Look, assign
-from polyphony.report.summary import curve_size, kept, scored_text
+from polyphony.report.summary import kept, scored_text
 from polyphony.report.tables import Cell, Numbers, Table
 from polyphony.scores import HEADINGS, TEACHERS
 
@@ -62,9 +62,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def warnings(runs: Sequence[Run]) -> list[str]:
     """What makes the runs' numbers hard to compare."""
     said = []
-    if len({str((run.facts.get("data") or {}).get("test")) for run in runs}) > 1:
+    if len({str(run.facts.data.get("test")) for run in runs}) > 1:
         said.append("These runs were tested on different images: their scores cannot be compared directly.")
-    if len({curve_size(run) for run in runs}) > 1:
+    if len({run.teacher_count for run in runs}) > 1:
         said.append("Their DEE curves have different numbers of teachers, so “>N” means different things.")
     return said
 

@@ -4,104 +4,71 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import safetensors
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from polyphony.predictions import Predictions
 from polyphony.recipe.read import explain
-from polyphony.recipe.table import as_table
 from polyphony.rows import TableRow, from_csv
 from polyphony.scores import TEACHERS
-from polyphony.store import StoreError, is_dirichlet, read_bytes, read_json
+from polyphony.store import FileError, is_dirichlet, read_bytes, read_json
 from polyphony.words import first_line
 
 Kind = TypeVar("Kind", bound=TableRow)
-_AGAIN = "delete it to make it again"
-
-_EVALUATIONS = {"ood": "--ood", "corrupted": "--corrupted"}  # the tables that no analysis makes
-
-
-class _Form(BaseModel):
-    kind: str = ""
-
-
-class _Part(BaseModel):
-    """What a report reads of the teachers, the student and a method, each of which has some of it."""
-
-    network: dict[str, Any] = {}
-    form: Annotated[_Form, BeforeValidator(as_table)] = _Form()
-    perturb: str = ""
-    extra: NonNegativeInt = 0
-    epochs: float = 0
-    batch: float = 0
-    learning_rate: float = 0
-    weight_decay: float = 0
-    alpha: float = 0
-    temperature: float = 0
-    step_size: float | str = 0
-
-
-class _Recipe(BaseModel):
-    members: PositiveInt
-    data: dict[str, Any] = {}
-    teachers: _Part = _Part()
-    student: _Part = _Part()
-    methods: dict[str, _Part] = {}
+Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Facts(BaseModel):
-    """recipe.json as far as a report reads it; runs of other versions may have more in it."""
+    """recipe.json: the resolved recipe's table, the data's fingerprints, versions, machine."""
 
-    recipe: _Recipe = Field(default={}, validate_default=True)
+    recipe: dict[str, Any]
     data: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     machine: dict[str, Any] = {}
 
 
 class Asked(BaseModel):
-    """sweep.json as far as a report reads it."""
+    """sweep.json as far as a report reads it: what was swept, and how."""
 
     recipe: str
     method: str
     settings: dict[str, Any]
     own: dict[str, float | str | None]
+    trials: int | None = None
 
 
 class Done(BaseModel):
     """A training's done.json as far as a report reads it."""
 
-    seconds: float = 0
-    adopted: str = ""
+    seconds: float | None = None
+    adopted: str | None = None
 
 
-def read_object(path: Path, shape: type[BaseModel], again: str) -> dict[str, Any]:
-    """A JSON object of a shape; `again` says what to do where it is another."""
+def damaged(path: Path, why: object) -> FileError:
+    """What to raise for a file that is not what was written."""
+    return FileError(path, f"is damaged ({why})")
+
+
+def read_object(path: Path, shape: type[Shape]) -> Shape:
+    """A JSON object of a shape."""
     value = read_json(path)
     try:
-        shape.model_validate_json(json.dumps(value), strict=True)
+        return shape.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        raise StoreError(f"{path} is damaged ({explain(error.errors()[0])}): {again}") from None
-    return value
+        raise damaged(path, explain(error.errors()[0])) from None
 
 
-def read_analysis(run: Path, kind: type[Kind]) -> list[Kind]:
-    """A table of RUN/analysis."""
-    name = Path(kind.file).stem
-    verb = f"evaluate {run} {_EVALUATIONS[name]} NAME" if name in _EVALUATIONS else f"analyse {run} {name}"
-    return read_table(run, kind, f"delete it and run 'polyphony {verb}' again")
-
-
-def read_table(run: Path, kind: type[Kind], again: str) -> list[Kind]:
-    """The rows of a run's table; `again` says what to do where it is damaged."""
+def read_table(run: Path, kind: type[Kind]) -> list[Kind]:
+    """The rows of a run's table."""
     path = run / kind.file
     try:
         return from_csv(read_bytes(path).decode(), kind)
     except ValueError as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): {again}") from error
+        raise damaged(path, first_line(error)) from error
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -110,10 +77,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
         text = read_bytes(path).decode()
         return [_epoch(json.loads(line)) for line in text[: text.rfind("\n") + 1].splitlines()]
     except ValueError as error:
-        raise StoreError(
-            f"{path} is damaged ({first_line(error)}): delete it to report without it,"
-            f" or {path.parent} to train again"
-        ) from error
+        raise damaged(path, first_line(error)) from error
 
 
 def _epoch(row: Any) -> dict[str, float]:
@@ -123,26 +87,33 @@ def _epoch(row: Any) -> dict[str, float]:
     return dict(row)
 
 
-def read_predictions(path: Path) -> Predictions | None:
-    """Saved predictions, whatever they depend on; nothing where there is no file."""
-    if not path.is_file():
-        return None
+def read_predictions(path: Path) -> Predictions:
+    """Saved predictions, whatever they depend on; the file is read where its numbers are needed."""
     tensors = read_tensors(path)
-    if "logits" not in tensors:
-        raise StoreError(f"{path} holds no logits: delete it to predict again")
-    labels = tensors.get("labels", torch.full((tensors["logits"].shape[1],), -1))
+    logits, labels = (tensors.get(name, torch.empty(0)) for name in ("logits", "labels"))
+    if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
+        raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
+    if labels.shape != logits.shape[1:2] or labels.is_floating_point():
+        raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
+    known = not path.stem.startswith("ood-")  # another data set has other classes
+    if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
+        raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
     with safetensors.safe_open(path, framework="pt") as file:
-        return Predictions(tensors["logits"], labels, is_dirichlet(file))
+        return Predictions(logits, labels, is_dirichlet(file))
 
 
-def stored_shape(path: Path) -> tuple[int, int]:
-    """How many members and how many images saved predictions are of, without reading them."""
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def count_images(path: Path) -> int:
+    """Of how many images saved predictions are, without reading them."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            members, images = file.get_slice("logits").get_shape()[:2]
-            return int(members), int(images)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): {_AGAIN}") from error
+            _, images, _ = file.get_slice("logits").get_shape()
+            return int(images)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise damaged(path, first_line(error)) from error
 
 
 def read_views(path: Path) -> dict[str, Tensor]:
@@ -154,8 +125,7 @@ def read_views(path: Path) -> dict[str, Tensor]:
     alike = "perturbed" in tensors and tensors["perturbed"].shape == images.shape
     asked = all(each.dim() == 4 and (each.shape[0], each.shape[2]) == (2, len(images)) for each in models)
     if not (pictures and alike and asked and TEACHERS in tensors):
-        again = f"delete it and run 'polyphony analyse {path.parents[1]} members' again"
-        raise StoreError(f"{path} is damaged (it does not hold images and what members say of them): {again}")
+        raise damaged(path, "it does not hold images and what members say of them")
     return tensors
 
 
@@ -165,4 +135,4 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (safetensors.SafetensorError, OSError) as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): {_AGAIN}") from error
+        raise damaged(path, first_line(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,22 +11,25 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from polyphony.report import figures
 from polyphony.report.chart import Absent, Chart, Panel
-from polyphony.report.paper import Comparison, compare
+from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
+from polyphony.report.figures.efficiency import quality_for_cost
+from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching
+from polyphony.report.figures.members import member_predictions
+from polyphony.report.figures.quality import dee_curves, reliability_diagrams
+from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
+from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
 from polyphony.report.students import student_table
-from polyphony.report.style import INKS, looks
+from polyphony.report.style import INKS
 from polyphony.report.summary import health_checks, score_table, take_home
 from polyphony.report.tables import Table, shown
 from polyphony.scores import CALIBRATIONS
 
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
-
-
 Piece = Chart | Table | Absent
 
 
@@ -37,6 +40,13 @@ class Section:
     title: str
     anchor: str
     parts: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, run: Run, title: str, anchor: str, figures: Sequence[Figure]) -> Section:
+        """The section that figures of a run make."""
+        drawn = [figure(run) for figure in figures]
+        each = [found if isinstance(found, Sequence) else [found] for found in drawn]
+        return cls(title, anchor, tuple(part for parts in each for part in parts))
 
     @property
     def shown(self) -> tuple[Chart | Table, ...]:
@@ -61,12 +71,31 @@ class Report:
         return {name: data for part in self.parts for name, data in part.files().items()}
 
 
-def report_of(run: Run) -> Report:
+Figure = Callable[[Run], Piece | Sequence[Piece]]
+# What the page shows between its scores and its end, in reading order: a section's title, anchor and figures.
+SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
+    (
+        "Diversity",
+        "diversity",
+        (teacher_diversity, student_diversity, external_diversity, member_predictions),
+    ),
+    ("Quality", "quality", (dee_curves, quality_for_cost, reliability_diagrams)),
+    (
+        "Unknown and corrupted inputs",
+        "unseen",
+        (entropy_histograms, unknown_tables, corruption_boxes, corrupted_tables),
+    ),
+    ("Why it works", "why", (jacobian_matching, gradient_snr)),
+    ("Training", "training", (learning_curves,)),
+    ("The paper’s own tables", "paper", (paper_tables,)),
+)
+
+
+def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = SECTIONS) -> Report:
     """The page of one run, and its figures and tables."""
-    paper = compare(run.recipe)
-    calibrated, standard = (score_table(run, calibration, paper) for calibration in CALIBRATIONS)
+    calibrated, standard = (score_table(run, calibration) for calibration in CALIBRATIONS)
     scores = [calibrated, student_table(run), standard]
-    sections = sections_of(run, paper)
+    filled = [Section.of(run, *section) for section in sections]
     health = health_checks(run)
     html = render(
         "run.html",
@@ -74,43 +103,13 @@ def report_of(run: Run) -> Report:
         subtitle=one_line(run),
         take_home=take_home(run, health),
         scores=scores,
-        paper=paper,
-        sections=sections,
+        paper=run.paper,
+        sections=filled,
         health=health,
-        looks=looks(run),
+        looks=run.look,
         provenance=provenance(run),
     )
-    return Report(html, (*scores, *(part for section in sections for part in section.shown)))
-
-
-def sections_of(run: Run, paper: Comparison | None) -> list[Section]:
-    """Every figure that the run folder has the numbers for, in reading order."""
-    curves = figures.ensemble_curves(run)
-    diversity = (
-        figures.teacher_diversity(run),
-        figures.student_diversity(run),
-        figures.external_diversity(run),
-        figures.member_predictions(run),
-    )
-    quality = (
-        figures.dee_curves(run, curves),
-        *figures.quality_for_cost(run, curves),
-        figures.reliability_diagrams(run),
-    )
-    unseen = (
-        *figures.entropy_histograms(run),
-        *unknown_tables(run),
-        *figures.corruption_boxes(run),
-        *corrupted_tables(run, paper),
-    )
-    return [
-        Section("Diversity", "diversity", diversity),
-        Section("Quality", "quality", quality),
-        Section("Unknown and corrupted inputs", "unseen", unseen),
-        Section("Why it works", "why", (*figures.jacobian_matching(run), figures.gradient_snr(run))),
-        Section("Training", "training", (figures.learning_curves(run),)),
-        Section("The paper’s own tables", "paper", tuple(paper_tables(run, paper))),
-    ]
+    return Report(html, (*scores, *(part for section in filled for part in section.shown)))
 
 
 def render(template: str, **values: Any) -> str:

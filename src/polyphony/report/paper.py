@@ -6,15 +6,17 @@ WRN-28x2 students repeats the standard one, and the Brier scores of its comparis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from polyphony.recipe import NetworkTable, Recipe, Schedule
 from polyphony.recipe.points import text_of
-from polyphony.report.forms import BATCH_ENSEMBLE, form_of
 from polyphony.rows import Kind, from_csv
+
+BATCH_ENSEMBLE = "batch_ensemble"  # the form of nearly all the paper's students
 
 
 class Printed:
@@ -175,46 +177,51 @@ _OTHERWISE = {
 }
 
 
-def compare(recipe: Mapping[str, Any]) -> Comparison | None:
-    """The paper's experiments that a recipe is by its settings, or else the one it is named after."""
-    same = tuple(key for key, experiment in EXPERIMENTS.items() if not differences(recipe, experiment))
+def compare(recipe: Recipe, name: str = "", free: Collection[str] = ()) -> Comparison | None:
+    """The paper's experiments that a recipe is by its settings, or else the one it is named after.
+
+    Settings in `free` are not compared.
+    """
+    found = {key: differences(recipe, experiment, free) for key, experiment in EXPERIMENTS.items()}
+    same = tuple(key for key, different in found.items() if not different)
     if same:
         return Comparison(same, "; ".join(EXPERIMENTS[key].words for key in same))
-    name = str(recipe.get("name"))
+    name = name or recipe.name
     name = _ALSO.get(name, name)
-    if name not in EXPERIMENTS:
-        return None
-    return Comparison((name,), EXPERIMENTS[name].words, differences(recipe, EXPERIMENTS[name]))
+    return Comparison((name,), EXPERIMENTS[name].words, found[name]) if name in found else None
 
 
-def differences(recipe: Mapping[str, Any], experiment: Experiment) -> tuple[str, ...]:
+def differences(recipe: Recipe, experiment: Experiment, free: Collection[str] = ()) -> tuple[str, ...]:
     """What a recipe does otherwise than an experiment of the paper, in a few words each."""
-    data, teachers, student = (recipe.get(part) or {} for part in ("data", "teachers", "student"))
-    network = teachers.get("network") or {}
-    compact = student.get("network") or network
-    forms = {form_of(recipe, method)["kind"] for method in recipe.get("methods") or [""]}
+    data, teachers, student = recipe.data, recipe.teachers, recipe.student
     checks = {
-        f"the data are not {experiment.data}": data.get("name") == experiment.data,
-        "only a part of the data is used": not any(data.get(key) for key in ("limit", "per_class", "test")),
-        "the images are resized": not data.get("resolution"),
-        "the classes are the coarse ones": not data.get("coarse"),
-        f"there are {recipe.get('members')} members": recipe.get("members") == experiment.members,
-        "the teachers are another network": _is(network, experiment.teacher),
-        "the student is another network": _is(compact, experiment.student),
-        "the student is of another form": experiment.form in forms,
+        f"the data are not {experiment.data}": data.name == experiment.data,
+        "only a part of the data is used": not (data.limit or data.per_class or data.test),
+        "the images are resized": not data.resolution,
+        "the classes are the coarse ones": not data.coarse,
+        f"there are {recipe.members} members": recipe.members == experiment.members,
+        "the teachers are another network": all(
+            _is(teachers.network_of(j), experiment.teacher) for j in range(recipe.members)
+        ),
+        "the student is another network": _is(recipe.student_network, experiment.student),
+        "the student is of another form": experiment.form
+        in {recipe.form_table(name).label for name in recipe.methods},
     }
     found = [words for words, holds in checks.items() if not holds]
-    found += _otherwise("teachers", teachers, experiment.training["teachers"])
-    found += _otherwise("students", student, experiment.training["student"])
+    if isinstance(teachers, Schedule):
+        found += _otherwise("teachers", teachers, experiment.training["teachers"], free)
+    else:
+        found.append("the teachers were trained elsewhere")
+    found += _otherwise("students", student, experiment.training["student"], free)
     return tuple(found)
 
 
-def _otherwise(who: str, ours: Mapping[str, Any], theirs: Mapping[str, float]) -> list[str]:
-    """The settings of a training that are not the paper's; one that a table leaves out is taken for it."""
+def _otherwise(who: str, ours: Schedule, theirs: Mapping[str, float], free: Collection[str]) -> list[str]:
+    """The settings of a training that are not the paper's."""
     return [
-        _OTHERWISE[key].format(who=who, ours=text_of(ours[key], key), theirs=text_of(value, key))
+        _OTHERWISE[key].format(who=who, ours=text_of(getattr(ours, key), key), theirs=text_of(value, key))
         for key, value in theirs.items()
-        if ours.get(key, value) != value
+        if key not in free and getattr(ours, key) != value
     ]
 
 
@@ -234,6 +241,7 @@ def _read(name: str, kind: type[Kind]) -> tuple[Kind, ...]:
     return tuple(from_csv(files("polyphony.report").joinpath(name).read_text(encoding="utf-8"), kind))
 
 
-def _is(network: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    # A ResNet's usual width may be left out or written out.
-    return all(network.get(key) == value for key, value in wanted.items()) and network.get("width", 16) == 16
+def _is(network: NetworkTable, wanted: Mapping[str, Any]) -> bool:
+    # A ResNet's usual width is not among what the paper says.
+    same = all(getattr(network, key, None) == value for key, value in wanted.items())
+    return same and getattr(network, "width", 16) == 16

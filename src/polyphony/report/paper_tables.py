@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from polyphony import metrics
 from polyphony.report import paper
-from polyphony.report.forms import BATCH_ENSEMBLE
-from polyphony.report.paper import Comparison, PaperRow, Tuning
+from polyphony.report.paper import BATCH_ENSEMBLE, Comparison, PaperRow, Tuning
 from polyphony.report.run import Run
 from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table
@@ -16,9 +15,9 @@ _ENDD = ("acc", "nll", "bs", "ece")
 _NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
 
 
-def paper_tables(run: Run, found: Comparison | None) -> list[Table]:
+def paper_tables(run: Run) -> list[Table]:
     """The paper's further tables on a run's experiment; none for a recipe that is not the paper's."""
-    return [*tuning_tables(run, found), *endd_tables(run, found)] if found else []
+    return [*tuning_tables(run, run.paper), *endd_tables(run, run.paper)] if run.paper else []
 
 
 def tuning_tables(run: Run, found: Comparison) -> list[Table]:
@@ -35,7 +34,9 @@ def tuning_tables(run: Run, found: Comparison) -> list[Table]:
 
 
 def _tuning_row(run: Run, cell: Tuning) -> tuple[Cell, ...]:
-    ours = [name for name in run.methods if _is_plain(run, name) and settings(run, name) == _setting(cell)]
+    plain = {name: run.recipe.distillation(name) for name in run.methods if _is_plain(run, name)}
+    at = (cell.alpha, cell.temperature)
+    ours = [name for name, method in plain.items() if method and (method.alpha, method.temperature) == at]
     scores = run.scored(ours[0], "valid") if ours else []
     label = f"α = {cell.alpha:g}, τ = {cell.temperature:g}"
     return (
@@ -47,18 +48,7 @@ def _tuning_row(run: Run, cell: Tuning) -> tuple[Cell, ...]:
 
 
 def _is_plain(run: Run, method: str) -> bool:
-    return run.perturbation(method) == "clean" and run.form(method) == BATCH_ENSEMBLE
-
-
-def settings(run: Run, method: str) -> tuple[float, float]:
-    """A method's α and temperature, its own or the student's."""
-    own, shared = run.recipe.get("methods", {}).get(method, {}), run.recipe.get("student", {})
-    alpha, temperature = (float(own.get(key, shared.get(key, 0))) for key in ("alpha", "temperature"))
-    return alpha, temperature
-
-
-def _setting(cell: Tuning) -> tuple[float, float]:
-    return cell.alpha, cell.temperature
+    return run.perturbation(method) == "clean" and run.recipe.form_table(method).label == BATCH_ENSEMBLE
 
 
 def endd_tables(run: Run, found: Comparison) -> list[Table]:
@@ -71,17 +61,19 @@ def endd_tables(run: Run, found: Comparison) -> list[Table]:
         " small numbers are the paper's, each of one training; ours stand where this run has them."
     )
     printed = [row for row in paper.rows() if row.table == "endd"]
-    rows = tuple(_endd_row(run, row, found) for row in printed)
+    rows = tuple(_endd_row(run, row) for row in printed)
     return [
         Table("paper-endd", caption, ("Teachers, student", *(HEADINGS[column] for column in _ENDD)), rows)
     ]
 
 
-def _endd_row(run: Run, row: PaperRow, found: Comparison) -> tuple[Cell, ...]:
+def _endd_row(run: Run, row: PaperRow) -> tuple[Cell, ...]:
     teachers = paper.EXPERIMENTS[row.experiment].members
     form, perturb = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
-    same = [m for m in run.methods if (run.form(m), run.perturbation(m)) == (form, perturb)]
-    same = [m for m in same if paper_row(run, m, row.calibration, found)]
+    same = [
+        m for m in run.methods if (run.recipe.form_table(m).label, run.perturbation(m)) == (form, perturb)
+    ]
+    same = [m for m in same if paper_row(run, m, row.calibration)]
     scores = run.scored(same[0]) if same and run.members == teachers else []
     cells = (Cell(_ours(scores, column), paper=row.text(column)) for column in _ENDD)
     return (Cell(f"{teachers}, {_NAMES[row.method]}"), *cells)

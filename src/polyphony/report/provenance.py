@@ -16,12 +16,12 @@ Facts = list[tuple[str, str]]
 def provenance(run: Run) -> dict[str, Facts]:
     """Groups of (what, value), for the end of the page."""
     groups = {
-        "Data": _data(run.facts.get("data") or {}),
+        "Data": _data(run.facts.data),
         "Time": _times(run),
         "Trainings taken over": _adopted(run),
-        "Versions": _facts(run.facts.get("versions") or {}),
-        "Machine": _facts(run.facts.get("machine") or {}),
-        "Recipe": _facts(flat(run.recipe)),
+        "Versions": _facts(run.facts.versions),
+        "Machine": _facts(run.facts.machine),
+        "Recipe": _facts(flat(run.facts.recipe)),
     }
     return {title: facts for title, facts in groups.items() if facts}
 
@@ -46,7 +46,7 @@ def _times(run: Run) -> Facts:
 
 def _adopted(run: Run) -> Facts:
     sources = Counter(name for model in run.models for name in run.adopted(model))
-    total = sum(len(run.trainings(model)) for model in run.models)
+    total = sum(len(run.trainings[model]) for model in run.models)
     rows = [(f"from {name}", str(count)) for name, count in sorted(sources.items())]
     return [("together", f"{sources.total()} of {total}"), *rows] if rows else []
 
@@ -62,9 +62,8 @@ def _text(value: Any) -> str:
 def one_line(run: Run) -> str:
     """What was done, in a line under the title."""
     teachers = counted(run.members, "teacher")
-    extra = run.recipe.get("teachers", {}).get("extra", 0)
-    data = run.recipe.get("data", {}).get("name", "unknown data")
+    extra = run.recipe.teachers.extra
     seeds = counted(len(run.seeds(run.methods[0])), "seed")
     more = f" (and {extra} for comparison)" if extra else ""
     methods = counted(len(run.methods), "method")
-    return f"{data}: {teachers}{more}, {methods} of training the student, {seeds} each."
+    return f"{run.recipe.data.name}: {teachers}{more}, {methods} of training the student, {seeds} each."

@@ -1,126 +1,136 @@
-"""Reading a run folder: recipe, scores, logs, predictions and analyses, by their layout alone."""
+"""What a page needs of a run folder: recipe, scores, logs, predictions and analyses, each read once."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from polyphony import metrics
 from polyphony.predictions import Predictions, pool
+from polyphony.recipe import Recipe, RecipeError, check
 from polyphony.report.files import (
     Done,
     Facts,
     Kind,
-    read_analysis,
+    count_images,
+    damaged,
     read_log,
     read_object,
     read_predictions,
     read_table,
     read_views,
-    stored_shape,
 )
-from polyphony.report.forms import form_of, predicts_as_one
-from polyphony.rows import Score
+from polyphony.report.paper import Comparison, compare
+from polyphony.report.style import Look, assign
+from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import CALIBRATIONS, TEACHERS
-from polyphony.store import StoreError, prediction_path
+from polyphony.store import FileError, prediction_path
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder with scores. Nothing is read before it is asked for, and no model ever."""
+    """A run folder with scores. What is asked for is read and checked, once; a model never is."""
 
     folder: Path
-    made_by: ClassVar[str] = "study"  # the verb that wrote its recipe.json
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """The run in a folder; one sentence if there is none, or if it is not evaluated yet."""
-        if not (folder / "recipe.json").is_file():
-            raise StoreError(
-                f"{folder} is not a run folder: it has no recipe.json; 'polyphony study' makes one"
-            )
-        if not (folder / "scores.csv").is_file():
-            raise StoreError(
-                f"{folder} has no scores.csv to report on: run 'polyphony evaluate {folder}' first"
-            )
+        """The run in a folder; a StoreError, in one sentence, if there is none or it is not evaluated."""
         run = cls(folder)
+        path = folder / Score.file
+        for needed in (folder / "recipe.json", path):
+            if not needed.is_file():
+                raise FileError(needed, "is not there")
+        run.check_models(path, [score.model for score in run.scores])
         if not run.methods or not run.scored(TEACHERS):
-            raise StoreError(
-                f"{folder}/scores.csv has no student and teachers on test: evaluate the run again"
-            )
+            raise FileError(path, "has no scores of students and teachers on test")
         for model, kind in product(run.models, CALIBRATIONS):
             if not run.scored(model, calibration=kind):
-                raise StoreError(
-                    f"{folder}/scores.csv has no {kind} scores of {model} on test: evaluate the run again"
-                )
+                raise FileError(path, f"has no {kind} scores of {model} on test")
         return run
 
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        """recipe.json: the recipe, the data's fingerprints, versions, machine."""
-        again = f"delete it and run 'polyphony {self.made_by}' with its recipe again"
-        return read_object(self.folder / "recipe.json", Facts, again)
+    def check_models(self, path: Path, models: Iterable[str]) -> None:
+        """Raise for a table of models that the recipe does not have."""
+        for model in models:
+            if model not in (TEACHERS, *self.recipe.methods):
+                raise damaged(path, f"recipe.json has no method '{model}'")
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """The resolved recipe."""
-        recipe: dict[str, Any] = self.facts.get("recipe", {})
-        return recipe
+    @cached_property
+    def facts(self) -> Facts:
+        """recipe.json."""
+        return read_object(self.folder / "recipe.json", Facts)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe itself."""
+        path = self.folder / "recipe.json"
+        try:
+            return check(self.facts.recipe, path.name, code=False)
+        except RecipeError as error:
+            raise damaged(path, error) from None
 
     @property
     def name(self) -> str:
         """The recipe's name."""
-        return str(self.recipe.get("name", self.folder.name))
+        return self.recipe.name
 
     @property
     def members(self) -> int:
         """How many teachers are the ensemble; the others are there for the DEE curve."""
-        return int(self.recipe["members"])
+        return self.recipe.members
+
+    @property
+    def teacher_count(self) -> int:
+        """How many teachers the DEE curve was made of."""
+        return self.recipe.members + self.recipe.teachers.extra
 
     @cached_property
     def scores(self) -> list[Score]:
         """All rows of scores.csv."""
-        again = f"run 'polyphony evaluate {self.folder}' again"
-        return read_table(self.folder, Score, again)
+        return read_table(self.folder, Score)
 
     @cached_property
     def methods(self) -> list[str]:
         """The students' methods that have test scores, in the recipe's order."""
-        scored = dict.fromkeys(s.model for s in self.scores if s.split == "test" and s.model != TEACHERS)
-        known = [name for name in self.recipe.get("methods", {}) if name in scored]
-        return known + [name for name in scored if name not in known]
+        scored = {score.model for score in self.scores if score.split == "test"}
+        return [name for name in self.recipe.methods if name in scored]
 
     @property
     def models(self) -> list[str]:
         """The teachers, then the students."""
         return [TEACHERS, *self.methods]
 
+    @cached_property
+    def look(self) -> dict[str, Look]:
+        """How each model is drawn everywhere."""
+        return assign([(name, self.perturbation(name)) for name in self.methods])
+
+    @cached_property
+    def paper(self) -> Comparison | None:
+        """The paper's experiments that the recipe is."""
+        return compare(self.recipe)
+
     def perturbation(self, method: str) -> str | None:
         """What a method does to the inputs ("clean", "ods", …); none for one from scratch."""
-        settings: dict[str, Any] = self.recipe.get("methods", {}).get(method, {})
-        return settings.get("perturb")
-
-    def form(self, method: str) -> str:
-        """The kind of student a method trains: "batch_ensemble", "mimo", …"""
-        return str(form_of(self.recipe, method)["kind"])
-
-    def members_of(self, model: str) -> int:
-        """How many members a model has when it predicts; of the teachers those that are the ensemble."""
-        for seed in self.seeds(model) if model != TEACHERS else []:
-            path = self.prediction_path(model, seed, "test")
-            if path.is_file():
-                return stored_shape(path)[0]
-        return 1 if model != TEACHERS and predicts_as_one(self.form(model)) else self.members
+        return self.recipe.methods[method].label or None
 
     def methods_with(self, *perturbations: str | None) -> list[str]:
         """The methods that perturb in one of these ways, in their order."""
         return [name for kind in perturbations for name in self.methods if self.perturbation(name) == kind]
+
+    def members_of(self, model: str) -> int:
+        """How many members a model has when it predicts; of the teachers those that are the ensemble."""
+        if model == TEACHERS:
+            return self.members
+        saved = [each.members for (name, _, _), each in self.predictions.items() if name == model]
+        return saved[0] if saved else self.recipe.form_table(model).predictors(self.members)
 
     def seeds(self, model: str) -> list[int | None]:
         """The seeds of a model that have test scores; the teachers have none."""
@@ -136,66 +146,92 @@ class Run:
         values = [getattr(score, column) for score in self.scored(model, calibration=calibration)]
         return metrics.mean_sd([math.nan if value is None else value for value in values])
 
-    def predictions(self, model: str, seed: int | None, split: str) -> Predictions | None:
-        """What a model predicted on a split, or nothing; of the teachers all there are."""
-        return read_predictions(self.prediction_path(model, seed, split))
+    @cached_property
+    def curves(self) -> dict[str, list[float]]:
+        """Test NLL of deep ensembles of size 0, 1, 2, … for both calibrations, as the study saved it."""
+        rows = [row for row in self.table(EnsembleNll) if row.split == "test"]
+        found = {kind: [row for row in rows if row.calibration == kind] for kind in CALIBRATIONS}
+        for kind, curve in found.items() if rows else ():
+            if [row.size for row in curve] != list(range(self.teacher_count + 1)):
+                raise damaged(self.folder / EnsembleNll.file, f"the {kind} curve has other sizes")
+        return {kind: [row.nll for row in curve] for kind, curve in found.items() if curve}
 
-    def prediction_path(self, model: str, seed: int | None, split: str) -> Path:
-        """Where a model's predictions on a split are, if they are there."""
-        return prediction_path(self.folder, model, seed, split)
+    @cached_property
+    def predictions(self) -> dict[tuple[str, int | None, str], Predictions]:
+        """Model, seed and split → what was predicted, but on corrupted images; of the teachers all."""
+        found: dict[tuple[str, int | None, str], Predictions] = {}
+        members, classes = {TEACHERS: self.members}, 0
+        for model, seed, path in self._prediction_files():
+            each = found[model, seed, path.stem] = read_predictions(path)
+            classes = classes or each.logits.shape[2]
+            mine = each.first(self.members) if model == TEACHERS else each
+            expected = members.setdefault(model, each.members), classes
+            if (mine.members, mine.logits.shape[2]) != expected:
+                raise damaged(path, "it has other members or classes than the rest")
+        return found
+
+    def _prediction_files(self) -> Iterator[tuple[str, int | None, Path]]:
+        for score in (score for model in self.models for score in self.scored(model)):
+            folder = prediction_path(self.folder, score.model, score.seed, "test").parent
+            for path in sorted(folder.glob("*.safetensors")):
+                if not path.stem.startswith("corrupted-"):
+                    yield score.model, score.seed, path
 
     def images(self, split: str) -> int | None:
         """How many images a split has that the teachers predicted on; nothing where they did not."""
-        path = self.prediction_path(TEACHERS, None, split)
-        return stored_shape(path)[1] if path.is_file() else None
+        path = prediction_path(self.folder, TEACHERS, None, split)
+        return count_images(path) if path.is_file() else None
 
-    def ensemble(self, model: str, split: str) -> list[Predictions]:
-        """A model's predictions, one for each seed that has them; of the teachers only the ensemble's."""
-        found = [self.of_members(model, seed, split) for seed in self.seeds(model)]
-        return [each for each in found if each is not None]
-
-    def of_members(self, model: str, seed: int | None, split: str) -> Predictions | None:
-        """One seed's predictions, if they are there; of the teachers only the ensemble's."""
-        each = self.predictions(model, seed, split)
-        return each and each.first(self.members)
+    def ensemble(self, model: str, split: str) -> dict[int | None, Predictions]:
+        """A model's predictions by seed, as far as they are there; of the teachers only the ensemble's."""
+        return {
+            seed: each.first(self.members)
+            for (name, seed, where), each in self.predictions.items()
+            if (name, where) == (model, split)
+        }
 
     def pooled(self, model: str, split: str) -> Predictions | None:
         """The same with the examples of all seeds in one row: [m s·n k]."""
         each = self.ensemble(model, split)
-        return pool(each) if each else None
+        return pool(list(each.values())) if each else None
+
+    @cached_property
+    def temperatures(self) -> dict[tuple[str, int | None], float]:
+        """The temperatures that the study fitted on validation, by model and seed."""
+        found = {(row.model, row.seed): row.temperature for row in self.table(Temperature)}
+        if not all(temperature > 0 for temperature in found.values()):
+            raise damaged(self.folder / Temperature.file, "a temperature is not above 0")
+        return found
 
     def log_probs(self, model: str, split: str, calibration: str) -> list[tuple[Tensor, Tensor]]:
         """(log-probabilities [n k], labels [n]) of each seed, at its validation temperature if calibrated."""
         pairs = []
-        for seed in self.seeds(model):
-            tested = self.of_members(model, seed, split)
-            if tested is None:
-                continue
-            log_probs = tested.log_probs()
+        for seed, each in self.ensemble(model, split).items():
+            log_probs = each.log_probs()
             if calibration == "calibrated":
-                temperature = self.temperature(model, seed)
-                if temperature is None:
+                if (model, seed) not in self.temperatures:
                     return []
-                log_probs = metrics.temper(log_probs, temperature)
-            pairs.append((log_probs, tested.labels))
+                log_probs = metrics.temper(log_probs, self.temperatures[model, seed])
+            pairs.append((log_probs, each.labels))
         return pairs
-
-    def temperature(self, model: str, seed: int | None) -> float | None:
-        """The temperature that suits a model's validation predictions, if they are there."""
-        valid = self.of_members(model, seed, "valid")
-        if valid is None:
-            return None
-        return metrics.fit_temperature(valid.log_probs(), valid.labels)
 
     def splits(self, prefix: str) -> list[str]:
         """Splits the teachers have predictions on whose name starts so: "ood-", "train+", …"""
-        folder = self.folder / "predictions" / TEACHERS
-        return sorted(path.stem for path in folder.glob(f"{prefix}*.safetensors"))
+        return [
+            split for model, _, split in self.predictions if model == TEACHERS and split.startswith(prefix)
+        ]
 
     def table(self, kind: type[Kind]) -> list[Kind]:
         """A table of the analyses; without rows where it was not made."""
-        return read_analysis(self.folder, kind) if (self.folder / kind.file).is_file() else []
+        if kind not in self._tables:
+            self._tables[kind] = read_table(self.folder, kind) if (self.folder / kind.file).is_file() else []
+        return self._tables[kind]
 
+    @cached_property
+    def _tables(self) -> dict[type[Any], list[Any]]:
+        return {}
+
+    @cached_property
     def views(self) -> dict[str, Tensor] | None:
         """What each member says of a few images, and the images, or nothing."""
         path = self.folder / "analysis" / "members.safetensors"
@@ -203,24 +239,29 @@ class Run:
 
     def logs(self, model: str) -> list[list[dict[str, float]]]:
         """The training logs of a method's seeds, or of the teachers: one row an epoch."""
-        folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
-        return [read_log(path) for path in sorted(folder.glob("*/log.jsonl"), key=_by_number)]
+        return [read_log(path) for path in self._of_trainings(model, "log.jsonl")]
+
+    @cached_property
+    def trainings(self) -> dict[str, list[Done]]:
+        """What each finished training of a model says of itself."""
+        return {
+            model: [read_object(path, Done) for path in self._of_trainings(model, "done.json")]
+            for model in self.models
+        }
 
     def seconds(self, model: str) -> list[float]:
         """How long each training took."""
-        return [float(each["seconds"]) for each in self.trainings(model) if "seconds" in each]
+        return [each.seconds for each in self.trainings[model] if each.seconds is not None]
 
     def adopted(self, model: str) -> list[str]:
         """The name of the run folder each training that was not done here was taken over from."""
-        depth = 1 if model == TEACHERS else 2  # RUN/teachers/0, RUN/students/METHOD/0
-        folders = [Path(each["adopted"]) for each in self.trainings(model) if "adopted" in each]
-        return [folder.parents[depth].name for folder in folders]
+        depth = 3 if model == TEACHERS else 4  # from the end: RUN/teachers/0, RUN/students/METHOD/0
+        parts = [Path(each.adopted).parts for each in self.trainings[model] if each.adopted]
+        return [each[-depth] if len(each) >= depth else "elsewhere" for each in parts]
 
-    def trainings(self, model: str) -> list[dict[str, Any]]:
-        """What each finished training of a method's seeds, or of the teachers, says of itself."""
+    def _of_trainings(self, model: str, name: str) -> list[Path]:
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
-        found = sorted(folder.glob("*/done.json"), key=_by_number)
-        return [read_object(path, Done, f"delete {path.parent} to train again") for path in found]
+        return sorted(folder.glob(f"*/{name}"), key=_by_number)
 
 
 def _by_number(path: Path) -> tuple[int, str]:

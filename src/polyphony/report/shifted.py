@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyphony import metrics
-from polyphony.report.paper import Comparison, PaperRow
+from polyphony.report.paper import PaperRow
 from polyphony.report.run import Run
 from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table, slug
@@ -46,21 +46,21 @@ def _unknown(run: Run, name: str, rows: Sequence[UnknownScore]) -> Table:
     return Table(f"unknown-{slug(name)}", caption, ("Model", *_UNKNOWN.values()), tuple(body))
 
 
-def corrupted_tables(run: Run, paper: Comparison | None) -> list[Table]:
+def corrupted_tables(run: Run) -> list[Table]:
     """For each corrupted data set, the mean over all corruptions and severities of each model's scores."""
     rows = run.table(CorruptedScore)
-    return [_corrupted(run, name, rows, paper) for name in dict.fromkeys(row.data for row in rows)]
+    return [_corrupted(run, name, rows) for name in dict.fromkeys(row.data for row in rows)]
 
 
-def _corrupted(run: Run, name: str, rows: Sequence[CorruptedScore], paper: Comparison | None) -> Table:
+def _corrupted(run: Run, name: str, rows: Sequence[CorruptedScore]) -> Table:
     body = []
     rows = [row for row in rows if row.data == name]
-    paper = paper if paper and _is_official(run, name, rows) else None
+    official = _is_official(run, name, rows)
     for model in run.models:
         seeds = dict.fromkeys(row.seed for row in rows if row.model == model)
         each = [[row for row in rows if (row.model, row.seed) == (model, seed)] for seed in seeds]
         if each:
-            printed = paper_row(run, model, "standard", paper, "corrupted")
+            printed = paper_row(run, model, "standard", "corrupted") if official else None
             cells = (_over_all(each, column, printed) for column in _CORRUPTED)
             body.append((Cell(model), *cells))
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."

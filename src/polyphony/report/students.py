@@ -6,9 +6,8 @@ from collections.abc import Callable
 from statistics import fmean
 
 from polyphony import metrics
-from polyphony.report.forms import form_words
 from polyphony.report.run import Run
-from polyphony.report.summary import curve_size, median_dee
+from polyphony.report.summary import median_dee
 from polyphony.report.tables import Cell, Table
 from polyphony.rows import Latency
 from polyphony.scores import HEADINGS, TEACHERS, score_text
@@ -43,19 +42,20 @@ def student_table(run: Run) -> Table:
 
 
 def _what(run: Run, model: str) -> tuple[str, ...]:
-    form = "deep ensemble" if model == TEACHERS else form_words(run.form(model))
+    table = None if model == TEACHERS else run.recipe.form_table(model)
+    form = table.words or table.label if table else "deep ensemble"
     return model, form, str(run.members_of(model)), count(run.scored(model)[0].params)
 
 
 def _quality(run: Run, model: str) -> tuple[str, ...]:
     means = {column: run.mean(model, column).mean for column in _SCORES}
     shown = {**means, "dee": median_dee(run, model)}
-    return tuple(score_text(column, [value], curve_size(run)) for column, value in shown.items())
+    return tuple(score_text(column, [value], run.teacher_count) for column, value in shown.items())
 
 
 def _diversity(run: Run, model: str) -> tuple[str, ...]:
     """Dashes for one network, unless it predicts a distribution of predictions, as a Dirichlet does."""
-    tested = run.ensemble(model, "test")
+    tested = list(run.ensemble(model, "test").values())
     several = run.members_of(model) > 1
     divergence = run.mean(model, "kld").mean
     kld = f"{divergence:.3f}" if several or divergence > 0 else "–"

@@ -6,11 +6,11 @@ another value where the reader's screen is dark; the files keep the light ones o
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 
-from polyphony.report.run import Run
 from polyphony.scores import TEACHERS
 
 
@@ -88,19 +88,29 @@ class Look:
         return _SHAPES[self.marker]
 
 
-def looks(run: Run) -> dict[str, Look]:
-    """A look for each model of a run: the perturbation's own colour, a spare one for a second of its kind."""
-    return assign([(name, run.perturbation(name)) for name in run.methods])
-
-
 def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:
-    """Looks for methods given with their perturbations, and for the teachers; no two are the same."""
-    kinds = [kind for _, kind in methods]
-    firsts = {kind: kinds.index(kind) for kind in _BY_KIND if kind in kinds}
-    own = {place: _BY_KIND[kind] for kind, place in firsts.items()}
-    left = cycle([*_SPARE, *(ink for ink in _BY_KIND.values() if ink not in own.values())])
+    """Looks for methods given with their perturbations, and for the teachers; no two are the same.
+
+    The first method of a perturbation has the perturbation's own colour, the others what is left.
+    """
+    own: dict[str | None, Ink] = {}
+    for _, kind in sorted(methods, key=lambda method: method[1] not in _BY_KIND):
+        if kind not in own and (free := [ink for ink in _preferred(kind) if ink not in own.values()]):
+            own[kind] = free[0]
+    every = (*_SPARE, *_BY_KIND.values())
+    left = chain([ink for ink in every if ink not in own.values()], cycle(every))
     found = {TEACHERS: Look(TEACHERS, TEXT, "o")}
-    for place, (name, _) in enumerate(methods):
-        ink = own[place] if place in own else next(left)
-        found[name] = Look(name, ink, _MARKERS[(place + 1) % len(_MARKERS)])
+    for place, (name, kind) in enumerate(methods, 1):
+        ink, turn = own.pop(kind) if kind in own else next(left), place % len(_MARKERS)
+        taken = {look.marker for look in found.values() if look.ink == ink}
+        markers = [marker for marker in _MARKERS[turn:] + _MARKERS[:turn] if marker not in taken]
+        found[name] = Look(name, ink, markers[0] if markers else _MARKERS[turn])
     return found
+
+
+def _preferred(kind: str | None) -> Sequence[Ink]:
+    """A perturbation's colour; of one that is not known here a spare that its name decides, then the next."""
+    if kind in _BY_KIND:
+        return [_BY_KIND[kind]]
+    first = zlib.crc32(str(kind).encode()) % len(_SPARE)
+    return _SPARE[first:] + _SPARE[:first]

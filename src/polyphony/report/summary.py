@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import Health, HealthCheck, MeanSd
-from polyphony.report.forms import form_of
-from polyphony.report.paper import Comparison, PaperRow
+from polyphony.report.paper import PaperRow
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
 from polyphony.rows import FactorDistance
@@ -38,7 +37,7 @@ class TakeHome:
     headlines: tuple[Headline, ...]
 
 
-def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
+def score_table(run: Run, calibration: str) -> Table:
     """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
     seeds = sorted({len(run.seeds(method)) for method in run.methods})
     count = " or ".join(map(str, seeds))
@@ -48,12 +47,12 @@ def score_table(run: Run, calibration: str, paper: Comparison | None) -> Table:
     }[calibration]
     noun = "seed" if count == "1" else "seeds"
     caption = f"{run.name}: test scores, {how}; mean ± s.d. over n = {count} {noun} of the student."
-    rows = [_score_row(run, model, calibration, paper) for model in run.models]
+    rows = [_score_row(run, model, calibration) for model in run.models]
     return Table(f"scores-{calibration}", caption, ("Model", "Parameters", *HEADINGS.values()), tuple(rows))
 
 
-def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None) -> tuple[Cell, ...]:
-    printed = paper_row(run, model, calibration, paper)
+def _score_row(run: Run, model: str, calibration: str) -> tuple[Cell, ...]:
+    printed = paper_row(run, model, calibration)
     first = run.scored(model, calibration=calibration)[0]
     label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
     cells = [Cell(label), Cell(f"{first.params:,}")]
@@ -64,35 +63,27 @@ def _score_row(run: Run, model: str, calibration: str, paper: Comparison | None)
     return tuple(cells)
 
 
-def paper_row(
-    run: Run, model: str, calibration: str, paper: Comparison | None, table: str | None = None
-) -> PaperRow | None:
+def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
     """The paper's row of a model, if it has one: none where a method changes the student's settings."""
+    paper, recipe = run.paper, run.recipe
     if paper is None:
         return None
     if model == TEACHERS:
         return paper.row(model, calibration, table)
-    own, shared = run.recipe.get("methods", {}).get(model, {}), run.recipe.get("student", {})
-    changed = [key for key in own.keys() - {"perturb", "form"} if own[key] != shared.get(key)]
-    form = form_of(run.recipe, model)
-    method = run.perturbation(model) or "scratch"
-    if form["kind"] == "dirichlet":  # whose settings the paper does not state
-        return paper.row("endd", calibration, table, "dirichlet") if method == "clean" else None
-    if changed or form.get("member_norm"):
+    form, method = recipe.form_table(model), run.perturbation(model) or "scratch"
+    if form.label == "dirichlet":  # whose settings the paper does not state
+        return paper.row("endd", calibration, table, form.label) if method == "clean" else None
+    own = recipe.methods[model].model_dump(exclude_none=True, exclude={"perturb", "form"})
+    changed = any(value != getattr(recipe.student, key, None) for key, value in own.items())
+    if changed or getattr(form, "member_norm", False):
         return None
-    return paper.row(method, calibration, table, form["kind"])
+    return paper.row(method, calibration, table, form.label)
 
 
 def scored_text(run: Run, model: str, column: str, calibration: str) -> str:
     """A model's score over its seeds, for people."""
     values = [getattr(score, column) for score in run.scored(model, calibration=calibration)]
-    return score_text(column, values, curve_size(run))
-
-
-def curve_size(run: Run) -> int:
-    """How many teachers the DEE curve was made of."""
-    teachers = run.recipe.get("teachers", {})
-    return run.members + int(teachers.get("extra", 0))
+    return score_text(column, values, run.teacher_count)
 
 
 def best(run: Run, column: str, calibration: str) -> str | None:
@@ -157,7 +148,7 @@ def _as_good_as(run: Run, model: str) -> str:
         return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
     if dee < 1:
         return f"predicts worse than a single teacher (DEE {dee:.2f})"
-    count = metrics.format_dee(dee, curve_size(run)).replace(">", "more than ")
+    count = metrics.format_dee(dee, run.teacher_count).replace(">", "more than ")
     return f"predicts as well as {count} teachers averaged"
 
 
@@ -193,7 +184,7 @@ def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
         _how_diverse(run, champion),
         Headline(
             "How good",
-            f"{nll.mean:.3f}" if dee is None else metrics.format_dee(dee, curve_size(run)),
+            f"{nll.mean:.3f}" if dee is None else metrics.format_dee(dee, run.teacher_count),
             f"{'calibrated NLL' if dee is None else 'teachers’ worth (DEE, median seed), NLL'}"
             f" {nll.mean:.3f} against {teachers.nll:.3f} of {whose}",
         ),

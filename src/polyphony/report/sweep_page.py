@@ -7,13 +7,13 @@ import math
 from polyphony.metrics import mean_sd
 from polyphony.recipe.points import PARAMETERS, text_of
 from polyphony.report.chart import Absent, Chart
-from polyphony.report.figures.sweep import paper_map, sweep_map, swept_ink
 from polyphony.report.figures.sweep_front import sweep_front
+from polyphony.report.figures.sweep_map import paper_map, sweep_map, swept_ink
 from polyphony.report.page import Report, Section, render
-from polyphony.report.paper import Comparison, Tuning, compare, tuning
+from polyphony.report.paper import Comparison, Tuning, tuning
 from polyphony.report.provenance import Facts, provenance
 from polyphony.report.summary import Headline, TakeHome
-from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried, in_words
+from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun, Tried, in_words
 from polyphony.report.tables import Cell, Table
 from polyphony.scores import HEADINGS, JUDGE, TEACHERS, mean_text
 from polyphony.words import counted, duration
@@ -24,7 +24,7 @@ _COLUMNS = ("acc", "bs", "ece", "kld")
 
 def sweep_report(run: SweepRun) -> Report:
     """The page of a sweep, and its figures and tables."""
-    paper = compare_sweep(run)
+    paper = run.paper
     printed = [cell for cell in tuning() if paper and cell.experiment in paper.experiments]
     maps: list[Chart | Absent] = [sweep_map(run)]
     if paper and printed:
@@ -37,7 +37,7 @@ def sweep_report(run: SweepRun) -> Report:
     groups = {**provenance(run), "Time": times(run)}
     html = render(
         "sweep.html",
-        title=f"{run.asked['recipe']}: sweep of {run.method}",
+        title=f"{run.asked.recipe}: sweep of {run.method}",
         subtitle=subtitle(run),
         take_home=take_home(run),
         line=run.line(run.best),
@@ -49,20 +49,13 @@ def sweep_report(run: SweepRun) -> Report:
     return Report(html, (table, *(part for section in sections for part in section.shown)))
 
 
-def compare_sweep(run: SweepRun) -> Comparison | None:
-    """The paper's experiment that was swept: its α, τ and η are each point's own, not the student's."""
-    student = {key: value for key, value in run.recipe.get("student", {}).items() if key not in PARAMETERS}
-    return compare({**run.recipe, "name": run.asked["recipe"], "student": student})
-
-
 def subtitle(run: SweepRun) -> str:
     """What was done, in a line under the title."""
-    data = run.recipe.get("data", {}).get("name", "unknown data")
     how = "proposed by optuna" if run.is_search else "of a grid"
     fixed = in_words({k: v for k, v in run.best.settings.items() if k not in run.varied})
     kept = f"; {fixed} throughout" if fixed and run.varied else ""
     points, seeds = counted(len(run.tried), "point"), counted(run.best.nll.n, "seed")
-    return f"{data}: {points} {how}, {seeds} each{kept}."
+    return f"{run.recipe.data.name}: {points} {how}, {seeds} each{kept}."
 
 
 def take_home(run: SweepRun) -> TakeHome:
@@ -186,7 +179,7 @@ def _row(run: SweepRun, place: int, each: Tried, printed: list[Tuning]) -> tuple
 
 def paper_note(run: SweepRun, paper: Comparison) -> str:
     """How far the paper's numbers are about the same thing."""
-    other = [] if run.asked["settings"].get("perturb") == "clean" else [f"here {run.method} was swept"]
+    other = [] if run.perturbation(run.best.name) == "clean" else [f"here {run.method} was swept"]
     differences = "; ".join([*other, *paper.differences])
     told = f" They stand there for orientation only: {differences}." if differences else ""
     return f"The paper’s numbers are of plain distillation, {paper.words}.{told}"

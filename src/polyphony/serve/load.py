@@ -10,14 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from polyphony import metrics
 from polyphony.recipe.read import suggestion
-from polyphony.report.files import read_predictions, read_table
-from polyphony.rows import Score, headings
+from polyphony.report.files import read_table
+from polyphony.rows import Score, Temperature, headings
 from polyphony.scores import JUDGE
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
-from polyphony.store import Stage, StoreError, prediction_path, read_json, spec_key
+from polyphony.store import Stage, StoreError, read_json, spec_key
 from polyphony.study import Study, open_study
 from polyphony.words import first_line
 
@@ -64,7 +63,7 @@ class Trained:
             raise StoreError(
                 f"{self.folder} has no {Score.file}: run 'polyphony evaluate {self.folder}' first"
             )
-        return read_table(self.folder, Score, f"run 'polyphony evaluate {self.folder}' again")
+        return read_table(self.folder, Score)
 
     def choose(self, method: str | None, seed: int | None) -> tuple[str, int]:
         """Which student is meant: what is left open is as in the one of least calibrated validation NLL."""
@@ -119,10 +118,13 @@ class Trained:
 
     def temperature(self, method: str, seed: int) -> float:
         """The temperature that suits a student's predictions on validation images."""
-        valid = read_predictions(prediction_path(self.folder, method, seed, "valid"))
-        if valid is None:
-            raise StoreError(f"{self.folder} has no predictions of '{method}' on validation images")
-        return metrics.fit_temperature(valid.log_probs(), valid.labels)
+        rows = read_table(self.folder, Temperature)
+        found = [row.temperature for row in rows if (row.model, row.seed) == (method, seed)]
+        if not found:
+            raise StoreError(
+                f"{self.folder} has no temperature of '{method}', seed {seed}: evaluate it again"
+            )
+        return found[0]
 
     def test_scores(self, method: str, seed: int) -> dict[str, float]:
         """A student's calibrated scores on test images, as far as they are finite."""

@@ -15,8 +15,7 @@ from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.runner import Board, Graph, Job, Runner, not_done
-from polyphony.study.saved import write_table
-from polyphony.study.score_table import score, score_jobs
+from polyphony.study.score_table import score_jobs, write_scores
 from polyphony.study.study import Study
 
 
@@ -50,9 +49,7 @@ def run_study(
         if upto < Upto.DISTILL:  # the record must fit students that are there already
             work.missing(students_of(study))
         write_provenance(study)
-        rows = score(study) if upto == Upto.EVALUATE else []
-        if rows:
-            write_table(study.folder, Score, rows)
+        rows = write_scores(study) if upto == Upto.EVALUATE else []
     return Outcome(len(work.ran), len(work.found), work.adopted, rows)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from torch import Tensor, nn
 
 from polyphony import metrics
 from polyphony.predictions import Predictions
 from polyphony.recipe import Recipe
-from polyphony.rows import Score
-from polyphony.scores import TEACHERS, by_quality, dee_curves
+from polyphony.rows import EnsembleNll, Score, Temperature
+from polyphony.scores import TEACHERS, by_quality
+from polyphony.seeds import generator
 from polyphony.store import StoreError, load_predictions
 from polyphony.study.jobs import Predict
+from polyphony.study.saved import write_table
 from polyphony.study.study import Study
 
 
@@ -23,28 +27,41 @@ def score_jobs(study: Study) -> list[Predict]:
     return [*teachers, *students]
 
 
-def score(study: Study) -> list[Score]:
-    """All rows, from the predictions saved by `score_jobs`."""
+def write_scores(study: Study) -> list[Score]:
+    """Score the predictions saved by `score_jobs`: scores.csv, and the curves and temperatures behind it."""
     saved = {(job.model, job.seed, job.split): read(job) for job in score_jobs(study)}
-    pool = {split: saved[TEACHERS, None, split] for split in ("valid", "test")}
-    curves = {
-        (split, kind): curve
-        for split in pool
-        for kind, curve in dee_curves(pool[split], pool["valid"]).items()
-    }
-    params = parameter_counts(study)
-    rows = []
-    for (model, seed, split), predictions in saved.items():
-        valid = saved[model, seed, "valid"]
-        if model == TEACHERS:
-            predictions, valid = (p.first(study.recipe.members) for p in (predictions, valid))
-        for kind, log_probs in by_calibration(predictions, valid).items():
-            measured = quality(log_probs, predictions.labels)
-            curve = curves.get((split, kind))
-            dee = None if curve is None else metrics.dee(measured["nll"], curve)
-            kld = predictions.mean_kld()
-            rows.append(Score(model, seed, split, kind, **measured, dee=dee, kld=kld, params=params[model]))
+    teachers = {split: saved[TEACHERS, None, split] for split in ("valid", "test")}
+    curves = [row for split, each in teachers.items() for row in dee_curves(split, each, teachers["valid"])]
+    saved |= {key: each.first(study.recipe.members) for key, each in saved.items() if key[0] == TEACHERS}
+    valid = {(model, seed): each for (model, seed, split), each in saved.items() if split == "valid"}
+    temperatures = [Temperature(*who, fitted(each)) for who, each in valid.items()]
+    rows = list(score(saved, temperatures, curves, parameter_counts(study)))
+    write_table(study.folder, EnsembleNll, curves)
+    write_table(study.folder, Temperature, temperatures)
+    write_table(study.folder, Score, rows)
     return rows
+
+
+def dee_curves(split: str, teachers: Predictions, valid: Predictions) -> Iterator[EnsembleNll]:
+    """The NLL of deep ensembles of size 0, 1, 2, … of all teachers on a split, for both calibrations."""
+    for kind, on in {"calibrated": (valid.logits, valid.labels), "standard": None}.items():
+        curve = metrics.dee_curve(teachers.logits, teachers.labels, generator("subsets", 0), on)
+        yield from (EnsembleNll(split, kind, size, nll) for size, nll in enumerate(curve))
+
+
+def score(
+    saved: Mapping[tuple[str, int | None, str], Predictions],
+    temperatures: Sequence[Temperature],
+    curves: Sequence[EnsembleNll],
+    params: Mapping[str, int],
+) -> Iterator[Score]:
+    """A row for each model, seed, split and calibration of saved predictions."""
+    fit = {(row.model, row.seed): row.temperature for row in temperatures}
+    for (model, seed, split), predictions in saved.items():
+        for kind, measured in by_calibration(predictions, fit[model, seed]).items():
+            curve = [row.nll for row in curves if (row.split, row.calibration) == (split, kind)]
+            dee = metrics.dee(measured["nll"], curve) if curve else None
+            yield Score(model, seed, split, kind, dee=dee, params=params[model], **measured)
 
 
 def read(job: Predict) -> Predictions:
@@ -55,11 +72,16 @@ def read(job: Predict) -> Predictions:
     return predictions
 
 
-def by_calibration(predictions: Predictions, valid: Predictions) -> dict[str, Tensor]:
-    """The mean prediction's log-probabilities as they are, and at the temperature that suits validation."""
-    log_probs = predictions.log_probs()
-    temperature = metrics.fit_temperature(valid.log_probs(), valid.labels)
-    return {"standard": log_probs, "calibrated": metrics.temper(log_probs, temperature)}
+def fitted(valid: Predictions) -> float:
+    """The temperature that suits predictions on validation images."""
+    return metrics.fit_temperature(valid.log_probs(), valid.labels)
+
+
+def by_calibration(predictions: Predictions, temperature: float) -> dict[str, dict[str, float]]:
+    """The columns that predictions have by themselves, as they are and at a temperature."""
+    log_probs, labels, kld = predictions.log_probs(), predictions.labels, predictions.mean_kld()
+    each = {"standard": log_probs, "calibrated": metrics.temper(log_probs, temperature)}
+    return {kind: {**quality(found, labels), "kld": kld} for kind, found in each.items()}
 
 
 def quality(log_probs: Tensor, labels: Tensor) -> dict[str, float]:

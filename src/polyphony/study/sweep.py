@@ -9,14 +9,14 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.recipe.points import Point, Swept
-from polyphony.rows import SweepScore
+from polyphony.rows import SweepScore, TeacherScore
 from polyphony.scores import JUDGE, TEACHERS
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Predict
 from polyphony.study.run import Work, check_plans, students_of, teachers_of, write_provenance
 from polyphony.study.runner import Board, Runner
 from polyphony.study.saved import write_table
-from polyphony.study.score_table import by_calibration, quality, read
+from polyphony.study.score_table import by_calibration, fitted, read
 from polyphony.study.search import Search
 from polyphony.study.study import FORMAT, Study
 from polyphony.train import DivergedError
@@ -92,6 +92,7 @@ def run_sweep(
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
         rows = score(sweep.study(kept), kept)
         sweeping.begin(sweep.study([*kept, *lost]))
+        write_table(sweep.folder, TeacherScore, teacher_scores(sweep.study(kept)))
         write_table(sweep.folder, SweepScore, rows)
     return SweepOutcome(len(work.ran), len(work.found), work.adopted, rows, lost)
 
@@ -149,16 +150,19 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
     for point in points:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
-            kld = valid.mean_kld()
-            for kind, log_probs in by_calibration(valid, valid).items():
-                measured = quality(log_probs, valid.labels)
+            for kind, measured in by_calibration(valid, fitted(valid)).items():
                 rows.append(
                     SweepScore(
-                        point.name, seed, point.alpha, point.temperature, point.step_size, kind,
-                        **measured, kld=kld,
+                        point.name, seed, point.alpha, point.temperature, point.step_size, kind, **measured
                     )
-                )  # fmt: skip
+                )
     return rows
+
+
+def teacher_scores(study: Study) -> list[TeacherScore]:
+    """The teachers on the same images."""
+    valid = read(Predict(study, TEACHERS, None, "valid")).first(study.recipe.members)
+    return [TeacherScore(kind, **each) for kind, each in by_calibration(valid, fitted(valid)).items()]
 
 
 def judged(rows: Sequence[SweepScore]) -> float:

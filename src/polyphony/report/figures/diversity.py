@@ -9,17 +9,17 @@ from functools import partial
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
+from torch import Tensor
 
 from polyphony.metrics import DiversityBins
 from polyphony.predictions import Predictions
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT, looks
+from polyphony.report.style import MUTED, TEXT
 from polyphony.report.tables import Numbers
 from polyphony.scores import TEACHERS
 
 EXTERNAL = "train+external"
-_WAY = ("perturb", "source", "temperature", "step_size")  # what decides how a method perturbs
 _READING = (
     "Each bar holds the examples whose least confident member has this confidence; its height is how far"
     " apart the members are there (mean pairwise KL), its shade how many examples that is."
@@ -37,8 +37,7 @@ class Group:
 
 def teacher_diversity(run: Run) -> Chart | Absent:
     """Teachers on training images, as they are and perturbed, and on test images."""
-    same = alike(run)
-    splits = {f"train+{first}": f"training, as in {', '.join(names)}" for first, names in same.items()}
+    splits = {f"train+{names[0]}": f"training, as in {', '.join(names)}" for names in seen_alike(run)}
     title = "Diversity of the teachers"
     groups = _teachers_on(run, {"train": "training images", **splits, "test": "test images"})
     if not groups:
@@ -51,27 +50,23 @@ _POINT = (
 )
 
 
-def alike(run: Run) -> dict[str, list[str]]:
-    """Methods that perturb in the same way, by the first of them: their teachers see the same images."""
-    shared = run.recipe.get("student", {})
-    found: dict[str, list[str]] = {}
-    ways: dict[tuple[str, ...], str] = {}
+def seen_alike(run: Run) -> list[list[str]]:
+    """The methods that perturb, together where the teachers predicted the same: they saw the same images."""
+    groups: list[tuple[Tensor, list[str]]] = []
     for method in run.methods:
-        own = run.recipe.get("methods", {}).get(method, {})
-        way = tuple(str(own.get(key, shared.get(key))) for key in _WAY)
-        by_student = "diversify" in way[0]  # which looks at the student too
-        first = method if by_student else ways.setdefault(way, method)
-        found.setdefault(first, []).append(method)
-    return found
+        saved = run.predictions.get((TEACHERS, None, f"train+{method}"))
+        if saved is not None:
+            same = [names for logits, names in groups if logits.equal(saved.logits)]
+            same[0].append(method) if same else groups.append((saved.logits, [method]))
+    return [names for _, names in groups]
 
 
 def student_diversity(run: Run) -> Chart | Absent:
     """Each student that has members, or a distribution, on test images, all seeds together."""
-    look = looks(run)
     pooled = {method: run.pooled(method, "test") for method in run.methods}
     tested = {method: each for method, each in pooled.items() if each is not None}
     single = [method for method, each in tested.items() if not each.varies]
-    groups = [Group(method, look[method].colour, each) for method, each in tested.items() if each.varies]
+    groups = [Group(method, run.look[method].colour, each) for method, each in tested.items() if each.varies]
     title = "Diversity of the students"
     if not groups:
         if single:
@@ -127,14 +122,13 @@ def diversity_chart(name: str, title: str, reading: str, groups: Sequence[Group]
 
 def _teachers_on(run: Run, splits: Mapping[str, str]) -> list[Group]:
     """The ensemble's teachers on each split that was predicted, under the words given for it."""
-    look = looks(run)
     found = []
     for split, words in splits.items():
-        predictions = run.predictions(TEACHERS, None, split)
+        predictions = run.predictions.get((TEACHERS, None, split))
         if predictions is not None:
             external = run.methods_with("ods")[:1] if split == EXTERNAL else []
             method = external[0] if external else split.removeprefix("train+")
-            colour = look[method].colour if method in look else TEXT.light
+            colour = run.look[method].colour if method in run.look else TEXT.light
             found.append(Group(words, colour, predictions.first(run.members)))
     return found
 

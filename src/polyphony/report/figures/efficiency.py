@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Absent, Chart, Panel
 from polyphony.report.run import Run
-from polyphony.report.style import TEXT, Look, looks
+from polyphony.report.style import TEXT, Look
 from polyphony.report.tables import Numbers, Value
 from polyphony.rows import Latency
 from polyphony.scores import TEACHERS
@@ -37,37 +37,37 @@ class Costs:
     ensembles: Sequence[tuple[float, float]]
 
 
-def quality_for_cost(run: Run, curves: Mapping[str, Sequence[float]]) -> list[Chart | Absent]:
+def quality_for_cost(run: Run) -> list[Chart | Absent]:
     """NLL against parameters, seconds of training, and milliseconds where they were measured."""
-    found = {"parameters": by_parameters(run, curves)}
-    trained = by_training(run, curves)
+    found = {"parameters": by_parameters(run)}
+    trained = by_training(run)
     if trained.students:
         found["seconds of training"] = trained
     rows = run.table(Latency)
     if not rows:
         why = "latencies were not measured; 'polyphony analyse' does it."
-        return [cost_chart(found, looks(run)), Absent("Quality for its time", why)]
+        return [cost_chart(found, run.look), Absent("Quality for its time", why)]
     found["milliseconds"] = by_latency(run, rows)
     how = f" Milliseconds are for a batch of {rows[0].batch} on {rows[0].threads} thread(s)."
-    return [cost_chart(found, looks(run), how)]
+    return [cost_chart(found, run.look, how)]
 
 
-def by_parameters(run: Run, curves: Mapping[str, Sequence[float]]) -> Costs:
-    """Deep ensembles of every size (`ensemble_curves`), and every student, at their parameters."""
+def by_parameters(run: Run) -> Costs:
+    """Deep ensembles of every size, and every student, at their parameters."""
     students = [Priced(m, run.scored(m)[0].params, run.mean(m, "nll")) for m in run.methods]
     together = run.scored(TEACHERS)[0].params
-    sizes = list(enumerate(curves.get("calibrated", [])))[1:]
+    sizes = list(enumerate(run.curves.get("calibrated", [])))[1:]
     ensembles = [(size * together / run.members, nll) for size, nll in sizes]
     return Costs(students, ensembles or [(together, run.mean(TEACHERS, "nll").mean)])
 
 
-def by_training(run: Run, curves: Mapping[str, Sequence[float]]) -> Costs:
+def by_training(run: Run) -> Costs:
     """Deep ensembles at the time their teachers took, and every student at its own, without its teachers'."""
     times = {model: run.seconds(model) for model in run.models}
     students = [Priced(m, fmean(times[m]), run.mean(m, "nll")) for m in run.methods if times[m]]
     if not times[TEACHERS]:
         return Costs(students, [])
-    sizes = list(enumerate(curves.get("calibrated", [])))[1:]
+    sizes = list(enumerate(run.curves.get("calibrated", [])))[1:]
     each = fmean(times[TEACHERS])
     together = [(run.members, run.mean(TEACHERS, "nll").mean)]
     return Costs(students, [(size * each, nll) for size, nll in sizes or together])

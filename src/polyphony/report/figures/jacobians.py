@@ -14,7 +14,7 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.report.chart import Absent, Chart, Panel, grouped, thin
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, Look, assign, looks
+from polyphony.report.style import MUTED, Look, assign
 from polyphony.report.tables import Cell, Numbers, Table, Value
 from polyphony.rows import GradientSnr, JacobianCosine, columns
 
@@ -33,7 +33,7 @@ def jacobian_matching(run: Run) -> list[Chart | Table | Absent]:
     if not against:
         return [Absent(_TITLE, "there is no student from scratch to compare with.")]
     splits = {split: cosines(rows, split) for split in dict.fromkeys(row.split for row in rows)}
-    return [jacobian_chart(splits, against, looks(run)), jacobian_table(splits, against)]
+    return [jacobian_chart(splits, against, run.look), jacobian_table(splits, against)]
 
 
 def references(run: Run, methods: Sequence[str]) -> dict[str, str]:
@@ -41,8 +41,9 @@ def references(run: Run, methods: Sequence[str]) -> dict[str, str]:
     scratch = [method for method in run.methods_with(None) if method in methods]
     if not scratch:
         return {}
-    by_form = {run.form(method): method for method in reversed(scratch)}
-    return {m: m if m in scratch else by_form.get(run.form(m), scratch[0]) for m in methods}
+    form = {method: run.recipe.form_table(method).label for method in methods}
+    by_form = {form[method]: method for method in reversed(scratch)}
+    return {m: m if m in scratch else by_form.get(form[m], scratch[0]) for m in methods}
 
 
 def cosines(rows: Sequence[JacobianCosine], split: str) -> Cosines:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyphony.report.chart import SMALL, Absent, Chart, Margins, Panel
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, Look, looks
+from polyphony.report.style import MUTED, Look
 from polyphony.report.tables import Numbers, Value
 from polyphony.scores import TEACHERS
 
@@ -35,11 +35,11 @@ class Example:
 
 def member_predictions(run: Run) -> Chart | Absent:
     """A panel for each of a few training images."""
-    tensors = run.views()
+    tensors = run.views
     if tensors is None:
         return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
     best = sorted(run.methods, key=lambda method: run.mean(method, "nll").mean)
-    return member_chart(examples(tensors), looks(run), best)
+    return member_chart(examples(tensors), run.look, best)
 
 
 def examples(tensors: Mapping[str, Tensor]) -> list[Example]:

@@ -10,30 +10,22 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
-from polyphony import metrics, scores
+from polyphony import metrics
 from polyphony.metrics import Reliability
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, RULE, TEXT, Look, looks
+from polyphony.report.style import MUTED, RULE, TEXT, Look
 from polyphony.report.tables import Numbers, Value
 from polyphony.scores import CALIBRATIONS, TEACHERS
 
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
 
 
-def ensemble_curves(run: Run) -> dict[str, list[float]]:
-    """Test NLL of deep ensembles of size 0, 1, 2, … for both calibrations; nothing without predictions."""
-    test, valid = (run.predictions(TEACHERS, None, split) for split in ("test", "valid"))
-    if test is None or valid is None:
-        return {}
-    return scores.dee_curves(test, valid)
-
-
-def dee_curves(run: Run, curves: Mapping[str, Sequence[float]]) -> Chart | Absent:
-    """NLL against the size of a deep ensemble (`ensemble_curves`), and where each student is on it."""
-    if not curves:
+def dee_curves(run: Run) -> Chart | Absent:
+    """NLL against the size of a deep ensemble, and where each student is on it."""
+    if not run.curves:
         return Absent(
-            "How many teachers is a student worth?", "the teachers' predictions are not in the run folder."
+            "How many teachers is a student worth?", "the curve of teachers is not in the run folder."
         )
     points = {
         kind: {
@@ -42,7 +34,7 @@ def dee_curves(run: Run, curves: Mapping[str, Sequence[float]]) -> Chart | Absen
         }
         for kind in CALIBRATIONS
     }
-    return dee_chart(curves, points, looks(run))
+    return dee_chart(run.curves, points, run.look)
 
 
 def dee_chart(
@@ -118,7 +110,7 @@ def reliability_diagrams(run: Run) -> Chart | Absent:
             found[model] = diagrams
     if not found:
         return Absent("Can confidences be trusted?", "the test predictions are not in the run folder.")
-    return reliability_chart(found, looks(run))
+    return reliability_chart(found, run.look)
 
 
 def reliability_chart(found: Mapping[str, Mapping[str, Reliability]], look: Mapping[str, Look]) -> Chart:

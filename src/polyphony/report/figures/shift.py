@@ -15,7 +15,7 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT, Look, looks
+from polyphony.report.style import MUTED, TEXT, Look
 from polyphony.report.tables import Numbers, slug
 from polyphony.rows import CorruptedScore
 
@@ -48,8 +48,8 @@ def _entropies_on(run: Run, name: str) -> Chart:
         if known is not None and unknown is not None:
             sides = (metrics.entropy(metrics.ensemble_log_probs(p.logits)) for p in (known, unknown))
             found[model] = Entropies(*sides)
-    classes = next(p.logits.shape[-1] for p in run.ensemble(next(iter(found)), "test"))
-    return entropy_chart(name, found, math.log(classes), looks(run))
+    classes = next(iter(run.predictions.values())).logits.shape[-1]
+    return entropy_chart(name, found, math.log(classes), run.look)
 
 
 def entropy_chart(name: str, found: Mapping[str, Entropies], top: float, look: Mapping[str, Look]) -> Chart:
@@ -119,7 +119,7 @@ def corruption_boxes(run: Run) -> list[Chart | Absent]:
         why = "no corrupted images were predicted; 'polyphony evaluate RUN --corrupted NAME' does it."
         return [Absent(_CORRUPTED, why)]
     names = dict.fromkeys(row.data for row in rows)
-    return [corruption_chart(name, [row for row in rows if row.data == name], looks(run)) for name in names]
+    return [corruption_chart(name, [row for row in rows if row.data == name], run.look) for name in names]
 
 
 def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Mapping[str, Look]) -> Chart:

@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS
 from polyphony.report.chart import Absent, Chart, Margins, Panel
-from polyphony.report.figures.sweep import swept_ink
+from polyphony.report.figures.sweep_map import swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look
-from polyphony.report.sweep import SweepRun, Tried, front
+from polyphony.report.sweep_run import SweepRun, Tried, front
 from polyphony.report.tables import Cell, Numbers, Table
 from polyphony.scores import HEADINGS, TEACHERS, mean_text
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from polyphony.report.chart import Absent, Chart, Panel, grouped
 from polyphony.report.run import Run
-from polyphony.report.style import Look, looks
+from polyphony.report.style import Look
 from polyphony.report.tables import Numbers
 
 Series = list[tuple[int, float, float, float]]  # epoch, mean, least, largest over seeds
@@ -26,7 +26,7 @@ _TITLE = "How training went"
 def learning_curves(run: Run) -> Chart | Absent:
     """Validation NLL, accuracy and, where members were compared, diversity of the teachers and students."""
     logs = {model: run.logs(model) for model in run.models}
-    return learning_chart({model: log for model, log in logs.items() if log}, looks(run))
+    return learning_chart({model: log for model, log in logs.items() if log}, run.look)
 
 
 def learning_chart(

@@ -16,7 +16,7 @@ from polyphony.report.chart import Absent, Chart, Margins, Panel
 from polyphony.report.figures.sweep_cells import LABELS, Cells, Corner, Shade
 from polyphony.report.paper import Tuning
 from polyphony.report.style import MUTED, TEXT, Ink, Look, assign
-from polyphony.report.sweep import OTHER, SYMBOLS, SweepRun, Tried
+from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun, Tried
 from polyphony.report.tables import Numbers
 
 _TITLE = "Where the best is"
@@ -34,7 +34,7 @@ def sweep_map(run: SweepRun) -> Chart | Absent:
 
 def swept_ink(run: SweepRun) -> Ink:
     """The colour of the method that was swept."""
-    return assign([(run.method, run.asked["settings"].get("perturb"))])[run.method].ink
+    return assign([(run.method, run.perturbation(run.best.name))])[run.method].ink
 
 
 def paper_map(cells: Sequence[Tuning], words: str, ink: Ink) -> Chart:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of
-from polyphony.report.files import Asked, read_object, read_table
+from polyphony.report.files import Asked, damaged, read_object, read_table
+from polyphony.report.paper import Comparison, compare
 from polyphony.report.run import Run
-from polyphony.rows import SweepScore, headings
-from polyphony.scores import JUDGE, TEACHERS
-from polyphony.store import StoreError
+from polyphony.rows import SweepScore, TeacherScore, headings
+from polyphony.scores import JUDGE
+from polyphony.store import FileError
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 OTHER = "standard"  # beside what decides
@@ -50,8 +51,6 @@ class Tried:
 class SweepRun(Run):
     """The folder of a finished sweep."""
 
-    made_by: ClassVar[str] = "sweep"
-
     @classmethod
     def holds(cls, folder: Path) -> bool:
         """Whether a folder is a sweep's, finished or not."""
@@ -59,39 +58,44 @@ class SweepRun(Run):
 
     @classmethod
     def open(cls, folder: Path) -> SweepRun:
-        """The sweep in a folder; one sentence if it has not come to its end."""
-        if not (folder / "sweep.csv").is_file():
-            raise StoreError(f"the sweep in {folder} is not at its end: run 'polyphony sweep' again")
-        run = cls(folder)
+        """The sweep in a folder; a StoreError, in one sentence, if it has not come to its end."""
+        run, path = cls(folder), folder / SweepScore.file
+        if not path.is_file():
+            raise FileError(path, "is not there: the sweep is not at its end")
         if not run.ranked:
-            raise StoreError(f"{folder}/sweep.csv has no rows: run 'polyphony sweep' again")
+            raise FileError(path, "has no rows")
+        run.check_models(path, run.methods)
         return run
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def asked(self) -> Asked:
         """sweep.json: what was swept, and how."""
-        return read_object(self.folder / "sweep.json", Asked, _AGAIN)
+        return read_object(self.folder / "sweep.json", Asked)
 
     @property
     def method(self) -> str:
         """The method that was swept."""
-        return str(self.asked["method"])
+        return self.asked.method
 
     @property
     def is_search(self) -> bool:
         """Whether the points were proposed by optuna, not laid out in a grid."""
-        return self.asked.get("trials") is not None
+        return self.asked.trials is not None
+
+    @cached_property
+    def paper(self) -> Comparison | None:
+        """The paper's experiment that was swept: its α, τ and η are each point's own, not the student's."""
+        return compare(self.recipe, self.asked.recipe, free=PARAMETERS)
 
     @cached_property
     def tried(self) -> list[Tried]:
         """All points that have scores, in the order of the file."""
         rows: dict[str, list[SweepScore]] = {}
-        for row in read_table(self.folder, SweepScore, _AGAIN):
+        for row in read_table(self.folder, SweepScore):
             rows.setdefault(row.model, []).append(row)
         for name, each in rows.items():
             if not {JUDGE, OTHER} <= {row.calibration for row in each}:
-                path = self.folder / SweepScore.file
-                raise StoreError(f"{path} is damaged ({name} lacks a calibration): {_AGAIN}")
+                raise damaged(self.folder / SweepScore.file, f"{name} lacks a calibration")
         return [_tried(name, each) for name, each in rows.items()]
 
     @cached_property
@@ -117,13 +121,13 @@ class SweepRun(Run):
     @property
     def own(self) -> Tried | None:
         """The point that the recipe itself is at, if it was tried."""
-        here = [each for each in self.tried if _set(each.settings) == self.asked["own"]]
+        here = [each for each in self.tried if _set(each.settings) == self.asked.own]
         return here[0] if here else None
 
     @property
     def diverged(self) -> list[str]:
         """Points without scores: their loss stopped being a number."""
-        return [name for name in self.recipe.get("methods", {}) if name not in self.methods]
+        return [name for name in self.recipe.methods if name not in self.methods]
 
     @cached_property
     def values(self) -> dict[str, list[Value]]:
@@ -138,13 +142,9 @@ class SweepRun(Run):
 
     @cached_property
     def teachers(self) -> tuple[float, float] | None:
-        """(calibrated NLL, mean-KLD) of the teachers on the same images, if their predictions are there."""
-        valid = self.of_members(TEACHERS, None, "valid")
-        temperature = self.temperature(TEACHERS, None)
-        if valid is None or temperature is None:
-            return None
-        log_probs = metrics.temper(valid.log_probs(), temperature)
-        return metrics.nll(log_probs, valid.labels), valid.mean_kld()
+        """(calibrated NLL, mean-KLD) of the teachers on the same images, if they were scored."""
+        rows = [row for row in self.table(TeacherScore) if row.calibration == JUDGE]
+        return (rows[0].nll, rows[0].kld) if rows else None
 
     def line(self, point: Tried) -> str:
         """The method at a point as a line of a recipe's [methods]."""
@@ -152,7 +152,7 @@ class SweepRun(Run):
             name: text_of(value, name) if name == "step_size" else value
             for name, value in _set(point.settings).items()
         }
-        return f"{self.method} = {toml({**self.asked['settings'], **shown})}"
+        return f"{self.method} = {toml({**self.asked.settings, **shown})}"
 
 
 def front(points: Sequence[Tried]) -> list[Tried]:
@@ -191,9 +191,6 @@ def _tried(name: str, rows: Sequence[SweepScore]) -> Tried:
             for kind in (JUDGE, OTHER)
         },
     )
-
-
-_AGAIN = "run 'polyphony sweep' again"
 
 
 def _set(settings: dict[str, Value]) -> dict[str, Value]:

@@ -1,0 +1,33 @@
+"""What to do about a run's file that is missing or damaged, which the library only says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_MAKERS = {
+    "recipe": "study RECIPE",
+    "scores": "evaluate {run}",
+    "dee": "evaluate {run}",
+    "temperatures": "evaluate {run}",
+    "ood": "evaluate {run} --ood NAME",
+    "corrupted": "evaluate {run} --corrupted NAME",
+    "sweep": "sweep RECIPE",
+    "teachers": "sweep RECIPE",
+}
+_DELETED = {
+    "log": "delete it to report without it, or {run} to train again",
+    "done": "delete {run} to train again",
+}
+
+
+def advice(path: Path) -> str:
+    """How to have a file of a run again."""
+    analysed = path.parent.name == "analysis"
+    run = path.parents[1] if analysed else path.parent
+    maker = _MAKERS.get(path.stem, "analyse {run} {name}" if analysed else "")
+    words = (
+        f"'polyphony {maker}' makes it again"
+        if maker
+        else _DELETED.get(path.stem, "delete it to predict again")
+    )
+    return words.format(run=run, name=path.stem)

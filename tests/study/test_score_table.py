@@ -1,0 +1,72 @@
+"""What is saved behind scores.csv, recomputed from the saved logits by numpy and scipy."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, logsumexp
+
+BOUNDS = (0.05, 1e4)  # where temperatures are looked for
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "analysis" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def saved(folder: Path, *who: str) -> tuple[np.ndarray, np.ndarray]:
+    """Each member's log-probabilities [m n k], and the labels."""
+    tensors = load_file(folder.joinpath("predictions", *who).with_suffix(".safetensors"))
+    return log_softmax(tensors["logits"].astype(np.float64), axis=-1), tensors["labels"]
+
+
+def mean(members: np.ndarray) -> np.ndarray:
+    return logsumexp(members, axis=0) - math.log(len(members))
+
+
+def nll(log_probs: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -> float:
+    return -float(log_softmax(log_probs / temperature, axis=-1)[np.arange(len(labels)), labels].mean())
+
+
+def best_temperature(log_probs: np.ndarray, labels: np.ndarray) -> float:
+    found = minimize_scalar(
+        lambda log: nll(log_probs, labels, np.exp(log)), bounds=np.log(BOUNDS), method="bounded",
+        options={"xatol": 1e-9},
+    )  # fmt: skip
+    return float(np.exp(found.x))
+
+
+def test_temperatures_are_those_that_suit_validation_images(finished):
+    folder = finished[0].folder
+    rows = table(folder, "temperatures")
+    assert len(rows) == 1 + 2 * len(finished[0].recipe.methods)
+    for row in rows:
+        members, labels = saved(folder, *filter(None, (row["model"], row["seed"])), "valid")
+        prediction, found = mean(members[:2]), float(row["temperature"])  # two teachers are the ensemble
+        expected = best_temperature(prediction, labels)
+        assert nll(prediction, labels, found) <= nll(prediction, labels, expected) + 1e-12
+        assert found == pytest.approx(expected, rel=1e-3 if expected < 100 else 0.1)  # where all is flat
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_the_curve_is_the_mean_over_every_subset_of_the_teachers(finished, split):
+    folder = finished[0].folder
+    (valid, valid_labels), (members, labels) = (saved(folder, "teachers", each) for each in ("valid", split))
+    expected = {"standard": [math.log(10)], "calibrated": [math.log(10)]}
+    for size in (1, 2, 3):
+        subsets = [list(subset) for subset in itertools.combinations(range(3), size)]
+        fitted = [best_temperature(mean(valid[subset]), valid_labels) for subset in subsets]
+        expected["standard"].append(np.mean([nll(mean(members[subset]), labels) for subset in subsets]))
+        scaled = [nll(mean(members[s]), labels, t) for s, t in zip(subsets, fitted, strict=True)]
+        expected["calibrated"].append(np.mean(scaled))
+    for kind, curve in expected.items():
+        rows = [r for r in table(folder, "dee") if (r["split"], r["calibration"]) == (split, kind)]
+        assert [int(row["size"]) for row in rows] == [0, 1, 2, 3]
+        assert [float(row["nll"]) for row in rows] == pytest.approx(curve, rel=1e-6)
