@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyphony.data import Split
 from polyphony.distill import (
@@ -45,17 +45,32 @@ def split(n: int, seed: int) -> Split:
     return Split(images.to(torch.uint8), labels)
 
 
+class AsWeights(nn.Module):
+    """Inputs in the precision of the weights, so that a whole training may be in float64."""
+
+    like: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.like.dtype)
+
+
 def network(seed: int, copies: int = 1) -> nn.Module:
     """All kinds of state in little: a convolution, BatchNorm, a linear layer with a bias."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers = (nn.Conv2d(copies, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
+        layers = (AsWeights(), nn.Conv2d(copies, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
         return nn.Sequential(*layers, nn.Linear(54, copies * CLASSES))
 
 
 @cache
-def teachers(first: int = 1, device: str = "cpu") -> DeepEnsemble:
-    return DeepEnsemble([network(first + j) for j in range(MEMBERS)]).to(device)
+def teachers(
+    first: int = 1, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> DeepEnsemble:
+    return DeepEnsemble([network(first + j) for j in range(MEMBERS)]).to(device, dtype)
 
 
 FORMS: dict[str, Callable[[], Ensemble]] = {
@@ -110,7 +125,8 @@ def cases(form: str) -> Iterator[tuple[str, str]]:
             yield loss, perturb
 
 
-def loss_of(student: Ensemble, loss: str, perturb: str, device: str = "cpu") -> Loss:
-    """A loss whose teachers are on a device."""
-    given = teachers(device=device), student, teachers(first=7, device=device)
+def loss_of(student: Ensemble, loss: str, perturb: str) -> Loss:
+    """A loss whose teachers are on the student's device, and in its precision."""
+    like = next(student.parameters())
+    given = teachers(1, like.device, like.dtype), student, teachers(7, like.device, like.dtype)
     return LOSSES[loss](given[0], PERTURBATIONS[perturb](given))

@@ -15,7 +15,7 @@ LAYERS = (
     ("study", "report"),
     ("recipe", "analysis"),
     ("train", "distill", "store", "scores"),
-    ("perturb", "predictions", "collapse", "weights"),
+    ("perturb", "predictions", "collapse", "tally", "weights"),
     ("ensembles",),
     ("losses", "metrics", "data", "nn", "rows", "optimise"),
     ("parallel",),

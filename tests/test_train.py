@@ -20,7 +20,8 @@ from polyphony.nn import resnet
 from polyphony.optimise import trapezoid
 from polyphony.perturb import ODS
 from polyphony.store import Stage
-from polyphony.train import DivergedError, Plan, fit, may_be_kept, parameter_groups
+from polyphony.tally import DivergedError
+from polyphony.train import Plan, fit, may_be_kept, parameter_groups
 
 PLAIN = Augmentation(pad=0, flip=False)
 

@@ -9,9 +9,10 @@ of other processes (`whole`), asks this module; alone, both change nothing.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -39,6 +40,9 @@ class Group:
     rank: int = 0
     size: int = 1
     total: int = 0  # rows of the batch at hand, in all processes
+    synced: dict[nn.Module, nn.Module] = field(
+        default_factory=dict
+    )  # PyTorch's norms in place of ours, on CUDA
 
     @property
     def shares(self) -> bool:
@@ -79,6 +83,15 @@ class Group:
         for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(summed.view_as(gradient))
 
+    def check_draws(self, rng: torch.Generator) -> None:
+        """Raise unless all processes have drawn the same numbers."""
+        found = torch.zeros(self.size, dtype=torch.int64)
+        found[self.rank] = zlib.crc32(rng.get_state().numpy().tobytes())
+        if len(set(self.sum(found).tolist())) > 1:
+            raise GroupError(
+                "the processes have drawn different numbers: draw for a batch by `parallel.drawn`"
+            )
+
     def from_first(self, make: Callable[[], Made]) -> Made:
         """What the first process makes, in all of them; if it fails there, all fail."""
         if self.size == 1:
@@ -109,13 +122,18 @@ class Group:
             yield
         finally:
             _current = before
+            self.synced.clear()
             for norm in norms:
                 del norm.forward
 
     def _normalise(self, norm: _BatchNorm, x: Tensor) -> Tensor:
         if not (norm.training and self.shares):
             return type(norm).forward(norm, x)
-        return normalise(norm, x, self)
+        if not x.is_cuda:
+            return normalise(norm, x, self)
+        if norm not in self.synced:  # it has the norm's own parameters and buffers
+            self.synced[norm] = nn.SyncBatchNorm.convert_sync_batchnorm(norm).train()
+        return cast(Tensor, self.synced[norm](x))
 
 
 _current = Group()  # who shares the batch at hand
@@ -196,8 +214,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise GroupError(f"another process of this training is gone or silent ({lines[0]})") from error
+        raise GroupError("another process of this training is gone, or silent for too long") from error
 
 
 def group_from_environment(timeout: timedelta = TIMEOUT) -> Group:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,15 +18,13 @@ from polyphony.data import Augmentation, Split, batch_count, batches
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
 from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
+from polyphony.parallel import Group
 from polyphony.predictions import predict
+from polyphony.tally import DivergedError, Tally, last_good
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
 
 LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
-
-
-class DivergedError(RuntimeError):
-    """The loss stopped being a number."""
 
 
 @dataclass(frozen=True)
@@ -108,24 +107,29 @@ def fit(
     device: torch.device | str = "cpu",
     checkpoint: Checkpoint | None = None,
     watch: Watch | None = None,
+    group: Group | None = None,
 ) -> list[Row]:
     """Train a model and leave it with the weights that were best on validation. Returns one row an epoch.
 
     The weights kept are those of the best validation accuracy from nine tenths of the epochs on. With a
     checkpoint, a run that was killed goes on from its last whole epoch and ends, on CPU, with the same bits.
+    In a group every process calls this with the same arguments; the first alone keeps, watches and validates.
     """
-    checkpoint, watch = checkpoint or Unkept(), watch or Unwatched()
-    training = Training(model.to(device), plan, rng)
-    training.restore(checkpoint.load())
+    group = group or Group()
+    checkpoint = checkpoint if checkpoint and group.rank == 0 else Unkept()
+    watch = watch if watch and group.rank == 0 else Unwatched()
+    training = Training(model.to(device), plan, rng, group)
+    training.restore(group.from_first(checkpoint.load))
     for epoch in range(len(training.log), plan.epochs):
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
-        row |= run_epoch(training, loss, train, epoch, watch)
-        row |= validate(model, valid, epoch)
+        with group.training(model):
+            row |= run_epoch(training, loss, train, epoch, watch)
+        row |= group.from_first(partial(validate, model, valid, epoch))
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
         if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
             watch.warn(collapse.words(training.log[-1]))
-        checkpoint.save(training.state())
+        group.from_first(lambda: checkpoint.save(training.state()))
         watch.epoch(training.log[-1])
     model.load_state_dict(training.best)
     return training.log
@@ -134,12 +138,12 @@ def fit(
 class Training:
     """All that changes while a model trains, and so all that a resumed run needs."""
 
-    def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator) -> None:
+    def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator, group: Group) -> None:
         if rng.device.type != "cpu":
             raise ValueError(
                 f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
             )
-        self.model, self.plan, self.rng = model, plan, rng
+        self.model, self.plan, self.rng, self.group = model, plan, rng, group
         self.optimiser = plan.optimiser(parameter_groups(model, plan))
         self.best: dict[str, Tensor] = {}
         self.log: list[Row] = []
@@ -152,9 +156,10 @@ class Training:
         return rate
 
     def step(self, loss: Tensor) -> None:
-        """Change the weights along a loss's gradient."""
+        """Change the weights along the gradient of a loss, a mean over this process's rows of a batch."""
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss * self.group.part).backward()
+        self.group.sum_gradients(self.model.parameters())
         if self.plan.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
         self.optimiser.step()
@@ -195,52 +200,19 @@ def on_cpu(state: Any) -> Any:
 
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
     """One pass over the training images: means over images of what the loss reports, and images a second."""
-    plan, model, tally = training.plan, training.model.train(), Tally()
+    plan, model, tally = training.plan, training.model.train(), Tally(training.group)
     steps, start = batch_count(len(train), plan.batch), time.perf_counter()
     for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device):
         with torch.autocast(x.device.type, plan.precision, enabled=plan.precision != torch.float32):
             parts = loss(model, x, y, training.rng)
         training.step(parts["loss"])
-        tally.add(parts, len(x))
+        tally.add(parts)
         if tally.steps % LOOK_EVERY == 0 or tally.steps == steps:
             means = tally.look(epoch, steps)
             means["images_per_second"] = sum(tally.rows) / (time.perf_counter() - start)
             watch.step(tally.steps, steps, {"epoch": epoch, **means})
+    training.group.check_draws(training.rng)
     return means
-
-
-class Tally:
-    """What the steps of an epoch report. It stays on the device until somebody looks, who waits for it."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []  # of every step's batch
-        self.recent: list[Tensor] = []  # what the steps since the last look report
-        self.seen: list[Tensor] = []  # what earlier ones did, on the CPU
-
-    @property
-    def steps(self) -> int:
-        """How many are done."""
-        return len(self.rows)
-
-    def add(self, parts: dict[str, Tensor], rows: int) -> None:
-        """Count a step on so many rows."""
-        self.names = list(parts)
-        self.recent.append(torch.stack([value.detach() for value in parts.values()]))
-        self.rows.append(rows)
-
-    def look(self, epoch: int, steps: int) -> Row:
-        """Means over all images so far; raises, naming the step, if a loss was not finite."""
-        recent = torch.stack(self.recent).cpu().double()
-        losses = recent[:, self.names.index("loss")]
-        if not bool(losses.isfinite().all()):
-            bad = int((~losses.isfinite()).nonzero()[0])
-            raise DivergedError(
-                f"the loss is {float(losses[bad])} at step {self.steps - len(losses) + bad + 1} of {steps}"
-                f" in epoch {epoch + 1}; {last_good(epoch)}"
-            )
-        self.seen, self.recent = [*self.seen, recent], []
-        weights = torch.tensor(self.rows, dtype=torch.float64) / sum(self.rows)
-        return dict(zip(self.names, (weights @ torch.cat(self.seen)).tolist(), strict=True))
 
 
 def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
@@ -256,14 +228,6 @@ def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
         "valid_nll": metrics.nll(log_probs, valid.labels),
         **collapse.spread(model, predictions.logits, predictions.labels),
     }
-
-
-def last_good(epoch: int) -> str:
-    """What is left after an epoch failed, and what to do."""
-    kept = (
-        f"the last good checkpoint is that of epoch {epoch}" if epoch else "there is no good checkpoint yet"
-    )
-    return f"{kept}: lower the learning rate or the step size"
 
 
 def may_be_kept(epoch: int, epochs: int) -> bool:

@@ -22,7 +22,7 @@ from polyphony.study import (
     run_study,
     run_sweep,
 )
-from polyphony.train import DivergedError
+from polyphony.tally import DivergedError
 
 MORE = (
     "seeds=[0, 1]",

@@ -64,7 +64,7 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
     from polyphony.study import JobError
-    from polyphony.train import DivergedError
+    from polyphony.tally import DivergedError
 
     if isinstance(error, DataError | RecipeError | StoreError | OSError):
         return 2

@@ -39,5 +39,6 @@ class Dirichlet(Ensemble):
         check_members(x, 1)
         if self.training:
             self.steps += 1
-        outputs = cast(Tensor, self.network(x[0])).float()
+        outputs = cast(Tensor, self.network(x[0]))
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return torch.logaddexp(outputs, outputs.new_full((), self.offset).log())[None]

@@ -19,7 +19,7 @@ from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration, fitted, read
 from polyphony.study.search import Search
 from polyphony.study.study import FORMAT, Study
-from polyphony.train import DivergedError
+from polyphony.tally import DivergedError
 
 
 @dataclass(frozen=True)
