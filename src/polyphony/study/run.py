@@ -141,7 +141,7 @@ def write_provenance(study: Study) -> None:
             "origin": splits.origin,
             **{name: getattr(splits, name).fingerprint for name in ("train", "valid", "test")},
         },
-        "images": {"classes": splits.classes, "shape": list(splits.test.images.shape[1:])},
+        "images": {"classes": splits.classes, "shape": list(splits.train.images.shape[1:])},
         "versions": versions(),
         "machine": machine(study),
     }
