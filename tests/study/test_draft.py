@@ -79,8 +79,16 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert recipe.student.optimizer.kind == "sgd"
     shares = dict(re.findall(r"([\d.]+)% with ([^,.]+)", said))
     assert float({name: share for share, name in shares.items()}["ImageNet's"]) > 90
+    Path("draft_nets.py").rename("away.py")
+    sys.modules.pop("draft_nets")
+    assert command("show", "own.toml", "--no-code") == 0
+    assert "draft_nets:make" in capsys.readouterr().out
+    assert command("show", "own.toml") == 2
+    assert "'draft_nets' cannot be imported" in capsys.readouterr().err
+    Path("away.py").rename("draft_nets.py")
     small = ("--set", "student.epochs=1", "--set", "student.batch=8", "--workers", "1")
     assert command("study", "own.toml", *small) == 0
+    assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().out
     assert Path("runs/own/report.html").exists()
     assert command("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make") == 2
     assert "own.toml is there already" in capsys.readouterr().err

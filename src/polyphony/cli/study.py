@@ -138,28 +138,41 @@ def evaluate(
 
 
 def show(
-    recipe: str, /, *, overrides: Overrides = (), data: DataRoot = None, device: Device = "auto"
+    recipe: str,
+    /,
+    *,
+    overrides: Overrides = (),
+    data: DataRoot = None,
+    device: Device = "auto",
+    code: Annotated[bool, Parameter(help="Import what a recipe names of kind python, to count it.")] = True,
 ) -> None:
     """Print the resolved recipe, the parameter counts, and what it will cost on this machine.
 
     Parameters
     ----------
     recipe
-        A TOML file, or the name of a shipped recipe.
+        A TOML file, or the name of a shipped recipe. With --no-code one from elsewhere can be looked at
+        safely: it is read and printed, and nothing that it names is run.
     """
+    from polyphony.recipe import read_recipe
     from polyphony.study import costs, default_workers, parameter_counts
 
+    if not code:
+        terminal.show_recipe(read_recipe(recipe, overrides, code=False))
+        return
     study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, device=device)))
-    terminal.show_recipe(study)
+    terminal.show_recipe(study.recipe)
     terminal.show_parameters(parameter_counts(study))
     terminal.show_costs(list(costs(study)), default_workers(study))
 
 
 def prepare(recipe: str, running: Running) -> Study:
     """The study that the arguments describe; nothing is written."""
-    from polyphony.recipe import read_recipe
+    from polyphony.recipe import own_code, read_recipe
     from polyphony.study import Study
 
+    if names := own_code(read_recipe(recipe, running.overrides, code=False)):
+        terminal.line(f"{recipe} runs code of its own: {', '.join(names)}.")
     resolved = read_recipe(recipe, running.overrides)
     folder = running.out or Path("runs", resolved.name)
     return Study(resolved, folder, running.data, chosen(running.device))

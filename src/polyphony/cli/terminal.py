@@ -18,6 +18,7 @@ from polyphony.words import count, counted, duration
 
 if TYPE_CHECKING:
     from polyphony.collapse import Row
+    from polyphony.recipe import Recipe
     from polyphony.study import Board, Cost, Outcome, Score, Study
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
@@ -148,9 +149,9 @@ def caution(text: str) -> None:
     console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def show_recipe(study: Study) -> None:
+def show_recipe(recipe: Recipe) -> None:
     """The resolved recipe."""
-    text = json.dumps(study.recipe.model_dump(mode="json", exclude_none=True), indent=2)
+    text = json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2)
     console.print(Syntax(text, "json", background_color="default"))
 
 

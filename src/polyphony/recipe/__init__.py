@@ -4,6 +4,7 @@ from polyphony.recipe.foreign import ForeignTable, NetworkTable, foreign_table
 from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.perturbations import ODSTable, Surroundings
+from polyphony.recipe.python import own_code
 from polyphony.recipe.read import check, read_recipe, shipped
 from polyphony.recipe.schema import Data, GivenTeachers, Recipe
 from polyphony.recipe.table import RecipeError
@@ -24,6 +25,7 @@ __all__ = [
     "Surroundings",
     "check",
     "foreign_table",
+    "own_code",
     "read_recipe",
     "shipped",
 ]

@@ -80,6 +80,15 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
+def own_code(value: Any) -> list[str]:
+    """The names of kind "python" anywhere in a table, each once: what runs code of the user's."""
+    if isinstance(value, PythonTable):
+        return [value.name]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    inner = [getattr(value, key) for key in type(value).model_fields] if isinstance(value, Table) else values
+    return list(dict.fromkeys(name for each in inner for name in own_code(each)))
+
+
 def prefer(folder: str, name: str) -> None:
     """Look for a module in this folder first, also where another of that name is imported already."""
     if not folder:
