@@ -41,10 +41,15 @@ def listed(names: Sequence[str]) -> str:
 
 def sentence(fault: str) -> str:
     """A fault in one printable line of at most 300 characters: long values lose their middle."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(fault.split()))
+    line = printable(" ".join(fault.split()))
     if len(line) > LONGEST:
         line = re.sub(r"\S{81,}", lambda value: cut(value[0], 80), line)
     return cut(line, LONGEST)
+
+
+def printable(text: str) -> str:
+    """The text with a question mark for every character that a terminal might obey or refuse."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def cut(text: str, longest: int) -> str:

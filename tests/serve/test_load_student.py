@@ -14,8 +14,9 @@ import torch
 from scipy.special import digamma
 
 from polyphony import load_student
+from polyphony.report.run import Run
 from polyphony.rows import Score, from_csv, to_csv
-from polyphony.serve.load import Trained
+from polyphony.serve.load import choose
 from polyphony.store import StoreError
 
 
@@ -65,9 +66,10 @@ def test_what_is_left_open_is_the_best_on_validation_images(run, tmp_path):
     better = [replace(row, seed=1, nll=row.nll - 0.1) for row in rows if row.model == "hydra"]
     misleading = [replace(row, seed=1, nll=0.0) for row in rows if row.split == "test"]
     (tmp_path / Score.file).write_text(to_csv([*rows, *better, *misleading], Score))
-    assert Trained(tmp_path).choose("hydra", None) == ("hydra", 1)
-    assert Trained(tmp_path).choose("hydra", 0) == ("hydra", 0)
-    assert Trained(tmp_path).choose("be", None) == ("be", 0)
+    copy = Run(tmp_path)
+    assert choose(copy, "hydra", None) == ("hydra", 1)
+    assert choose(copy, "hydra", 0) == ("hydra", 0)
+    assert choose(copy, "be", None) == ("be", 0)
 
 
 def test_the_data_need_not_be_there(run, tmp_path, monkeypatch):
@@ -89,17 +91,20 @@ def test_a_student_that_is_not_there_is_one_sentence(run, asked, said):
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
-    with pytest.raises(StoreError, match="is not a run folder"):
+    with pytest.raises(StoreError, match=r"recipe\.json is not there"):
         load_student(tmp_path)
 
 
-def test_a_run_without_scores_or_class_names_is_one_sentence(run, tmp_path):
+def test_a_run_that_lacks_a_file_is_one_sentence(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     record = json.loads((copy / "recipe.json").read_text())
     del record["images"]
     (copy / "recipe.json").write_text(json.dumps(record))
     with pytest.raises(StoreError, match="does not say its classes"):
         load_student(copy)
+    (copy / "analysis" / "temperatures.csv").unlink()
+    with pytest.raises(StoreError, match="has no temperature of"):
+        load_student(copy)
     (copy / "scores.csv").unlink()
-    with pytest.raises(StoreError, match=r"has no scores.csv"):
+    with pytest.raises(StoreError, match=r"scores\.csv is not there"):
         load_student(copy)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from polyphony.cli import analyse, data, init, report, study, sweep
+from polyphony.cli import analyse, data, init, predict, report, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
 
@@ -29,6 +29,7 @@ for verb in (
     sweep.sweep,
     analyse.analyse,
     report.report,
+    predict.predict,
 ):
     app.command(verb)
 app.command(data.app)

@@ -144,6 +144,16 @@ def line(text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def plain(text: str) -> None:
+    """For programs: the text as it is."""
+    console.file.write(f"{text.rstrip()}\n")
+
+
+def note(text: str) -> None:
+    """A line beside what a command prints for others to read: on standard error."""
+    errors.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def caution(text: str) -> None:
     """A line that should not be missed; the work goes on."""
     console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)

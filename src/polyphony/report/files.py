@@ -23,10 +23,11 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Facts(BaseModel):
-    """recipe.json: the resolved recipe's table, the data's fingerprints, versions, machine."""
+    """recipe.json: the resolved recipe's table, the data's fingerprints, its classes, versions, machine."""
 
     recipe: dict[str, Any]
     data: dict[str, Any] = {}
+    images: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     machine: dict[str, Any] = {}
 

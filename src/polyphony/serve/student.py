@@ -13,6 +13,7 @@ from polyphony.ensembles import Ensemble, evaluating
 from polyphony.predictions import Predictions
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
+from polyphony.words import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,13 @@ class Student:
     def temperature(self) -> float:
         """What its mean prediction is calibrated with."""
         return self.description.temperature
+
+    @property
+    def words(self) -> str:
+        """ "the student of kd-ods, seed 0 (batch_ensemble of 4 members, temperature 1.31)" """
+        told, members = self.description, counted(self.ensemble.members, "member")
+        form = f"{told.form.label} of {members}, temperature {self.temperature:.3g}"
+        return f"the student of {told.method}, seed {told.seed} ({form})"
 
     def predict(self, images: Picture | Sequence[Picture], batch: int = 250) -> Answers:
         """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`)."""

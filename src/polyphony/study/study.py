@@ -77,11 +77,7 @@ class Study:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
-        return Stage(self.student_folder(name, seed), spec)
-
-    def student_folder(self, name: str, seed: int) -> Path:
-        """Where a student is, whatever it was made from."""
-        return self.folder / "students" / name / str(seed)
+        return Stage(self.folder / "students" / name / str(seed), spec)
 
     def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
         return {

@@ -1,0 +1,93 @@
+"""The verb that asks a trained student: predict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from polyphony.cli import terminal
+from polyphony.cli.study import Device, UsageError, chosen
+from polyphony.words import printable
+
+if TYPE_CHECKING:
+    from polyphony.serve.table import Answered
+
+Method = Annotated[
+    str | None, Parameter(help="Whose student; of least calibrated NLL on validation images unless given.")
+]
+Seed = Annotated[int | None, Parameter(help="Which of the method's students; the best unless given.")]
+
+
+def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (cyclopts' own word)
+    """An option without a value."""
+    return Parameter(name=name, negative="", show_default=False, help=help)
+
+
+def predict(
+    folder: Path,
+    /,
+    *images: Path,
+    method: Method = None,
+    seed: Seed = None,
+    sort: Annotated[bool, flag("The most uncertain first, by entropy.")] = False,
+    as_json: Annotated[bool, flag("Print JSON, with every class's probability.", "--json")] = False,
+    as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
+    page: Annotated[Path | None, Parameter(help="Write a contact sheet too: one HTML file.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Ask a trained student about images without labels: class, calibrated confidence, uncertainties.
+
+    Parameters
+    ----------
+    folder
+        A run folder, for example runs/digits.
+    images
+        Picture files, or folders of them.
+    """
+    from polyphony.rows import to_csv
+    from polyphony.serve import load_student
+    from polyphony.serve.pictures import find_pictures, read_pictures
+    from polyphony.serve.table import Answered, answered, contact_sheet
+    from polyphony.store import write_whole
+
+    if as_json and as_csv:
+        raise UsageError("give --json or --csv, not both")
+    if not images:
+        raise UsageError("give one or more pictures, or folders of them, after the run")
+    student = load_student(folder, method, seed, device=chosen(device))
+    files = find_pictures(images)
+    pictures = read_pictures(files, student.description.shape)
+    answers = student.predict(pictures)
+    order = answers.entropy.argsort(descending=True, stable=True).tolist() if sort else range(len(files))
+    rows = answered([printable(file) for file in files], student.classes, answers)
+    rows = [rows[i] for i in order]
+    terminal.note(f"Asked {student.words}.")
+    if page:
+        write_whole(page, contact_sheet(student, rows, pictures[list(order)]).encode())
+        terminal.note(f"Page: {page}")
+    if as_json:
+        named = (dict(zip(student.classes, answers.probabilities[i].tolist(), strict=True)) for i in order)
+        found = [asdict(row) | {"probabilities": each} for row, each in zip(rows, named, strict=True)]
+        terminal.plain(json.dumps(found, indent=1))
+    elif as_csv:
+        terminal.plain(to_csv(rows, Answered))
+    else:
+        show(rows)
+
+
+def show(rows: list[Answered]) -> None:
+    """A table for people."""
+    from polyphony.rows import headings
+    from polyphony.serve.table import Answered
+
+    table = Table(*headings(Answered).values())
+    for row in rows:
+        numbers = (f"{row.entropy:.3f}", f"{row.mutual_information:.3f}")
+        table.add_row(Text(row.image), Text(row.label), f"{row.confidence:.1%}", *numbers)
+    terminal.console.print(table)
