@@ -14,23 +14,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from polyphony import metrics
 from polyphony.machine import processor
+from polyphony.metrics import Predictions
+from polyphony.scores import dee_curves
 
 RESULTS = Path(__file__).parent / "results" / "scoring.csv"
 EXAMPLES, MEMBERS, CLASSES, TEACHERS = 10_000, 4, 10, 8
 Row = dict[str, str | int | float]
 
 
-def predictions(members: int, examples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def predictions(members: int, examples: int, seed: int = 0) -> Predictions:
     """CIFAR-like: float32 logits of members that agree on most examples, right on about 19 of 20."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (examples,), generator=rng)
     shared = torch.randn(examples, CLASSES, generator=rng) * 2
     shared[torch.arange(examples), labels] += 8
-    return shared + torch.randn(members, examples, CLASSES, generator=rng), labels
+    return Predictions(shared + torch.randn(members, examples, CLASSES, generator=rng), labels)
 
 
 def seconds(work: Callable[[], object], repeats: int = 7) -> float:
@@ -45,26 +46,18 @@ def seconds(work: Callable[[], object], repeats: int = 7) -> float:
 
 def parts() -> list[Row]:
     """Each part of an evaluation of one student, its temperature fitted on 5,000 validation examples."""
-    logits, labels = predictions(MEMBERS, EXAMPLES)
-    valid_logits, valid_labels = predictions(MEMBERS, 5_000, seed=1)
-    unknown, _ = predictions(MEMBERS, 26_032, seed=2)
-    teachers, teachers_valid = predictions(TEACHERS, EXAMPLES)[0], predictions(TEACHERS, 5_000, seed=1)[0]
-    log_probs, valid = metrics.ensemble_log_probs(logits), metrics.ensemble_log_probs(valid_logits)
-    nll = metrics.columns(logits, labels).nll
+    tested, valid, unknown = (predictions(MEMBERS, n, n) for n in (EXAMPLES, 5_000, 26_032))
+    teachers, taught = (predictions(TEACHERS, n, n) for n in (EXAMPLES, 5_000))
     work: dict[str, Callable[[], object]] = {
-        "temperature": lambda: metrics.fit_temperature(valid, valid_labels),
-        "scores, standard": lambda: metrics.scores(logits, labels),
-        "scores, calibrated": lambda: metrics.scores(logits, labels, 1.3),
-        "scores, streamed": lambda: metrics.tally(metrics.in_blocks(logits, labels)).scores(),
-        "diversity plot": lambda: metrics.diversity_bins(logits),
-        "reliability diagram": lambda: metrics.reliability(log_probs, labels),
-        "detection, 26,032 unknown": lambda: metrics.detect_unknown_logits(logits, unknown),
-        "bootstrap of NLL, 1000 replicates": lambda: metrics.bootstrap_mean(nll, torch.Generator()),
-        "health check": lambda: metrics.HealthCheck()(logits, labels),
-        "DEE curve, 8 teachers": lambda: metrics.dee_curve(teachers, labels, torch.Generator()),
-        "calibrated DEE curve, 8 teachers": lambda: metrics.dee_curve(
-            teachers, labels, torch.Generator(), (teachers_valid, valid_labels)
-        ),
+        "temperature": valid.fit_temperature,
+        "scores, standard": tested.scores,
+        "scores, calibrated": lambda: tested.scores(1.3),
+        "fidelity": lambda: tested.fidelity(teachers.first(MEMBERS)),
+        "diversity plot": tested.diversity_bins,
+        "reliability diagram": lambda: metrics.reliability(tested.log_probs(), tested.labels),
+        "detection, 26,032 unknown": lambda: tested.detect(unknown),
+        "health check": tested.health,
+        "DEE curves, 8 teachers, standard and calibrated": lambda: dee_curves(teachers, taught),
     }
     rows = [row("part", name, MEMBERS, EXAMPLES, seconds(job, 3)) for name, job in work.items()]
     total = sum(float(r["seconds"]) for r in rows)
@@ -72,29 +65,13 @@ def parts() -> list[Row]:
 
 
 def growth() -> list[Row]:
-    """`scores` at doubling examples, then at doubling members."""
+    """`Predictions.scores` at doubling examples, then at doubling members."""
     sizes = [(MEMBERS, n) for n in (10_000, 20_000, 40_000, 80_000)]
     sizes += [(m, EXAMPLES) for m in (4, 8, 16, 32)]
     rows = []
     for index, (members, examples) in enumerate(sizes):
-        data = predictions(members, examples)
         name = "examples" if index < 4 else "members"
-        rows.append(row("growth", name, members, examples, seconds(lambda d=data: metrics.scores(*d))))
-    return rows
-
-
-def streaming() -> list[Row]:
-    """A tally of 10 and of 100 blocks, each made when its turn comes: time to score, peak memory so far."""
-    rows = []
-    for blocks in (10, 100):
-        total, elapsed = None, 0.0
-        for seed in range(blocks):
-            data = predictions(MEMBERS, EXAMPLES, seed)
-            start = time.perf_counter()
-            seen = metrics.tally(metrics.in_blocks(*data))
-            total = seen if total is None else total + seen
-            elapsed += time.perf_counter() - start
-        rows.append(row("streaming", "tally", MEMBERS, blocks * EXAMPLES, elapsed))
+        rows.append(row("growth", name, members, examples, seconds(predictions(members, examples).scores)))
     return rows
 
 
@@ -128,9 +105,8 @@ def show(rows: list[Row]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    predictions(1, 10)
-    metrics.scores(*predictions(MEMBERS, 1000))  # the first call pays for start-up
-    rows = streaming() + growth() + parts()
+    predictions(MEMBERS, 1000).scores()  # the first call pays for start-up
+    rows = growth() + parts()
     show(rows)
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", newline="") as file:

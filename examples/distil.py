@@ -17,7 +17,6 @@ from polyphony import (
     Single,
     fit,
     load,
-    metrics,
     predict,
     resnet,
 )
@@ -47,7 +46,6 @@ student = BatchEnsemble(fresh_network(9), members=4, rng=rng(9))
 fit(student, Distill(teachers, perturb=ODS(step_size=16 / 255)), digits.train, digits.valid, plan, rng(9))
 
 for name, model in {"teachers": teachers, "student": student}.items():
-    logits = predict(model, digits.test).logits
-    nll = metrics.nll(metrics.ensemble_log_probs(logits), digits.test.labels)
+    scores = predict(model, digits.test).scores()
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{name}: {size:,} parameters, NLL {nll:.3f}, mean-KLD {metrics.mean_kld(logits):.3f}")
+    print(f"{name}: {size:,} parameters, NLL {scores['nll']:.3f}, mean-KLD {scores['kld']:.3f}")

@@ -12,8 +12,7 @@ import safetensors.torch
 import torch
 from filelock import FileLock
 
-from polyphony.predictions import Predictions
-from polyphony.report.run import read_predictions
+from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.store import (
     Stage,
     StoreError,
@@ -233,21 +232,28 @@ def test_predictions_come_back_under_their_own_key_only(tmp_path):
     assert load_predictions(path, "other") is None
 
 
-@pytest.mark.parametrize("dirichlet", [False, True])
-def test_saved_predictions_say_what_their_logits_are_to_whoever_reads_them(tmp_path, dirichlet):
+@pytest.mark.parametrize("kind", [Predictions, DirichletPredictions])
+def test_saved_predictions_say_what_they_are_to_whoever_reads_them(tmp_path, kind):
     path = tmp_path / "test.safetensors"
-    save_predictions(path, Predictions(torch.randn(1, 3, 4), torch.arange(3), dirichlet), "k")
-    assert load_predictions(path, "k").dirichlet is dirichlet
-    assert read_predictions(path).dirichlet is dirichlet
+    save_predictions(path, kind(torch.randn(1, 3, 4), torch.arange(3)), "k")
+    assert type(load_predictions(path, "k")) is kind
+    assert type(load_predictions(path)) is kind
 
 
 def test_predictions_saved_without_a_word_on_it_are_members(tmp_path):
     path = tmp_path / "test.safetensors"
+    safetensors.torch.save_file({"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}, path)
+    assert type(load_predictions(path)) is Predictions
+    assert load_predictions(path, "k") is None
+
+
+def test_predictions_of_a_kind_to_come_are_one_sentence(tmp_path):
+    path = tmp_path / "test.safetensors"
     tensors = {"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}
-    safetensors.torch.save_file(tensors, path, metadata={"key": "k"})
-    assert not load_predictions(path, "k").dirichlet
-    safetensors.torch.save_file(tensors, path)
-    assert not read_predictions(path).dirichlet
+    safetensors.torch.save_file(tensors, path, metadata={"logits": "logistic normal"})
+    with pytest.raises(StoreError) as caught:
+        load_predictions(path)
+    one_sentence(caught, path, "'logistic normal'")
 
 
 # Damage

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
         LatentBE,
         Single,
     )
+    from polyphony.metrics import Predictions
     from polyphony.nn import add_members, resnet, wide_resnet
     from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
-    from polyphony.predictions import Predictions, predict
+    from polyphony.predictions import predict
     from polyphony.recipe import Recipe, read_recipe
     from polyphony.serve import Answers, Student, load_student
     from polyphony.train import Plan, fit

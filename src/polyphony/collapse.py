@@ -46,7 +46,7 @@ def is_seen(row: Row) -> bool:
     if row.get("valid_member_acc", 1.0) == 1.0:
         return False
     found = metrics.Spread(2, row["valid_disagreement"], 1 - row["valid_member_acc"], row["valid_kld"])
-    return metrics.HealthCheck().judge(found).verdict == metrics.Verdict.COLLAPSED
+    return metrics.judge(found).verdict == metrics.Verdict.COLLAPSED
 
 
 def words(row: Row) -> str:

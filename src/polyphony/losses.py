@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyphony.mixture import mean_log_probs
+
 AGREEMENT = 1e-6
 """Nats below which teachers count as agreeing this much: float32 cannot tell less from rounding."""
 
@@ -38,11 +40,6 @@ def mean_distillation(student: Tensor, teachers: Tensor, temperature: float) -> 
     log_q = F.log_softmax(student / temperature, dim=-1)
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)
     return temperature**2 * kl.mean()
-
-
-def mean_log_probs(log_probs: Tensor) -> Tensor:
-    """Log of the mean probability over the leading dimension. [M … k] → [… k]"""
-    return log_probs.logsumexp(0) - math.log(len(log_probs))
 
 
 def smooth(log_probs: Tensor, amount: float) -> Tensor:

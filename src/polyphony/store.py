@@ -24,12 +24,13 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from polyphony.machine import whole
-from polyphony.predictions import Predictions
+from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.words import first_line
 
 Spec = dict[str, Any]
 
-KIND, DIRICHLET = "logits", "dirichlet"  # in a file of predictions; without it they are members' logits
+KIND = "logits"  # under which a file of predictions says what they are; without it they are members'
+KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
 
 
 class StoreError(RuntimeError):
@@ -42,6 +43,11 @@ class FileError(StoreError):
     def __init__(self, path: Path, words: str) -> None:
         super().__init__(f"{path} {words}")
         self.path = path
+
+
+def damaged(path: Path, why: object) -> FileError:
+    """What to raise for a file that is not what was written."""
+    return FileError(path, f"is damaged ({why})")
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,8 @@ def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
     """Logits, what they are, and labels in one file, under the key of what they depend on."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
-    kind = {KIND: DIRICHLET} if predictions.dirichlet else {}
+    # Two facts are written in any order: what needs no word says none, so that equal files have equal bytes.
+    kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
     write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
 
 
@@ -178,18 +185,43 @@ def load_predictions(path: Path, key: str) -> Predictions | None:
     """Predictions saved under this key, or nothing where there are none or they depend on something else."""
     if not path.exists():
         return None
+    with opened(path) as file:
+        return _predictions(path, file) if (file.metadata() or {}).get("key") == key else None
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Saved predictions, whatever they depend on."""
+    with opened(path) as file:
+        return _predictions(path, file)
+
+
+def _predictions(path: Path, file: Any) -> Predictions:
+    logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
+    kind = (file.metadata() or {}).get(KIND, Predictions.kind)
+    if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
+        raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
+    if labels.shape != logits.shape[1:2] or labels.is_floating_point():
+        raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
+    known = not path.stem.startswith("ood-")  # another data set has other classes
+    if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
+        raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
+    if kind not in KINDS:
+        raise damaged(path, f"'{kind}' is no kind of predictions known here")
+    return KINDS[kind](logits, labels)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open to be read."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("key") != key:
-                return None
-            return Predictions(file.get_tensor("logits"), file.get_tensor("labels"), is_dirichlet(file))
-    except safetensors.SafetensorError as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to predict again") from error
-
-
-def is_dirichlet(file: Any) -> bool:
-    """Whether an open file of predictions says that its logits are a Dirichlet's log concentrations."""
-    return (file.metadata() or {}).get(KIND) == DIRICHLET
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
+        raise damaged(path, first_line(error)) from error
 
 
 @contextmanager

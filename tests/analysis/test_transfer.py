@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyphony import metrics
 from polyphony.analysis import external_predictions
 from polyphony.data import Split
 
@@ -41,4 +40,4 @@ def test_the_diversity_of_linear_teachers_seen_through_an_external_one_is_the_cl
             softmax(net.weight.double().numpy() @ x + net.bias.double().numpy()) for net in teachers.networks
         ]
         klds.append(np.mean([np.sum(a * np.log(a / b)) for a, b in permutations(own, 2)]))
-    assert metrics.mean_kld(found.logits) == pytest.approx(np.mean(klds), rel=1e-4)
+    assert found.mean_kld() == pytest.approx(np.mean(klds), rel=1e-4)

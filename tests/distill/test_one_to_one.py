@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyphony import metrics
 from polyphony.data import Split, Splits
 from polyphony.distill import CrossEntropy, Distill, match_step_size
 from polyphony.distill.match import STEP_SIZES
@@ -157,14 +156,14 @@ def splits(n: int = 40) -> Splits:
 def disagreement(perturbation, teachers: DeepEnsemble, data: Splits, seed: int) -> float:
     rng = seeded(seed)
     moved = predict(teachers, data.train, before=lambda x, y: perturbation(x, y, teachers, 4.0, rng))
-    return metrics.mean_kld(moved.logits)
+    return moved.mean_kld()
 
 
 @pytest.mark.parametrize("share", [0.9, 1.0])
 @pytest.mark.parametrize("make", [ODS, Gaussian])
 def test_the_matched_step_size_lands_on_its_goal(make, share):
     teachers, data = DeepEnsemble([small(j).float() for j in range(MEMBERS)]), splits()
-    goal = share * metrics.mean_kld(predict(teachers, data.valid).logits)
+    goal = share * predict(teachers, data.valid).mean_kld()
     assert disagreement(Clean(), teachers, data, 0) < goal  # else there is nothing to find
     size = match_step_size(make, teachers, data, 4.0, seeded(7), share)
     assert STEP_SIZES[0] < size < STEP_SIZES[1]

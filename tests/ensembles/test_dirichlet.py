@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polyphony.data import Split
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Dirichlet, Single
+from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.nn import resnet
 from polyphony.predictions import predict
 
@@ -75,7 +76,10 @@ def test_training_passes_are_counted_and_saved_with_the_weights():
 
 def test_only_a_dirichlet_says_that_its_logits_are_concentrations():
     others = [Single(small()), DeepEnsemble([small()]), BatchEnsemble(small(), 2)]
-    assert [ensemble.dirichlet for ensemble in (Dirichlet(small()), *others)] == [True, False, False, False]
+    assert [each.predicts for each in (Dirichlet(small()), *others)] == [
+        DirichletPredictions,
+        *[Predictions] * 3,
+    ]
 
 
 @pytest.mark.parametrize("offset", [-0.5, float("nan"), float("inf")])

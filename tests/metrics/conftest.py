@@ -79,10 +79,10 @@ def _cases() -> dict[str, Case]:
 CASES = _cases()
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys())
-def case(request: pytest.FixtureRequest) -> Case:
-    value: Case = request.param
-    return value
+@pytest.fixture(scope="session")
+def cases() -> dict[str, Case]:
+    """By name; a test goes through all of them and says in which it fails."""
+    return CASES
 
 
 @pytest.fixture(scope="session")

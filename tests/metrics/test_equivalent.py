@@ -9,17 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyphony.metrics import (
-    dee,
-    dee_curve,
-    ensemble_log_probs,
-    fit_temperature,
-    format_dee,
-    format_dees,
-    nll,
-    temper,
-)
+from polyphony.metrics import Predictions, dee, dee_curve, ensemble_log_probs, format_dee, format_dees, nll
 from polyphony.metrics.equivalent import DRAWN, EVERY, teacher_subsets
+from polyphony.metrics.temperature import fit_temperature, temper
 
 CURVE = [math.log(10), 0.30, 0.22, 0.20]
 
@@ -83,7 +75,7 @@ def subsets_of(teachers, size):
 @pytest.mark.parametrize("teachers", [1, 5, 8])
 def test_curve_is_a_mean_over_all_subsets(draw_case, teachers):
     case = draw_case(0, members=teachers)
-    curve = dee_curve(case.logits, case.labels, rng())
+    curve = dee_curve(Predictions(*case), rng())
     assert curve[0] == math.log(10)
     probs = case.logits.double().softmax(-1).numpy()[:, range(120), case.labels]
     for size in range(1, teachers + 1):
@@ -95,7 +87,7 @@ def test_curve_is_a_mean_over_all_subsets(draw_case, teachers):
 def test_calibrated_curve_fits_every_subset_on_validation(draw_case, monkeypatch, at_once):
     monkeypatch.setattr("polyphony.metrics.equivalent._BLOCK", at_once)
     test, valid = draw_case(1, members=4, scale=5.0), draw_case(2, members=4, scale=5.0)
-    curve = dee_curve(*test, rng(), valid)
+    curve = dee_curve(Predictions(*test), rng(), Predictions(*valid))
     for size in range(1, 5):
         scores = []
         for subset in subsets_of(4, size):
@@ -103,19 +95,21 @@ def test_calibrated_curve_fits_every_subset_on_validation(draw_case, monkeypatch
             scores.append(nll(temper(ensemble_log_probs(test.logits[subset]), temperature), test.labels))
         assert curve[size] == pytest.approx(np.mean(scores), rel=1e-12)
     assert curve[0] == math.log(10)
-    assert curve[1] < dee_curve(*test, rng())[1]  # overconfident teachers gain
+    assert curve[1] < dee_curve(Predictions(*test), rng())[1]  # overconfident teachers gain
 
 
 def test_teachers_of_test_and_validation_must_be_the_same(draw_case):
     with pytest.raises(ValueError, match="3 teachers on test but 2"):
-        dee_curve(*draw_case(0, members=3), rng(), tuple(draw_case(0, members=2)))
+        dee_curve(Predictions(*draw_case(0, members=3)), rng(), Predictions(*draw_case(0, members=2)))
 
 
-def test_a_saturated_teacher_keeps_the_curve_finite_or_infinite_but_never_nan(case):
-    curve = dee_curve(case.logits, case.labels, rng())
-    assert not any(math.isnan(value) for value in curve)
-    assert curve[-1] == pytest.approx(nll(ensemble_log_probs(case.logits), case.labels), rel=1e-10, abs=1e-14)
-    assert curve[-1] <= curve[1] + 1e-12  # Jensen
+def test_a_saturated_teacher_keeps_the_curve_finite_or_infinite_but_never_nan(cases):
+    for name, case in cases.items():
+        curve = dee_curve(Predictions(*case), rng())
+        assert not any(math.isnan(value) for value in curve), name
+        together = nll(ensemble_log_probs(case.logits), case.labels)
+        assert curve[-1] == pytest.approx(together, rel=1e-10, abs=1e-14), name
+        assert curve[-1] <= curve[1] + 1e-12, name  # Jensen
 
 
 @pytest.mark.parametrize("teachers", [1, 8, 12])
@@ -138,9 +132,9 @@ def test_of_more_some_are_drawn_and_every_teacher_has_an_equal_chance():
 
 
 def test_equal_generators_draw_equal_subsets(draw_case):
-    case = draw_case(0, members=13, examples=5)
-    assert dee_curve(*case, rng(1)) == dee_curve(*case, rng(1))
-    assert dee_curve(*case, rng(1)) != dee_curve(*case, rng(2))
+    case = Predictions(*draw_case(0, members=13, examples=5))
+    assert dee_curve(case, rng(1)) == dee_curve(case, rng(1))
+    assert dee_curve(case, rng(1)) != dee_curve(case, rng(2))
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from polyphony.metrics import (
-    TEMPERATURE_BOUNDS,
-    ensemble_log_probs,
-    fit_temperature,
-    nll,
-    temper,
-)
-from polyphony.metrics.temperature import fit_temperatures
+from polyphony.metrics import ensemble_log_probs, nll
+from polyphony.metrics.temperature import TEMPERATURE_BOUNDS, fit_temperature, fit_temperatures, temper
 
 
 def scipy_minimum(log_probs, labels):
@@ -36,20 +30,22 @@ def scipy_minimum(log_probs, labels):
     return min(refined.fun, loss(grid[best])), loss
 
 
-def test_fitted_temperature_attains_scipys_minimum(case):
-    log_probs = ensemble_log_probs(case.logits)
-    temperature = fit_temperature(log_probs, case.labels)
-    assert TEMPERATURE_BOUNDS[0] <= temperature <= TEMPERATURE_BOUNDS[1]
-    if torch.isfinite(log_probs[torch.arange(len(log_probs)), case.labels.long()]).any():
-        least, loss = scipy_minimum(log_probs.numpy(), case.labels.long().numpy())
-        assert loss(math.log(temperature)) == pytest.approx(least, rel=1e-9, abs=1e-12)
+def test_fitted_temperature_attains_scipys_minimum(cases):
+    for name, case in cases.items():
+        log_probs = ensemble_log_probs(case.logits)
+        temperature = fit_temperature(log_probs, case.labels)
+        assert TEMPERATURE_BOUNDS[0] <= temperature <= TEMPERATURE_BOUNDS[1], name
+        if torch.isfinite(log_probs[torch.arange(len(log_probs)), case.labels.long()]).any():
+            least, loss = scipy_minimum(log_probs.numpy(), case.labels.long().numpy())
+            assert loss(math.log(temperature)) == pytest.approx(least, rel=1e-9, abs=1e-12), name
 
 
-def test_tempering_is_scipys_softmax(case):
-    log_probs = ensemble_log_probs(case.logits)
-    with np.errstate(divide="ignore"):
-        expected = log_softmax(case.log_probs() / 2.5, axis=-1)
-    np.testing.assert_allclose(temper(log_probs, 2.5), expected, rtol=1e-10, atol=1e-13)
+def test_tempering_is_scipys_softmax(cases):
+    for name, case in cases.items():
+        with np.errstate(divide="ignore"):
+            expected = log_softmax(case.log_probs() / 2.5, axis=-1)
+        found = temper(ensemble_log_probs(case.logits), 2.5)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13, err_msg=name)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

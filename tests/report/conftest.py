@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from polyphony.store import DIRICHLET, KIND
+from polyphony.metrics import DirichletPredictions
+from polyphony.store import KIND
 
 MEMBERS, EXTRA, CLASSES, EXAMPLES = 3, 2, 4, 120
 METHODS: dict[str, dict[str, str]] = {
@@ -256,7 +257,7 @@ class RunMaker:
     def save(self, folder: Path, who: str, split: str, logits: np.ndarray, kind: str = "") -> None:
         path = folder / "predictions" / who / f"{split}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {KIND: DIRICHLET} if kind == "dirichlet" else None
+        metadata = {KIND: DirichletPredictions.kind} if kind == "dirichlet" else None
         save_file({"logits": logits, "labels": self.labels}, path, metadata)
 
     def rows(

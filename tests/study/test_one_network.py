@@ -9,7 +9,7 @@ from scipy import special
 from sklearn.metrics import roc_auc_score
 
 from polyphony.data import load_unknown, pixels
-from polyphony.metrics import mean_kld
+from polyphony.metrics import Predictions
 from polyphony.recipe import check
 from polyphony.store import load_predictions
 from polyphony.study import Study, run_study, verdict
@@ -67,8 +67,8 @@ def test_teachers_are_scored_as_members(finished):
     job = Predict(study, "teachers", None, "test")
     saved = load_predictions(job.path, job.key)
     rows = [row for row in outcome.scores if row.model == "teachers" and row.split == "test"]
-    assert not saved.dirichlet
-    assert {row.kld for row in rows} == {mean_kld(saved.logits[:2])}
+    assert type(saved) is Predictions
+    assert {row.kld for row in rows} == {saved.first(2).mean_kld()}
 
 
 def test_unknown_inputs_are_told_by_the_dirichlets_own_information(finished, here, quiet):

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from polyphony.data import Split
 from polyphony.ensembles import DeepEnsemble
+from polyphony.metrics import Predictions
 from polyphony.perturb import ODS
-from polyphony.predictions import Predictions, predict
+from polyphony.predictions import predict
 
 
 def external_predictions(

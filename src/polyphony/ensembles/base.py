@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from polyphony.metrics import Predictions
 from polyphony.parallel import whole
 
 
@@ -17,7 +18,7 @@ class Ensemble(nn.Module):
 
     members: int
     expects_diversity: bool = True  # whether members that become alike in training are worth a warning
-    dirichlet: bool = False  # whether its logits are the log concentrations of a Dirichlet
+    predicts: type[Predictions] = Predictions  # what its logits are
 
     @property
     def device(self) -> torch.device:

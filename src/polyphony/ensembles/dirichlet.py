@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.metrics import DirichletPredictions
 
 
 class Dirichlet(Ensemble):
     """One network whose outputs z are the concentrations of a Dirichlet distribution, α = offset + e^z.
 
     It gives **log concentrations** log α for logits: their softmax α/α₀ is the expected prediction, so that
-    accuracy, likelihood and calibration read them as those of one member, while `metrics.dirichlet` reads the
+    accuracy, likelihood and calibration read them as one member's, while `DirichletPredictions` reads their
     spread. The offset is 0 for ensemble distribution distillation (Malinin et al. 2020) and 1 for its proxy
     (Ryabinin et al. 2021), which keeps α above 1: no density grows without bound at a corner.
 
@@ -23,7 +24,7 @@ class Dirichlet(Ensemble):
     """
 
     members = 1
-    dirichlet = True
+    predicts = DirichletPredictions
     steps: Tensor
 
     def __init__(self, network: nn.Module, offset: float = 0.0) -> None:

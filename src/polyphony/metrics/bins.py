@@ -1,8 +1,6 @@
-"""Equal-width bins of [0, 1], each open below and closed above, as sums that add up over blocks."""
+"""Equal-width bins of [0, 1], each open below and closed above."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,28 +19,10 @@ def bin_index(values: Tensor, bins: int) -> Tensor:
 
     A value above an edge by no more than `ROUNDING` is on it.
     """
-    return torch.bucketize(values - ROUNDING, edges(bins)[1:-1].to(values.device))
+    return torch.bucketize(values - ROUNDING, edges(bins)[1:-1])
 
 
-@dataclass(frozen=True)
-class BinSums:
-    """How many examples fell into each bin, and the sums of two numbers per example over each. All [b].
-
-    Sums of disjoint blocks add (`+`) to the sums of the whole.
-    """
-
-    count: Tensor
-    first: Tensor
-    second: Tensor
-
-    @classmethod
-    def of(cls, index: Tensor, size: int, first: Tensor, second: Tensor) -> BinSums:
-        """Sums over the examples' bins. index, first, second [n] → [size] each"""
-        count, *sums = (
-            torch.bincount(index, weights=weights, minlength=size)
-            for weights in (torch.ones_like(first), first, second)
-        )
-        return cls(count, *sums)
-
-    def __add__(self, other: BinSums) -> BinSums:
-        return BinSums(self.count + other.count, self.first + other.first, self.second + other.second)
+def bin_sums(values: Tensor, bins: int, *columns: Tensor) -> tuple[Tensor, ...]:
+    """How many examples fall into each bin by their values, and columns' sums there. [n] → [bins] each"""
+    index = bin_index(values, bins)
+    return tuple(torch.bincount(index, each, bins) for each in (torch.ones_like(values), *columns))

@@ -11,18 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyphony.metrics.calibration import confidence
-from polyphony.metrics.diversity import DiversityBins, diversity_of, diversity_sums
-from polyphony.metrics.temperature import temper
-from polyphony.metrics.uncertainty import Uncertainties, entropy
-
 _LARGE = 30.0  # from which the series of five terms is exact in float64
-
-
-def dirichlet_uncertainties(log_concentrations: Tensor, temperature: float = 1.0) -> Uncertainties:
-    """As `uncertainties` of an ensemble: the temperature scales the mean prediction, not the distribution."""
-    mean = temper(log_concentrations.double().log_softmax(-1), temperature)
-    return Uncertainties(entropy(mean), dirichlet_information(log_concentrations), 1 - confidence(mean))
 
 
 def dirichlet_information(log_concentrations: Tensor) -> Tensor:
@@ -47,12 +36,6 @@ def dirichlet_kld(log_concentrations: Tensor) -> Tensor:
     """
     log_alpha = log_concentrations.double()
     return (log_alpha.shape[-1] - 1) * (-log_alpha.logsumexp(-1)).exp()
-
-
-def dirichlet_bins(log_concentrations: Tensor, bins: int = 15) -> DiversityBins:
-    """The diversity plot of draws: examples in equal bins (low, high] of the mean prediction's confidence."""
-    sure = confidence(log_concentrations.double().log_softmax(-1))
-    return diversity_of(diversity_sums(sure, dirichlet_kld(log_concentrations), bins))
 
 
 def _above_log(log_a: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyphony.metrics.probabilities import check, mean_log_probs, member_log_probs
+from polyphony.metrics.predictions import Predictions
+from polyphony.metrics.probabilities import check, member_log_probs
 from polyphony.metrics.quality import label_nll
 from polyphony.metrics.statistics import format_mean_sd, mean_sd
 from polyphony.metrics.temperature import fit_temperatures
+from polyphony.mixture import mean_log_probs
 
 EVERY = 4096
 """A curve is a mean over every subset where there are no more of all sizes together: up to 12 teachers."""
@@ -54,42 +56,36 @@ def format_dees(values: Sequence[float], size: int) -> str:
     return least if least == largest else f"{least} … {largest}"
 
 
-def dee_curve(
-    logits: Tensor, labels: Tensor, rng: torch.Generator, valid: tuple[Tensor, Tensor] | None = None
-) -> list[float]:
+def dee_curve(teachers: Predictions, rng: torch.Generator, valid: Predictions | None = None) -> list[float]:
     """NLL of deep ensembles of size 0..T, each size a mean over `teacher_subsets` of the T teachers.
 
-    logits [t n k], labels [n] → T + 1 numbers. With `valid`, the same teachers' logits [t v k] and labels [v]
-    on validation, every subset is first scaled by the temperature that suits it there. The uniform predictor
-    has none: size 0 is ln K. Equal generators draw equal subsets.
+    With `valid`, the same teachers on validation, every subset is first scaled by the temperature that suits
+    it there. The uniform predictor has none: size 0 is ln K. Equal generators draw equal subsets.
     """
-    log_probs = member_log_probs(logits)
-    score = _nll_of(log_probs, labels) if valid is None else _calibrated_nll_of(log_probs, labels, *valid)
-    curve = [math.log(logits.shape[-1])]
-    for chosen in teacher_subsets(len(logits), rng):
-        at_once = max(1, _BLOCK // log_probs[chosen[:, 0]].numel())
+    score = _nll_of(teachers) if valid is None else _calibrated_nll_of(teachers, valid)
+    curve = [math.log(teachers.logits.shape[-1])]
+    for chosen in teacher_subsets(teachers.members, rng):
+        at_once = max(1, _BLOCK // (len(chosen) * teachers.logits[0].numel()))
         curve.append(float(torch.cat([score(part) for part in chosen.split(at_once, dim=1)]).mean()))
     return curve
 
 
-def _nll_of(log_probs: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
-    """The NLL of each subset of teachers. [t n k], [n] → ([size s] → [s])"""
-    own = torch.stack([-label_nll(teacher, labels) for teacher in log_probs])
+def _nll_of(teachers: Predictions) -> Callable[[Tensor], Tensor]:
+    """The NLL of each subset of teachers. [size s] → [s]"""
+    own = torch.stack([-label_nll(each, teachers.labels) for each in member_log_probs(teachers.logits)])
     return lambda chosen: -mean_log_probs(own[chosen]).mean(-1)
 
 
-def _calibrated_nll_of(
-    log_probs: Tensor, labels: Tensor, valid_logits: Tensor, valid_labels: Tensor
-) -> Callable[[Tensor], Tensor]:
+def _calibrated_nll_of(teachers: Predictions, valid: Predictions) -> Callable[[Tensor], Tensor]:
     """The same of each subset at its temperature on validation."""
-    if len(log_probs) != len(valid_logits):
-        raise ValueError(f"{len(log_probs)} teachers on test but {len(valid_logits)} on validation.")
-    valid, (_, labels) = member_log_probs(valid_logits), check(log_probs[0], labels)
-    _, valid_labels = check(valid[0], valid_labels)
+    if teachers.members != valid.members:
+        raise ValueError(f"{teachers.members} teachers on test but {valid.members} on validation.")
+    tested, fitted = member_log_probs(teachers.logits), member_log_probs(valid.logits)
+    (_, labels), (_, valid_labels) = check(tested[0], teachers.labels), check(fitted[0], valid.labels)
 
     def score(chosen: Tensor) -> Tensor:
-        temperatures = fit_temperatures(mean_log_probs(valid[chosen]), valid_labels)
-        scaled = (mean_log_probs(log_probs[chosen]) / temperatures[:, None, None]).log_softmax(-1)
+        temperatures = fit_temperatures(mean_log_probs(fitted[chosen]), valid_labels)
+        scaled = (mean_log_probs(tested[chosen]) / temperatures[:, None, None]).log_softmax(-1)
         return -scaled[:, torch.arange(len(labels)), labels].mean(-1)
 
     return score

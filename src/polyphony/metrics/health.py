@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from torch import Tensor
 
 from polyphony.metrics.diversity import disagreement, mean_kld
-from polyphony.metrics.probabilities import check, member_log_probs
+from polyphony.metrics.probabilities import member_log_probs
 from polyphony.metrics.quality import accuracy
 
 
@@ -21,6 +22,18 @@ class Verdict(IntEnum):
     DIVERSE = 2
 
 
+Finding = tuple[Verdict, str]
+
+# Where collapsed ends and diverse begins: (collapsed below, weak below).
+OF_ERRORS = (0.05, 0.25)
+"""Disagreement as a share of the members' mean error rate; about 1 for deep ensembles, since independent
+networks seldom make the same mistake."""
+OF_TEACHERS = (0.05, 0.3)
+"""Mean-KLD as a share of the teachers'."""
+IN_NATS = (1e-3, 1e-2)
+"""Mean-KLD where no teachers are given."""
+
+
 @dataclass(frozen=True)
 class Health:
     """The verdict, and one sentence for each finding behind it."""
@@ -31,76 +44,62 @@ class Health:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far apart members are on some examples: what the check judges."""
+    """How far apart members are on some examples: what `judge` reads."""
 
     members: int
     disagreement: float  # fraction of pairs of members that name different classes
     error: float  # the members' mean error rate
     kld: float  # mean-KLD in nats
-    distribution: bool = False  # one network that predicts a distribution: what differs are draws from it
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor) -> Spread:
         """Measured on predictions. logits [m n k], labels [n]"""
         members = member_log_probs(logits)
-        check(members[0], labels)
         error = 1 - sum(accuracy(member, labels) for member in members) / len(members)
         return cls(len(members), disagreement(logits), error, mean_kld(logits))
 
 
-@dataclass(frozen=True)
-class HealthCheck:
-    """Where collapsed ends and diverse begins, as (collapsed below, weak below).
+def judge(spread: Spread, teachers_kld: float | None = None, dee: float | None = None) -> Health:
+    """The verdict on a spread that was measured on inputs not trained on."""
+    if spread.members == 1:
+        return _health(
+            [(Verdict.SINGLE, "It is one network by design: there are no members to differ.")], dee
+        )
+    return _health([_disagreement(spread), _divergence(spread.kld, teachers_kld)], dee)
 
-    `of_errors`: disagreement as a share of the members' mean error rate; about 1 for deep ensembles, since
-    independent networks seldom make the same mistake. `of_teachers`: mean-KLD as a share of the teachers'.
-    `kld`: mean-KLD in nats, used where no teachers are given.
-    """
 
-    of_errors: tuple[float, float] = (0.05, 0.25)
-    of_teachers: tuple[float, float] = (0.05, 0.3)
-    kld: tuple[float, float] = (1e-3, 1e-2)
+def judge_distribution(kld: float, teachers_kld: float | None = None, dee: float | None = None) -> Health:
+    """The same on one network that predicts a distribution, two draws from which have this mean-KLD."""
+    share = f", {kld / teachers_kld:.2f} of the teachers'" if teachers_kld else ""
+    words = (
+        "It is one network that predicts a distribution of predictions: it has no members to differ, and two"
+        f" draws from it have a mean divergence of {kld:.3g} nats{share}."
+    )
+    return _health([(Verdict.SINGLE, words)], dee)
 
-    def __call__(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        teachers_kld: float | None = None,
-        dee: float | None = None,
-    ) -> Health:
-        """Judge predictions on inputs not trained on. logits [m n k], labels [n]"""
-        return self.judge(Spread.of(logits, labels), teachers_kld, dee)
 
-    def judge(self, spread: Spread, teachers_kld: float | None = None, dee: float | None = None) -> Health:
-        """The verdict on a spread that was measured on inputs not trained on."""
-        if spread.distribution:
-            findings = [(Verdict.SINGLE, _distribution(spread.kld, teachers_kld))]
-        elif spread.members == 1:
-            findings = [(Verdict.SINGLE, "It is one network by design: there are no members to differ.")]
-        else:
-            findings = [self._disagreement(spread), self._divergence(spread.kld, teachers_kld)]
-        if dee is not None:
-            findings.append(_equivalent(dee))
-        return Health(min(verdict for verdict, _ in findings), tuple(words for _, words in findings))
+def _health(findings: Sequence[Finding], dee: float | None) -> Health:
+    """The least verdict, and what the DEE adds."""
+    findings = [*findings, *([] if dee is None else [_equivalent(dee)])]
+    return Health(min(verdict for verdict, _ in findings), tuple(words for _, words in findings))
 
-    def _disagreement(self, spread: Spread) -> tuple[Verdict, str]:
-        words = f"Two members name different classes on {spread.disagreement:.2%} of the examples"
-        if spread.error == 0:
-            return (
-                Verdict.DIVERSE,
-                f"{words}; none is ever wrong, so harder examples are needed to judge this.",
-            )
-        share = spread.disagreement / spread.error
-        verdict = _between(share, self.of_errors)
-        return verdict, f"{words}, {share:.2f} of their error rate ({spread.error:.2%}): {_HOW[verdict]}."
 
-    def _divergence(self, kld: float, teachers_kld: float | None) -> tuple[Verdict, str]:
-        words = f"Their mean pairwise divergence is {kld:.3g} nats"
-        if not teachers_kld:
-            verdict = _between(kld, self.kld)
-            return verdict, f"{words}: {_HOW[verdict]}."
-        verdict = _between(kld / teachers_kld, self.of_teachers)
-        return verdict, f"{words}, {kld / teachers_kld:.2f} of the teachers': {_HOW[verdict]}."
+def _disagreement(spread: Spread) -> Finding:
+    words = f"Two members name different classes on {spread.disagreement:.2%} of the examples"
+    if spread.error == 0:
+        return Verdict.DIVERSE, f"{words}; none is ever wrong, so harder examples are needed to judge this."
+    share = spread.disagreement / spread.error
+    verdict = _between(share, OF_ERRORS)
+    return verdict, f"{words}, {share:.2f} of their error rate ({spread.error:.2%}): {_HOW[verdict]}."
+
+
+def _divergence(kld: float, teachers_kld: float | None) -> Finding:
+    words = f"Their mean pairwise divergence is {kld:.3g} nats"
+    if not teachers_kld:
+        verdict = _between(kld, IN_NATS)
+        return verdict, f"{words}: {_HOW[verdict]}."
+    verdict = _between(kld / teachers_kld, OF_TEACHERS)
+    return verdict, f"{words}, {kld / teachers_kld:.2f} of the teachers': {_HOW[verdict]}."
 
 
 _HOW = {
@@ -115,15 +114,7 @@ def _between(value: float, limits: tuple[float, float]) -> Verdict:
     return Verdict((value >= collapsed) + (value >= weak))
 
 
-def _distribution(kld: float, teachers_kld: float | None) -> str:
-    share = f", {kld / teachers_kld:.2f} of the teachers'" if teachers_kld else ""
-    return (
-        "It is one network that predicts a distribution of predictions: it has no members to differ, and two"
-        f" draws from it have a mean divergence of {kld:.3g} nats{share}."
-    )
-
-
-def _equivalent(dee: float) -> tuple[Verdict, str]:
+def _equivalent(dee: float) -> Finding:
     if dee == float("inf"):
         return Verdict.DIVERSE, "It predicts better than all the teachers that were compared, averaged (DEE)."
     if dee > 1:

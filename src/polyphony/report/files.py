@@ -6,16 +6,14 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
 import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from polyphony.predictions import Predictions
 from polyphony.recipe.read import explain
 from polyphony.rows import TableRow, from_csv
 from polyphony.scores import TEACHERS
-from polyphony.store import FileError, is_dirichlet, read_bytes, read_json
+from polyphony.store import damaged, opened, read_bytes, read_json
 from polyphony.words import first_line
 
 Kind = TypeVar("Kind", bound=TableRow)
@@ -47,11 +45,6 @@ class Done(BaseModel):
 
     seconds: float | None = None
     adopted: str | None = None
-
-
-def damaged(path: Path, why: object) -> FileError:
-    """What to raise for a file that is not what was written."""
-    return FileError(path, f"is damaged ({why})")
 
 
 def read_object(path: Path, shape: type[Shape]) -> Shape:
@@ -88,33 +81,13 @@ def _epoch(row: Any) -> dict[str, float]:
     return dict(row)
 
 
-def read_predictions(path: Path) -> Predictions:
-    """Saved predictions, whatever they depend on; the file is read where its numbers are needed."""
-    tensors = read_tensors(path)
-    logits, labels = (tensors.get(name, torch.empty(0)) for name in ("logits", "labels"))
-    if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
-        raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
-    if labels.shape != logits.shape[1:2] or labels.is_floating_point():
-        raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
-    known = not path.stem.startswith("ood-")  # another data set has other classes
-    if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
-        raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
-    with safetensors.safe_open(path, framework="pt") as file:
-        return Predictions(logits, labels, is_dirichlet(file))
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 def count_images(path: Path) -> int:
     """Of how many images saved predictions are, without reading them."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            _, images, _ = file.get_slice("logits").get_shape()
-            return int(images)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise damaged(path, first_line(error)) from error
+    with opened(path) as file:
+        shape = file.get_slice("logits").get_shape()
+    if len(shape) != 3:
+        raise damaged(path, f"its logits are {shape}, not members, images and classes")
+    return int(shape[1])
 
 
 def read_views(path: Path) -> dict[str, Tensor]:
@@ -132,8 +105,5 @@ def read_views(path: Path) -> dict[str, Tensor]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise damaged(path, first_line(error)) from error
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -13,17 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.predictions import Predictions, pool
+from polyphony.metrics import Predictions
 from polyphony.recipe import Recipe, RecipeError, check
 from polyphony.report.files import (
     Done,
     Facts,
     Kind,
     count_images,
-    damaged,
     read_log,
     read_object,
-    read_predictions,
     read_table,
     read_views,
 )
@@ -31,7 +29,7 @@ from polyphony.report.paper import Comparison, compare
 from polyphony.report.style import Look, assign
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import CALIBRATIONS, TEACHERS
-from polyphony.store import FileError, prediction_path
+from polyphony.store import FileError, damaged, prediction_path, read_predictions
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class Run:
     def pooled(self, model: str, split: str) -> Predictions | None:
         """The same with the examples of all seeds in one row: [m s·n k]."""
         each = self.ensemble(model, split)
-        return pool(list(each.values())) if each else None
+        return Predictions.joined(list(each.values())) if each else None
 
     @cached_property
     def temperatures(self) -> dict[tuple[str, int | None], float]:
@@ -207,12 +205,10 @@ class Run:
         """(log-probabilities [n k], labels [n]) of each seed, at its validation temperature if calibrated."""
         pairs = []
         for seed, each in self.ensemble(model, split).items():
-            log_probs = each.log_probs()
-            if calibration == "calibrated":
-                if (model, seed) not in self.temperatures:
-                    return []
-                log_probs = metrics.temper(log_probs, self.temperatures[model, seed])
-            pairs.append((log_probs, each.labels))
+            if calibration == "calibrated" and (model, seed) not in self.temperatures:
+                return []
+            temperature = self.temperatures[model, seed] if calibration == "calibrated" else 1.0
+            pairs.append((each.log_probs(temperature), each.labels))
         return pairs
 
     def splits(self, prefix: str) -> list[str]:

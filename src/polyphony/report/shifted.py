@@ -81,8 +81,7 @@ def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
 
 def _over_all(seeds: Sequence[Sequence[CorruptedScore]], column: str, printed: PaperRow | None) -> Cell:
     means = [
-        metrics.summarise_corruptions({(r.corruption, r.severity): getattr(r, column) for r in rows}).mean
-        for rows in seeds
+        metrics.grid_mean({(r.corruption, r.severity): getattr(r, column) for r in rows}) for rows in seeds
     ]
     text = mean_text(column, metrics.mean_sd(means))
     return Cell(text, paper=printed.text(column) if printed else "")

@@ -60,7 +60,7 @@ def _diversity(run: Run, model: str) -> tuple[str, ...]:
     divergence = run.mean(model, "kld").mean
     kld = f"{divergence:.3f}" if several or divergence > 0 else "–"
     apart = [metrics.disagreement(each.logits) for each in tested] if several else []
-    told = [float(each.uncertainties().mutual_information.mean()) for each in tested if each.varies]
+    told = [float(each.information().mean()) for each in tested if each.varies]
     return (
         kld,
         _or_dash(fmean(apart) if apart else None, lambda value: f"{value:.1%}"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polyphony import metrics
-from polyphony.metrics import Health, HealthCheck, MeanSd
+from polyphony.metrics import Health, MeanSd
 from polyphony.report.paper import PaperRow
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
@@ -213,7 +213,7 @@ def health_checks(run: Run) -> dict[str, Health]:
         tested = run.pooled(method, "test")
         if tested is None:
             continue
-        health = HealthCheck().judge(tested.spread(), teachers_kld, median_dee(run, method))
+        health = tested.health(teachers_kld, median_dee(run, method))
         found[method] = Health(health.verdict, (*health.findings, *_factors(run, method)))
     return found
 

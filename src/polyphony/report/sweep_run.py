@@ -12,12 +12,12 @@ from typing import Any
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of
-from polyphony.report.files import Asked, damaged, read_object, read_table
+from polyphony.report.files import Asked, read_object, read_table
 from polyphony.report.paper import Comparison, compare
 from polyphony.report.run import Run
 from polyphony.rows import SweepScore, TeacherScore, headings
 from polyphony.scores import JUDGE
-from polyphony.store import FileError
+from polyphony.store import FileError, damaged
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 OTHER = "standard"  # beside what decides

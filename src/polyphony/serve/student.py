@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.ensembles import Ensemble, evaluating
-from polyphony.predictions import Predictions
+from polyphony.metrics import Predictions
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
 from polyphony.words import counted
@@ -37,10 +37,8 @@ class Answers:
     @classmethod
     def of(cls, predictions: Predictions, temperature: float) -> Answers:
         """What logits say at a temperature."""
-        log_probs = metrics.temper(predictions.log_probs(), temperature)
-        members = metrics.member_log_probs(predictions.logits).exp()
-        information = predictions.uncertainties().mutual_information
-        return cls(log_probs.exp(), metrics.entropy(log_probs), information, members)
+        log_probs, members = predictions.log_probs(temperature), predictions.logits.double().softmax(-1)
+        return cls(log_probs.exp(), metrics.entropy(log_probs), predictions.information(), members)
 
     @property
     def labels(self) -> Tensor:
@@ -87,4 +85,4 @@ class Student:
                 blocks.append(self.ensemble(rows).float().cpu())
         logits = torch.cat(blocks, dim=1)
         unlabelled = torch.full((logits.shape[1],), -1)
-        return Answers.of(Predictions(logits, unlabelled, self.ensemble.dirichlet), self.temperature)
+        return Answers.of(self.ensemble.predicts(logits, unlabelled), self.temperature)

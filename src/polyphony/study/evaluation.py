@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from polyphony import metrics
-from polyphony.predictions import Predictions, detect_unknown, predict
+from polyphony.metrics import Predictions
+from polyphony.predictions import predict
 from polyphony.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.scores import TEACHERS
 from polyphony.store import (
@@ -27,7 +28,7 @@ from polyphony.store import (
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.runner import Board, Graph, Job, Runner
 from polyphony.study.saved import SavedRows, load_rows, write_table
-from polyphony.study.score_table import quality, read
+from polyphony.study.score_table import read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.study.study import Study
 from polyphony.train import Watch
@@ -124,10 +125,9 @@ def unknown_scores(before: Predict, job: PredictShifted) -> list[UnknownScore]:
     known = read(before).first(job.study.recipe.members)
     (unknown,) = job.read().values()
     entropies = [float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown)]
-    found = detect_unknown(known, unknown)
     return [
         UnknownScore(job.model, job.seed, job.shift.name, score, d.auroc, d.aupr, d.fpr95, *entropies)
-        for score, d in found.items()
+        for score, d in known.detect(unknown).items()
     ]
 
 
@@ -135,7 +135,7 @@ def corrupted_scores(shift: Corruptions, job: PredictShifted) -> list[CorruptedS
     """One model's rows, one for each corruption and severity."""
     rows = []
     for split, predictions in job.read().items():
-        measured = quality(predictions.log_probs(), predictions.labels)
+        measured = predictions.quality()
         corruption, severity = shift.conditions[split]
         rows.append(CorruptedScore(job.model, job.seed, shift.name, corruption, severity, **measured))
     return rows

@@ -19,6 +19,7 @@ NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions are 
 TRAINING = (  # what decides which weights a training ends with; its images have fingerprints of their own
     "train",
     "losses",
+    "mixture",
     "distill",
     "perturb",
     "predictions",  # and three of metrics: which epoch is kept, and which step size is matched

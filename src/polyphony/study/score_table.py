@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from polyphony import metrics
-from polyphony.predictions import Predictions
+from polyphony.metrics import Predictions
 from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import TEACHERS, by_quality
@@ -34,7 +34,7 @@ def write_scores(study: Study) -> list[Score]:
     curves = [row for split, each in teachers.items() for row in dee_curves(split, each, teachers["valid"])]
     saved |= {key: each.first(study.recipe.members) for key, each in saved.items() if key[0] == TEACHERS}
     valid = {(model, seed): each for (model, seed, split), each in saved.items() if split == "valid"}
-    temperatures = [Temperature(*who, fitted(each)) for who, each in valid.items()]
+    temperatures = [Temperature(*who, each.fit_temperature()) for who, each in valid.items()]
     rows = list(score(saved, temperatures, curves, parameter_counts(study)))
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
@@ -44,8 +44,8 @@ def write_scores(study: Study) -> list[Score]:
 
 def dee_curves(split: str, teachers: Predictions, valid: Predictions) -> Iterator[EnsembleNll]:
     """The NLL of deep ensembles of size 0, 1, 2, … of all teachers on a split, for both calibrations."""
-    for kind, on in {"calibrated": (valid.logits, valid.labels), "standard": None}.items():
-        curve = metrics.dee_curve(teachers.logits, teachers.labels, generator("subsets", 0), on)
+    for kind, on in {"calibrated": valid, "standard": None}.items():
+        curve = metrics.dee_curve(teachers, generator("subsets", 0), on)
         yield from (EnsembleNll(split, kind, size, nll) for size, nll in enumerate(curve))
 
 
@@ -72,26 +72,9 @@ def read(job: Predict) -> Predictions:
     return predictions
 
 
-def fitted(valid: Predictions) -> float:
-    """The temperature that suits predictions on validation images."""
-    return metrics.fit_temperature(valid.log_probs(), valid.labels)
-
-
 def by_calibration(predictions: Predictions, temperature: float) -> dict[str, dict[str, float]]:
-    """The columns that predictions have by themselves, as they are and at a temperature."""
-    log_probs, labels, kld = predictions.log_probs(), predictions.labels, predictions.mean_kld()
-    each = {"standard": log_probs, "calibrated": metrics.temper(log_probs, temperature)}
-    return {kind: {**quality(found, labels), "kld": kld} for kind, found in each.items()}
-
-
-def quality(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """The columns that depend on the ensemble's prediction alone."""
-    return {
-        "acc": metrics.accuracy(log_probs, labels),
-        "nll": metrics.nll(log_probs, labels),
-        "bs": metrics.brier(log_probs, labels),
-        "ece": metrics.ece(log_probs, labels),
-    }
+    """The columns that predictions have by themselves, as predicted and at a temperature."""
+    return {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
 
 
 def parameter_counts(study: Study) -> dict[str, int]:

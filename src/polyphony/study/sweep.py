@@ -16,7 +16,7 @@ from polyphony.study.jobs import Predict
 from polyphony.study.run import Work, check_plans, students_of, teachers_of, write_provenance
 from polyphony.study.runner import Board, Runner
 from polyphony.study.saved import write_table
-from polyphony.study.score_table import by_calibration, fitted, read
+from polyphony.study.score_table import by_calibration, read
 from polyphony.study.search import Search
 from polyphony.study.study import FORMAT, Study
 from polyphony.tally import DivergedError
@@ -150,7 +150,7 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
     for point in points:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
-            for kind, measured in by_calibration(valid, fitted(valid)).items():
+            for kind, measured in by_calibration(valid, valid.fit_temperature()).items():
                 rows.append(
                     SweepScore(
                         point.name, seed, point.alpha, point.temperature, point.step_size, kind, **measured
@@ -162,7 +162,9 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
 def teacher_scores(study: Study) -> list[TeacherScore]:
     """The teachers on the same images."""
     valid = read(Predict(study, TEACHERS, None, "valid")).first(study.recipe.members)
-    return [TeacherScore(kind, **each) for kind, each in by_calibration(valid, fitted(valid)).items()]
+    return [
+        TeacherScore(kind, **each) for kind, each in by_calibration(valid, valid.fit_temperature()).items()
+    ]
 
 
 def judged(rows: Sequence[SweepScore]) -> float:

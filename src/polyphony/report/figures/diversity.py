@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
 from torch import Tensor
 
-from polyphony.metrics import DiversityBins
-from polyphony.predictions import Predictions
+from polyphony.metrics import DirichletPredictions, DiversityBins, Predictions
 from polyphony.report.chart import SMALL, Absent, Chart, Panel
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT
@@ -75,7 +74,7 @@ def student_diversity(run: Run) -> Chart | Absent:
     reading = (
         "The same for every student on test images, all seeds together: compare with the teachers on test."
     )
-    if any(group.predictions.dirichlet for group in groups):
+    if any(isinstance(group.predictions, DirichletPredictions) for group in groups):
         reading += (
             " Where one network predicts a distribution, bars are by its mean prediction's confidence, and"
             " the divergence is that of two draws."

@@ -46,7 +46,7 @@ def _entropies_on(run: Run, name: str) -> Chart:
     for model in run.models:
         known, unknown = run.pooled(model, "test"), run.pooled(model, f"ood-{name}")
         if known is not None and unknown is not None:
-            sides = (metrics.entropy(metrics.ensemble_log_probs(p.logits)) for p in (known, unknown))
+            sides = (metrics.entropy(p.log_probs()) for p in (known, unknown))
             found[model] = Entropies(*sides)
     classes = next(iter(run.predictions.values())).logits.shape[-1]
     return entropy_chart(name, found, math.log(classes), run.look)

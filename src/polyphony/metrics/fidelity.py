@@ -1,0 +1,57 @@
+"""Does a student disagree where its teachers do, and does member j speak with the voice of teacher j?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """A student beside its teachers on the same images, uncalibrated, in nats; none where it is not defined.
+
+    Divergences are those of `Predictions.divergence`, one an image: the mean KL of two members, or of two
+    draws from a Dirichlet. A student that does not vary has no `rank_correlation` and no `distance`; one
+    without a member for each teacher has no `own_kld` and no `other_kld`.
+    """
+
+    rank_correlation: float | None
+    """Spearman's ρ over images between the student's divergence and the teachers'; 1: they disagree most on
+    the same images. None too where one of the two is the same on every image."""
+    distance: float | None
+    """Mean over images of |student's divergence − teachers'|; 0 at best."""
+    own_kld: float | None
+    """KL(T_j ‖ S_j), mean over members j and images: how far a member is from its own teacher."""
+    other_kld: float | None
+    """KL(T_i ‖ S_j), mean over i ≠ j and images: how far it is from the others."""
+
+    @property
+    def voice(self) -> float | None:
+        """`other_kld` − `own_kld`: above 0 where member j speaks with teacher j's voice, 0 for nobody's."""
+        return None if self.own_kld is None or self.other_kld is None else self.other_kld - self.own_kld
+
+
+def rank_correlation(first: Tensor, second: Tensor) -> float | None:
+    """Spearman's ρ; equals share their mean rank; none where all of one side are equal. [n], [n] → scalar"""
+    ranks = torch.stack([_ranks(each) for each in (first, second)])
+    ranks = ranks - ranks.mean(1, keepdim=True)
+    (own, shared), (_, other) = ranks @ ranks.T
+    return float(shared / (own * other).sqrt()) if own * other > 0 else None
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """The mean place of each value in ascending order, less what is the same for all. [n] → [n]"""
+    _, group, count = values.unique(return_inverse=True, return_counts=True)
+    places: Tensor = count.cumsum(0) - count.double() / 2
+    return places[group]
+
+
+def voices(log_probs: Tensor, teachers: Tensor) -> tuple[float, float]:
+    """Mean KL(T_j ‖ S_j), and mean KL(T_i ‖ S_j) over i ≠ j, of log-probabilities [m n k], [m n k]."""
+    probs, members = teachers.exp(), len(log_probs)
+    terms = ((probs * (teachers - member)).where(probs > 0, 0.0) for member in log_probs)
+    klds = torch.stack([each.sum(-1).mean(-1) for each in terms])  # [j i]
+    own = float(klds.trace())
+    return own / members, (float(klds.sum()) - own) / (members * (members - 1))

@@ -1,0 +1,159 @@
+"""Logits on a split, and all that they say: the one way to score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyphony.metrics.calibration import confidence, ece
+from polyphony.metrics.detection import Detection, detect
+from polyphony.metrics.dirichlet import dirichlet_information, dirichlet_kld
+from polyphony.metrics.diversity import DiversityBins, diversity_bins, pairwise_kld
+from polyphony.metrics.fidelity import Fidelity, rank_correlation, voices
+from polyphony.metrics.health import Health, Spread, judge, judge_distribution
+from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
+from polyphony.metrics.quality import accuracy, brier, nll
+from polyphony.metrics.temperature import fit_temperature, temper
+from polyphony.metrics.uncertainty import entropy, information
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Each member's logits [m n k] on a split, and the split's labels [n]: what every score is a function of.
+
+    How far predictions spread is asked here, not of the logits: `DirichletPredictions` answer otherwise.
+    """
+
+    kind: ClassVar[str] = "members"  # the word for it in files
+
+    logits: Tensor
+    labels: Tensor
+
+    @staticmethod
+    def joined(parts: Sequence[Predictions]) -> Predictions:
+        """The examples of several predictions of one kind by equally many members as one, [m Σn k]."""
+        if len({each.kind for each in parts}) != 1:
+            raise ValueError("predictions of members and of Dirichlets cannot be joined")
+        logits = torch.cat([each.logits for each in parts], dim=1)
+        return replace(parts[0], logits=logits, labels=torch.cat([each.labels for each in parts]))
+
+    def first(self, members: int) -> Predictions:
+        """Those of the first members alone."""
+        return replace(self, logits=self.logits[:members])
+
+    @property
+    def members(self) -> int:
+        """How many predictors these are the outputs of."""
+        return len(self.logits)
+
+    @property
+    def varies(self) -> bool:
+        """Whether there is anything to differ."""
+        return self.members > 1
+
+    # How good they are
+
+    def scores(self, temperature: float = 1.0) -> dict[str, float]:
+        """All that labelled images say: `quality` at a temperature, and kld, the mean-KLD as predicted.
+
+        Calibrated scores are those at the temperature that `fit_temperature` finds on validation images.
+        """
+        return {**self.quality(temperature), "kld": self.mean_kld()}
+
+    def quality(self, temperature: float = 1.0) -> dict[str, float]:
+        """How good the mean prediction is: acc, nll, bs (Brier, summed over classes) and ece."""
+        log_probs, labels = self.log_probs(temperature), self.labels
+        return {
+            "acc": accuracy(log_probs, labels),
+            "nll": nll(log_probs, labels),
+            "bs": brier(log_probs, labels),
+            "ece": ece(log_probs, labels),
+        }
+
+    def fit_temperature(self) -> float:
+        """The temperature at which the mean prediction has the least NLL here."""
+        return fit_temperature(self.log_probs(), self.labels)
+
+    def log_probs(self, temperature: float = 1.0) -> Tensor:
+        """Log of the mean prediction at a temperature; at 1 as predicted. [n k]"""
+        mean = ensemble_log_probs(self.logits)
+        return mean if temperature == 1 else temper(mean, temperature)
+
+    # How far they spread
+
+    def mean_kld(self) -> float:
+        """The paper's mean-KLD: the divergence, mean over examples."""
+        return float(self.divergence().mean())
+
+    def divergence(self) -> Tensor:
+        """Mean KL divergence of two members in nats, 0 for one. [n]"""
+        return pairwise_kld(member_log_probs(self.logits))
+
+    def information(self) -> Tensor:
+        """Mutual information of label and member, the part of uncertainty that is disagreement. [n]"""
+        return information(member_log_probs(self.logits))
+
+    def least_confidence(self) -> Tensor:
+        """The confidence of the least confident member. [n]"""
+        return confidence(member_log_probs(self.logits)).amin(0)
+
+    def diversity_bins(self, bins: int = 15) -> DiversityBins:
+        """The diversity plot: the divergence of examples in equal bins (low, high] of least confidence."""
+        return diversity_bins(self.least_confidence(), self.divergence(), bins)
+
+    def health(self, teachers_kld: float | None = None, dee: float | None = None) -> Health:
+        """Whether members have collapsed into one, in words."""
+        return judge(Spread.of(self.logits, self.labels), teachers_kld, dee)
+
+    # Beside others
+
+    def uncertainties(self) -> dict[str, Tensor]:
+        """Numbers that are larger where the ensemble is less sure, none below 0. [n] each"""
+        mean = self.log_probs()
+        doubt = 1 - confidence(mean)  # ranks as negative confidence does
+        return {"entropy": entropy(mean), "mutual_information": self.information(), "doubt": doubt}
+
+    def detect(self, unknown: Predictions) -> dict[str, Detection]:
+        """How well each uncertainty tells unknown inputs from these."""
+        others = unknown.uncertainties()
+        return {name: detect(each, others[name]) for name, each in self.uncertainties().items()}
+
+    def fidelity(self, teachers: Predictions) -> Fidelity:
+        """How much a student is its teachers' own on the same images: beside those of the ensemble alone."""
+        if not torch.equal(self.labels, teachers.labels):
+            raise ValueError("a student and its teachers can be compared on the same images only")
+        mine, theirs = self.divergence(), teachers.divergence()
+        alike = rank_correlation(mine, theirs), float((mine - theirs).abs().mean())
+        members = (member_log_probs(each.logits) for each in (self, teachers))
+        spoken = voices(*members) if self.members == teachers.members > 1 else (None, None)
+        return Fidelity(*(alike if self.varies else (None, None)), *spoken)
+
+
+class DirichletPredictions(Predictions):
+    """Log concentrations [1 n k] of one network that predicts a Dirichlet: infinitely many members.
+
+    Their softmax is the Dirichlet's mean. In members' place stand draws, whose numbers have closed forms.
+    """
+
+    kind = "dirichlet"
+    varies = True
+
+    def divergence(self) -> Tensor:
+        """Mean KL divergence of two draws in nats. [n]"""
+        return dirichlet_kld(self.logits[0])
+
+    def information(self) -> Tensor:
+        """Mutual information of label and draw. [n]"""
+        return dirichlet_information(self.logits[0])
+
+    def least_confidence(self) -> Tensor:
+        """The confidence of the mean prediction: draws have no least. [n]"""
+        return confidence(self.log_probs())
+
+    def health(self, teachers_kld: float | None = None, dee: float | None = None) -> Health:
+        """One network by design: no members have collapsed."""
+        return judge_distribution(self.mean_kld(), teachers_kld, dee)

@@ -1,0 +1,10 @@
+"""The mean of several predictions: what losses and metrics share of ensembles' arithmetic."""
+
+import math
+
+from torch import Tensor
+
+
+def mean_log_probs(log_probs: Tensor) -> Tensor:
+    """Log of the mean probability over the leading dimension. [m … k] → [… k]"""
+    return log_probs.logsumexp(0) - math.log(len(log_probs))

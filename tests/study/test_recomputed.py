@@ -1,0 +1,139 @@
+"""scores.csv of a study, recomputed from its saved logits by numpy and scipy alone, with loops."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+
+MEMBERS = 2  # of the tiny study; its third teacher is there for the DEE curve
+
+
+class Saved:
+    """A model's predictions on a split, as the folder has them; `teachers` chooses among the members."""
+
+    def __init__(self, folder: Path, row: dict[str, str], split: str, teachers: tuple[int, ...]) -> None:
+        tensors = load_file(folder / "predictions" / row["model"] / row["seed"] / f"{split}.safetensors")
+        logits = tensors["logits"].astype(np.float64)
+        members = logits - logsumexp(logits, axis=-1, keepdims=True)
+        self.members, self.labels = members[list(teachers)], tensors["labels"]
+        self.mean = logsumexp(self.members, axis=0) - math.log(len(teachers))
+
+    def at(self, temperature: float) -> np.ndarray:
+        return self.mean / temperature - logsumexp(self.mean / temperature, axis=-1, keepdims=True)
+
+    def nll(self, temperature: float) -> float:
+        return -self.at(temperature)[np.arange(len(self.labels)), self.labels].mean()
+
+    def temperature(self) -> float:
+        """Where the NLL, convex in 1/τ, has no slope; else the bound of τ with the lesser NLL."""
+
+        def slope(log_t: float) -> float:
+            expected = (np.exp(self.at(math.exp(log_t))) * self.mean).sum(-1)
+            return (expected - self.mean[np.arange(len(self.labels)), self.labels]).mean()
+
+        bounds = math.log(0.05), math.log(1e4)
+        if slope(bounds[0]) * slope(bounds[1]) > 0:
+            return min((0.05, 1e4), key=self.nll)
+        return math.exp(brentq(slope, *bounds, xtol=1e-13))
+
+    def scores(self, temperature: float) -> dict[str, float]:
+        log_probs = self.at(temperature)
+        return {
+            "acc": (log_probs.argmax(-1) == self.labels).mean(),
+            "nll": self.nll(temperature),
+            "bs": ((np.exp(log_probs) - np.eye(10)[self.labels]) ** 2).sum(-1).mean(),
+            "ece": ece(log_probs, self.labels),
+            "kld": mean_kld(self.members),
+        }
+
+
+def ece(log_probs: np.ndarray, labels: np.ndarray) -> float:
+    error = 0.0
+    for b in range(15):
+        gap = 0.0
+        for row, label in zip(log_probs, labels, strict=True):
+            if b / 15 < math.exp(row.max()) <= (b + 1) / 15:
+                gap += (row.argmax() == label) - math.exp(row.max())
+        error += abs(gap)
+    return error / len(labels)
+
+
+def mean_kld(members: np.ndarray) -> float:
+    pairs = list(itertools.permutations(members, 2))
+    return sum(float((np.exp(p) * (p - q)).sum(-1).mean()) for p, q in pairs) / len(pairs)
+
+
+def dee(nll: float, curve: list[float]) -> float:
+    """The least size whose interpolated NLL is at most this, walking along the curve in small steps."""
+    sizes = np.linspace(0, len(curve) - 1, 200_000)
+    good = np.interp(sizes, range(len(curve)), curve) <= nll
+    return float(sizes[good.argmax()]) if good.any() else math.inf
+
+
+TRAINED = (
+    "seeds=[0]",
+    "methods={kd = {perturb='clean'}, kd-ods = {perturb='ods'}}",
+    "data.per_class=10",
+    "teachers.network.width=4",
+    "teachers.epochs=12",
+    "student.epochs=8",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(run, tmp_path_factory) -> Path:
+    """A study whose models have learned something: their temperatures and DEEs are not at the ends."""
+    return run(tmp_path_factory.mktemp("trained") / "run", *TRAINED)[0].folder
+
+
+@pytest.fixture(scope="module")
+def rows(folder) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "scores.csv").read_text().splitlines()))
+
+
+def pair(folder: Path, row: dict[str, str]) -> tuple[Saved, Saved]:
+    """The predictions of a row, and those its temperature comes from."""
+    split, valid = (Saved(folder, row, name, tuple(range(MEMBERS))) for name in (row["split"], "valid"))
+    return split, valid
+
+
+def test_every_score_follows_from_the_saved_logits_at_the_temperature_of_validation(folder, rows):
+    for row in rows:
+        saved, valid = pair(folder, row)
+        expected = saved.scores(valid.temperature() if row["calibration"] == "calibrated" else 1.0)
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, rel=1e-8), row
+
+
+def test_a_temperature_fitted_on_the_images_scored_would_be_seen(folder, rows):
+    """The test above can fail: at a temperature of test's own, test scores would be others."""
+    tested = [row for row in rows if (row["split"], row["calibration"]) == ("test", "calibrated")]
+    for row in tested:
+        saved, _ = pair(folder, row)
+        own = saved.scores(saved.temperature())
+        assert float(row["nll"]) > own["nll"] * (1 + 1e-4)
+        assert abs(float(row["ece"]) / own["ece"] - 1) > 1e-3
+    assert len(tested) == 3
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("calibration", ["standard", "calibrated"])
+def test_dee_is_read_off_the_mean_over_every_subset_of_teachers(folder, rows, split, calibration):
+    teachers, curve = {"model": "teachers", "seed": ""}, [math.log(10)]
+    for size in (1, 2, 3):
+        nlls = []
+        for subset in itertools.combinations(range(3), size):
+            saved, valid = (Saved(folder, teachers, name, subset) for name in (split, "valid"))
+            nlls.append(saved.nll(valid.temperature() if calibration == "calibrated" else 1.0))
+        curve.append(sum(nlls) / len(nlls))
+    found = [row for row in rows if (row["split"], row["calibration"]) == (split, calibration)]
+    for row in found:
+        assert float(row["dee"]) == pytest.approx(dee(float(row["nll"]), curve), abs=1e-4), row
+    assert any(0 < float(row["dee"]) < math.inf for row in found)
