@@ -14,12 +14,14 @@ from filelock import FileLock
 
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.store import (
+    FileError,
     Stage,
     StoreError,
     difference,
     load_predictions,
     locked,
     read_json,
+    read_predictions,
     save_predictions,
     spec_key,
     write_whole,
@@ -237,13 +239,13 @@ def test_saved_predictions_say_what_they_are_to_whoever_reads_them(tmp_path, kin
     path = tmp_path / "test.safetensors"
     save_predictions(path, kind(torch.randn(1, 3, 4), torch.arange(3)), "k")
     assert type(load_predictions(path, "k")) is kind
-    assert type(load_predictions(path)) is kind
+    assert type(read_predictions(path)) is kind
 
 
 def test_predictions_saved_without_a_word_on_it_are_members(tmp_path):
     path = tmp_path / "test.safetensors"
     safetensors.torch.save_file({"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}, path)
-    assert type(load_predictions(path)) is Predictions
+    assert type(read_predictions(path)) is Predictions
     assert load_predictions(path, "k") is None
 
 
@@ -251,8 +253,8 @@ def test_predictions_of_a_kind_to_come_are_one_sentence(tmp_path):
     path = tmp_path / "test.safetensors"
     tensors = {"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}
     safetensors.torch.save_file(tensors, path, metadata={"logits": "logistic normal"})
-    with pytest.raises(StoreError) as caught:
-        load_predictions(path)
+    with pytest.raises(FileError) as caught:
+        read_predictions(path)
     one_sentence(caught, path, "'logistic normal'")
 
 
@@ -342,7 +344,7 @@ def test_damaged_predictions_are_one_sentence(tmp_path, kind):
     damage(path, kind)
     with pytest.raises(StoreError) as caught:
         load_predictions(path, "k")
-    one_sentence(caught, path, "delete")
+    one_sentence(caught, path, "damaged")
 
 
 @pytest.mark.parametrize("kind", ["empty", "cut", "noise", "text"])
