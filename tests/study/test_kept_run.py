@@ -1,0 +1,101 @@
+"""A run folder that was written once and is kept in tests/study/kept opens in every later version.
+
+It was made by `polyphony study` from the recipe in its recipe.json; it is never made again. A change that
+fails here would make every run of every user one that cannot be opened: mend the change, not the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyphony.recipe import Recipe, check
+from polyphony.recipe.schema import Student, Teachers
+from polyphony.report import write_report
+from polyphony.rows import Score, from_csv
+from polyphony.study import Study, open_study, run_study
+from polyphony.study.jobs import TrainStudent, TrainTeacher
+from polyphony.study.origin import training_code
+from polyphony.study.runner import Here
+
+KEPT = Path(__file__).parent / "kept"
+METHODS = ("scratch", "kd", "kd-ods", "hydra")
+
+
+class Silent:
+    """A board that counts what is started."""
+
+    def __init__(self):
+        self.begun: list[str] = []
+
+    def started(self, name, epochs):
+        self.begun.append(name)
+
+    def step(self, name, done, steps, row): ...
+    def epoch(self, name, row): ...
+    def warn(self, name, sentence): ...
+    def finished(self, name): ...
+
+
+def same_scores(one: Path, other: Path) -> bool:
+    """Whether two runs have the same scores, but for rounding."""
+    tables = [from_csv((folder / "scores.csv").read_text(), Score) for folder in (one, other)]
+    numbers = [[(row.nll, row.kld, row.ece) for row in table] for table in tables]
+    return len(tables[0]) == len(tables[1]) and np.allclose(*numbers, atol=1e-4)
+
+
+@pytest.fixture
+def kept(tmp_path) -> Path:
+    shutil.copytree(KEPT, tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def test_nothing_of_it_is_done_again_and_its_page_is_written(kept):
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    board = Silent()
+    outcome = run_study(open_study(kept, None, "cpu"), Here(1), board)
+    assert board.begun == []
+    assert (outcome.ran, len(outcome.scores)) == (0, 2 * (5 + 2 * len(METHODS)))
+    changed = {path for path, content in before.items() if path.read_bytes() != content}
+    again = {"recipe.json", "scores.csv", "dee.csv", "temperatures.csv"}  # of today's versions and processor
+    assert {path.name for path in changed} <= again
+    assert same_scores(kept, KEPT)
+    assert "kd-ods" in write_report([kept], None).read_text(encoding="utf-8")
+
+
+def test_a_new_run_takes_over_its_trainings(kept, tmp_path):
+    for path in kept.rglob("done.json"):  # as if today's code had trained it
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": training_code()}))
+    study = Study(open_study(kept, None, "cpu").recipe, tmp_path / "new")
+    board = Silent()
+    outcome = run_study(study, Here(1), board)
+    assert outcome.adopted == 3 + len(METHODS)
+    assert all(name.startswith("predict") for name in board.begun)
+    assert same_scores(tmp_path / "new", KEPT)
+
+
+class LaterTeachers(Teachers):
+    warmth: float = 0.5
+
+
+class LaterStudent(Student):
+    warmth: float = 0.5
+
+
+class LaterRecipe(Recipe):
+    teachers: LaterTeachers
+    student: LaterStudent
+    mood: str = "calm"
+
+
+def test_keys_that_a_later_version_adds_with_defaults_do_not_concern_it(kept):
+    table = json.loads((kept / "recipe.json").read_text())["recipe"]
+    later = LaterRecipe.model_validate_json(json.dumps(table), strict=True)
+    study = Study(later, kept)
+    jobs = [TrainTeacher(study, j) for j in range(3)] + [TrainStudent(study, name, 0) for name in METHODS]
+    assert all(job.is_done() for job in jobs)
+    assert later.model_dump().keys() - check(table, "kept").model_dump().keys() == {"mood"}
