@@ -49,7 +49,7 @@ def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_p
     assert [f"a{p[0]}-t{p[1]}-s{p[2].replace('/', '_')}" for p in printed] == best_first
     assert float(printed[0][3]) == pytest.approx(means[best_first[0]], abs=6e-4)
     alpha, step = printed[0][0], printed[0][2]
-    line = f'kd-ods = {{ perturb = "ods", alpha = {alpha}, temperature = 4, step_size = "{step}" }}'
+    line = f'kd-ods = {{ perturb = "ods", alpha = {alpha}, temperature = 1, step_size = "{step}" }}'
     assert line in first.out
     assert "within one s.d. of the best" in first.out
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
@@ -101,7 +101,7 @@ def test_a_search_from_the_command_line(sweep, tmp_path):
         (["--method", "scratch"], "has no α, temperature or step size to sweep"),
         (["--seeds", "a"], "seeds must be a valid array"),
         (["--seeds", "0,0"], "seeds must be different from each other"),
-        (["--seeds", "-1"], "seeds.0 must be greater than or equal to 0"),
+        (["--seeds", "-1"], "seeds must be greater than or equal to 0"),
         (["--trials", "0"], "trials"),
         (["--trials", "4", "--alpha", "0.5"], "--trials needs a range to search"),
         (["--set", "student.batch=51"], "a batch of 51 is larger than the data's 50 training images"),

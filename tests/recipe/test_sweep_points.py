@@ -23,7 +23,7 @@ ABOVE_ZERO = st.floats(0, 1e6, exclude_min=True)
 
 @pytest.fixture(scope="module")
 def digits() -> Recipe:
-    return read_recipe("digits")
+    return read_recipe("digits", ["student.temperature=4", "methods.kd-confods.perturb=confods"])
 
 
 # Names and words

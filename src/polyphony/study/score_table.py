@@ -102,32 +102,39 @@ def mean(rows: list[Score], column: str) -> metrics.MeanSd:
 
 
 def verdict(study: Study, rows: list[Score]) -> str:
-    """What a newcomer should take home, in plain words: how diverse students are, and which is the best."""
+    """What a newcomer should take home, in plain words: what one network keeps, and which is the best."""
     nlls = {name: mean(select(rows, name, "test", "calibrated"), "nll") for name in study.recipe.methods}
     return f"{by_diversity(study, rows)} {by_quality(nlls)}".rstrip()
 
 
 def by_diversity(study: Study, rows: list[Score]) -> str:
-    """How much of the teachers' diversity is kept: the ODS students first, then plain distillation."""
-    teachers = mean(select(rows, TEACHERS, "test", "calibrated"), "kld").mean
-    if teachers == 0:
+    """How much students keep of the teachers' diversity and quality, and of their parameters."""
+    teachers = select(rows, TEACHERS, "test", "calibrated")[0]
+    if teachers.kld == 0:
         return "The teachers do not disagree on test images: there is no diversity to keep."
-    parts = []
-    for name in told_of(study.recipe):
-        student = select(rows, name, "test", "calibrated")
-        dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teacher_count)
-        share = mean(student, "kld").mean / teachers
-        parts.append(
-            f"{name} {f'keeps {share:.0%} of it' if share else 'is one network'}, with a DEE of {dee}"
-        )
-    diversity = f"The teachers' diversity on test images is {teachers:.3f} (mean-KLD)"
-    return f"{diversity}: {'; '.join(parts)}." if parts else f"{diversity}; no student was distilled."
+    said = f"The teachers' diversity on test images is {teachers.kld:.3f} (mean-KLD)"
+    names = told_of(study.recipe)
+    if not names:
+        return f"{said}; no student was distilled."
+    size = select(rows, names[0], "test", "calibrated")[0].params / teachers.params
+    kept = "; ".join(
+        kept_by(name, select(rows, name, "test", "calibrated"), teachers, study) for name in names
+    )
+    return f"{said}. One network with {size:.0%} of their parameters: {kept}."
+
+
+def kept_by(name: str, student: list[Score], teachers: Score, study: Study) -> str:
+    """What one method's students keep, over seeds."""
+    share = mean(student, "kld").mean / teachers.kld
+    dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teacher_count)
+    return f"{name} {f'keeps {share:.0%} of it' if share else 'has none'}, and is worth {dee} networks (DEE)"
+
+
+MOST_TOLD_OF = 4
 
 
 def told_of(recipe: Recipe) -> list[str]:
-    """The first method with ODS, with ConfODS and without a step; one of the recipe's own form goes first."""
-    chosen = []
-    for perturb in ("ods", "confods", "clean"):
-        names = [name for name, method in recipe.methods.items() if method.label == perturb]
-        chosen += sorted(names, key=lambda name: recipe.form(name) != recipe.student.form)[:1]
-    return chosen
+    """The first few methods with teachers, of the recipe's own form if any are."""
+    names = [name for name, method in recipe.methods.items() if method.perturb]
+    own = [name for name in names if recipe.form_table(name) == recipe.student.form]
+    return (own or names)[:MOST_TOLD_OF]
