@@ -101,13 +101,22 @@ def test_the_seed_and_the_index_matter_exactly_where_there_is_chance(name: str) 
     assert torch.equal(pair, corrupt(same, name, 4, seed=1)) != random
 
 
-@pytest.mark.parametrize("name", list(CORRUPTIONS))
-@pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 64)])
-def test_other_sizes_and_grey_images(name: str, channels: int, side: int) -> None:
-    images = pictures(4, channels, side)
-    result = corrupt(images, name, 5)
-    assert result.shape == images.shape
-    assert not torch.equal(result, images)
+COLOURED = "gaussian_noise shot_noise impulse_noise frost jpeg_compression"  # chance or tint of each channel
+
+
+@pytest.mark.parametrize("side", [8, 64])
+def test_a_grey_image_of_any_size_is_corrupted_as_the_same_image_in_colour(side: int) -> None:
+    """To the level, where channels have no chance or tint of their own; else on average."""
+    grey = pictures(6, 1, side)
+    for name in CORRUPTIONS:
+        alone, coloured = (
+            corrupt(x, name, 5).float() for x in (grey, grey.expand(-1, 3, -1, -1).contiguous())
+        )
+        if name in COLOURED.split():
+            assert abs(float(alone.mean() - coloured.mean())) < 5, name
+        else:
+            assert (alone - coloured).abs().max() <= 1, name
+        assert (alone - grey.float()).abs().mean() > 0.5, name
 
 
 def test_noise_has_cifar_cs_strength() -> None:

@@ -24,17 +24,14 @@ def count(network: nn.Module) -> int:
     ("build", "members", "expected"),
     [
         (lambda: resnet(32, 10), None, 464_154),
-        (lambda: resnet(32, 10), 4, 473_324),
         (lambda: resnet(32, 10), 8, 482_504),
         (lambda: wide_resnet(28, 10, 100), None, 36_536_884),
-        (lambda: wide_resnet(28, 10, 100), 4, 36_615_868),
         (lambda: wide_resnet(28, 2, 100), 4, 1_495_740),
-        (lambda: wide_resnet(28, 5, 100), 4, 9_201_468),
-        (lambda: wide_resnet(28, 5, 200), 4, 9_234_268),
     ],
-    ids=["R32", "BE-4 R32", "BE-8 R32", "WRN28x10", "BE-4 28x10", "BE-4 28x2", "BE-4 28x5", "BE-4 28x5 200"],
+    ids=["R32", "BE-8 R32", "WRN28x10", "BE-4 28x2"],
 )
 def test_parameter_counts_are_the_papers(build, members, expected):
+    """Some of them; `tests/recipe/test_shipped_recipes.py` counts every recipe's."""
     with torch.device("meta"):
         network = build()
         if members:
