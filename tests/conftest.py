@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import polyphony as package
 from polyphony.cli import main
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -42,7 +43,8 @@ def tiny_digits() -> tuple[str, ...]:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """A process's environment in which nothing depends on the terminal, the cores or the user's caches."""
-    fixed = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    ours = str(Path(package.__file__).parents[1])  # the package under test, wherever a process runs
+    fixed = {"PYTHONPATH": ours, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
     return {**os.environ, **fixed, "XDG_CACHE_HOME": str(tmp_path / ".cache")}
 
 

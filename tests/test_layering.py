@@ -10,6 +10,7 @@ import polyphony
 
 PACKAGE = Path(polyphony.__file__).parent
 LAYERS = (
+    ("__main__",),
     ("cli",),
     ("serve",),
     ("study", "report"),

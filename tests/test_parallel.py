@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,9 @@ State = dict[str, Tensor]
 def serve(rank: int, port: int, pipe: Connection) -> None:
     """A process of the pair: it runs functions of its group until it is told to end."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "a pair"}
     torch.set_num_threads(1)
-    group = group_from_environment(timedelta(seconds=60))
+    group = group_from_environment()
     while (asked := pipe.recv()) is not None:
         function, arguments = asked
         try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -26,7 +27,7 @@ from polyphony.devices import send
 
 Made = TypeVar("Made")
 
-TIMEOUT = timedelta(minutes=30)  # a process that is silent for so long counts as gone
+TIMEOUT = timedelta(hours=2)  # silent for so long, a process counts as gone; the first may predict meanwhile
 
 
 class GroupError(RuntimeError):
@@ -217,12 +218,13 @@ def explained() -> Iterator[None]:
         raise GroupError("another process of this training is gone, or silent for too long") from error
 
 
-def group_from_environment(timeout: timedelta = TIMEOUT) -> Group:
+@cache
+def group_from_environment() -> Group:
     """The group in which torchrun started this process; alone without it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         return Group()
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     return Group(dist.get_rank(), dist.get_world_size())

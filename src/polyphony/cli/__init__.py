@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +39,7 @@ app.command(data.app)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
     try:
-        app(arguments)
+        run(arguments)
     except KeyboardInterrupt:
         complain("stopped; the same command goes on where it was")
         sys.exit(130)
@@ -48,6 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         complain(" ".join(sentence(error).split()))
         sys.exit(code)
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """The command, in this process; where torchrun has started several, in the first of them."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from polyphony.study import run_together
+
+        run_together(lambda: app(arguments))
+    else:
+        app(arguments)
 
 
 def sentence(error: Exception) -> str:
@@ -62,6 +73,7 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, CycloptsError | study.UsageError):
         return 2
     from polyphony.data import DataError
+    from polyphony.parallel import GroupError
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
     from polyphony.study import JobError
@@ -69,4 +81,4 @@ def exit_code(error: Exception) -> int | None:
 
     if isinstance(error, DataError | RecipeError | StoreError | OSError):
         return 2
-    return 1 if isinstance(error, DivergedError | JobError) else None
+    return 1 if isinstance(error, DivergedError | GroupError | JobError) else None

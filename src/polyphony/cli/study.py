@@ -216,8 +216,12 @@ def run(recipe: str, running: Running, upto: str) -> Study:
 
 def runner(study: Study, workers: int | None) -> Runner:
     """Where the jobs of a command run: every command asks here, once."""
-    from polyphony.study import Here, Processes, default_workers
+    from polyphony.parallel import group_from_environment
+    from polyphony.study import Here, Processes, Together, default_workers
 
+    group = group_from_environment()
+    if group.size > 1:
+        return Together(study.threads, group=group)
     at_once = workers or default_workers(study)
     return Here(study.threads) if at_once == 1 else Processes(at_once, study.threads)
 

@@ -10,6 +10,7 @@ from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
 from polyphony.study.score_table import mean, parameter_counts, select, verdict
 from polyphony.study.study import OutlinedStudy, Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
+from polyphony.study.together import Together, run_together
 
 __all__ = [
     "Board",
@@ -27,6 +28,7 @@ __all__ = [
     "Study",
     "Sweep",
     "SweepOutcome",
+    "Together",
     "TrainStudent",
     "TrainTeacher",
     "Upto",
@@ -40,6 +42,7 @@ __all__ = [
     "parameter_counts",
     "run_study",
     "run_sweep",
+    "run_together",
     "select",
     "verdict",
 ]

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyphony.data import Split
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
+from polyphony.parallel import group_from_environment
 from polyphony.perturb import Perturbation
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
@@ -79,14 +80,14 @@ class TrainTeacher(Training):
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
         log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        return self.stage.finish(model.network.state_dict(), facts(study, log))
+        return finish(self.stage, model.network, facts(study, log))
 
     def take_in(self, path: Path, watch: Watch) -> None:
         """Keep weights that were trained elsewhere, if they know the data's classes."""
         study, stage = self.study, self.stage
         network = study.network(study.recipe.teachers.network_of(self.j))
         take_in(network, path, study.splits.valid, study.splits.classes, study.device)
-        stage.finish(network.state_dict(), origin(study))
+        finish(stage, network, origin(study))
         watch.epoch({})
 
 
@@ -130,7 +131,7 @@ class TrainStudent(Training):
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
         log = train(study, self.stage, student, loss, plan, rng, watch)
-        self.stage.finish(student.state_dict(), facts(study, log) | {"step_size": step_size})
+        finish(self.stage, student, facts(study, log) | {"step_size": step_size})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
         """What the method minimises, and the size of the step it takes, if it takes one."""
@@ -148,14 +149,10 @@ class TrainStudent(Training):
         """The method's step size; one to be matched is found here, the same for every seed."""
         if method.step_size != "match":
             return method.step_size
-        study = self.study
-        return match_step_size(
-            make,
-            teachers,
-            study.splits,
-            method.temperature,
-            generator("match", 0),
-            study.recipe.student.match_share,
+        study, share = self.study, self.study.recipe.student.match_share
+        rng = generator("match", 0)
+        return group_from_environment().from_first(
+            lambda: match_step_size(make, teachers, study.splits, method.temperature, rng, share)
         )
 
     def perturbation(self, method: Distillation, student: Ensemble) -> Callable[[float], Perturbation]:
@@ -256,12 +253,26 @@ def predicting(model: str, seed: int | None, what: str) -> str:
 def train(
     study: Study, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
 ) -> list[dict[str, float]]:
-    """Fit a model in its stage's folder."""
-    stage.start()
-    splits = study.splits
+    """Fit a model in its stage's folder, with the processes of this one's group."""
+    group, splits = group_from_environment(), study.splits
+    group.from_first(stage.start)
     return fit(
-        model, loss, splits.train, splits.valid, plan, rng, device=study.device, checkpoint=stage, watch=watch
+        model,
+        loss,
+        splits.train,
+        splits.valid,
+        plan,
+        rng,
+        device=study.device,
+        checkpoint=stage,
+        watch=watch,
+        group=group,
     )
+
+
+def finish(stage: Stage, model: nn.Module, facts: dict[str, Any]) -> None:
+    """Keep a model's weights in its stage; the first process of a group does."""
+    group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))
 
 
 def facts(study: Study, log: list[dict[str, float]]) -> dict[str, Any]:

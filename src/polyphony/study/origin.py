@@ -13,6 +13,7 @@ from typing import Any
 
 import polyphony
 from polyphony.machine import processor
+from polyphony.parallel import group_from_environment
 from polyphony.study.study import Study
 
 NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions are recorded
@@ -78,5 +79,6 @@ def machine(study: Study) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": study.device,
         "threads": study.threads,
+        "processes": group_from_environment().size,
         "system": platform.platform(),
     }

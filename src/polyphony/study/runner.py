@@ -210,5 +210,9 @@ class Here:
         """Run a graph's jobs to the last, or to the first that fails."""
         torch.set_num_threads(self.threads)
         while (job := graph.next()) is not None:
-            run_job(job, board)
+            self.run_one(job, board)
             graph.finish(job.name)
+
+    def run_one(self, job: Job, board: Board) -> None:
+        """One job from start to end."""
+        run_job(job, board)

@@ -1,0 +1,59 @@
+"""Jobs in a group of processes that torchrun started: all do a training, the first does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from polyphony.parallel import Group, GroupError, group_from_environment
+from polyphony.study.jobs import Training
+from polyphony.study.runner import Board, Here, Job, run_job
+from polyphony.tally import DivergedError
+from polyphony.train import Unwatched
+
+Order = tuple[Job, int] | None  # what the others do, with so many threads; nothing: they are done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together(Here):
+    """The first process's runner: jobs one after the other, trainings with all processes."""
+
+    group: Group
+
+    def run_one(self, job: Job, board: Board) -> None:
+        """One job from start to end, which the others may have a part in."""
+        if isinstance(job, Training):
+            tell(self.group, (job, self.threads))
+        run_job(job, board)
+
+
+def tell(group: Group, order: Order) -> Order:
+    """What the first process wants of the others, in all of them."""
+    return group.from_first(lambda: order)
+
+
+def run_together(command: Callable[[], None]) -> None:
+    """Run a command in the first process of a group; the others do their part of its trainings."""
+    group = group_from_environment()
+    if group.rank:
+        return follow(group)
+    try:
+        command()
+    except SystemExit as end:
+        if end.code:
+            raise  # torchrun ends the others
+    tell(group, None)
+    return None
+
+
+def follow(group: Group) -> None:
+    """Do what the first process says, until it says no more."""
+    while (order := tell(group, None)) is not None:
+        job, threads = order
+        torch.set_num_threads(threads)
+        try:
+            job.run(Unwatched())
+        except (DivergedError, GroupError):  # which the first process knows as well
+            continue

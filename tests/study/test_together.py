@@ -1,0 +1,51 @@
+"""The command under torchrun: one study in two processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+
+@pytest.fixture
+def torchrun(environment: dict[str, str], tmp_path: Path):
+    """Run `polyphony ARGUMENTS` in two processes."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launch, "-m", "polyphony", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_a_study_by_two_processes_is_the_study_of_one(torchrun, polyphony, tiny_digits, tmp_path: Path):
+    """Every weight is the same but for float32's rounding, and one process alone shows and writes."""
+    few = ("seeds=[0]", "teachers.extra=0", "student.batch=15", "methods.kd-ods.step_size=match")
+    small = [f"--set={key}" for key in (*tiny_digits, *few)]
+    said = torchrun("distill", "digits", *small, "--out", "a/two")
+    assert said.returncode == 0, said.stderr
+    alone = polyphony("distill", "digits", *small, "--out", "b/one", "--workers", "1")
+    assert alone.returncode == 0, alone.stderr
+    assert said.stdout.count("teacher 0: done") == alone.stdout.count("teacher 0: done") == 1
+    paths = sorted((tmp_path / "b" / "one").rglob("weights.safetensors"))
+    assert len(paths) == 7
+    for path in paths:
+        theirs = tmp_path / "a" / "two" / path.relative_to(tmp_path / "b" / "one")
+        one, two = load_file(path), load_file(theirs)
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
+        for weights, processes in ((path, 1), (theirs, 2)):
+            done = json.loads(weights.with_name("done.json").read_text())
+            assert done["machine"]["processes"] == processes
+
+
+def test_what_is_wrong_is_said_by_one_process(torchrun):
+    said = torchrun("teach", "digits", "--set", "teachers.epoch=3")
+    assert said.returncode != 0
+    assert said.stderr.count("has no key 'epoch'") == 1
