@@ -28,6 +28,12 @@ class TableRow:
 
 
 @dataclass(frozen=True)
+class _Of(TableRow):
+    model: str  # "teachers", or a method
+    seed: int | None  # the teachers have none
+
+
+@dataclass(frozen=True)
 class Quality:
     """How good a prediction is on labelled images. Brier is summed over classes."""
 
@@ -38,9 +44,7 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class _Scored(TableRow):
-    model: str
-    seed: int | None
+class _Scored(_Of):
     split: str
     calibration: str  # "standard", or "calibrated": at the temperature fitted on validation
 
@@ -68,19 +72,15 @@ class EnsembleNll(TableRow):
 
 
 @dataclass(frozen=True)
-class Temperature(TableRow):
+class Temperature(_Of):
     """The temperature fitted on a model's validation predictions, at which it is called calibrated."""
 
     file: ClassVar[str] = "analysis/temperatures.csv"
-    model: str
-    seed: int | None
     temperature: float
 
 
 @dataclass(frozen=True)
-class _Swept(TableRow):
-    model: str  # the point's name among the derived recipe's methods
-    seed: int
+class _Swept(_Of):  # its model is the point's name among the derived recipe's methods
     alpha: float
     temperature: float
     step_size: float | str | None  # "match" where it was to be found; none where the method takes no step
@@ -109,9 +109,7 @@ class TeacherScore(Quality, _Taught):
 
 
 @dataclass(frozen=True)
-class _Corrupted(TableRow):
-    model: str
-    seed: int | None
+class _Corrupted(_Of):
     data: str
     corruption: str
     severity: int
@@ -125,12 +123,10 @@ class CorruptedScore(Quality, _Corrupted):
 
 
 @dataclass(frozen=True)
-class UnknownScore(TableRow):
+class UnknownScore(_Of):
     """How well a model tells another data set's classes, the positive ones, from its own."""
 
     file: ClassVar[str] = "analysis/ood.csv"
-    model: str
-    seed: int | None
     unknown: str
     score: str  # what tells them apart: entropy, mutual_information, or doubt (negative confidence)
     auroc: float
@@ -165,12 +161,10 @@ class GradientSnr(TableRow):
 
 
 @dataclass(frozen=True)
-class FactorDistance(TableRow):
+class FactorDistance(_Of):
     """How far apart the rank-one factors of a student's members are, as a share of their norm."""
 
     file: ClassVar[str] = "analysis/factors.csv"
-    model: str
-    seed: int
     distance: float
 
 

@@ -12,12 +12,12 @@ from polyphony.study.analysis_jobs import (
     EXAMPLES,
     NOISES,
     SNR_STEPS,
+    AnalysisJob,
     MatchJacobians,
     MeasureFactors,
     MeasureLatency,
     MeasureSnr,
     ShowMembers,
-    TabledJob,
     Transfer,
 )
 from polyphony.study.evaluation import weight_hashes, weights_hash
@@ -36,7 +36,7 @@ class Table:
     """
 
     kind: type[TableRow]
-    jobs: Callable[[Study, Sequence[str], int], Sequence[TabledJob]]
+    jobs: Callable[[Study, Sequence[str], int], Sequence[AnalysisJob]]
     alone: bool = False
     methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
     lacking: str = ""
@@ -70,7 +70,7 @@ TABLES = {
     ),
     "latency": Table(Latency, lambda study, *_: [MeasureLatency(study)], alone=True),
 }
-SINGLE: dict[str, Callable[[Study], Transfer | ShowMembers]] = {"transfer": Transfer, "members": ShowMembers}
+SINGLE: dict[str, Callable[[Study], AnalysisJob]] = {"transfer": Transfer, "members": ShowMembers}
 ANALYSES = (*TABLES, *SINGLE)
 
 
@@ -104,7 +104,7 @@ def analyse(
             runner.run(graph, board)
         files = [write_rows(study, name, jobs) for name, jobs in tabled.items()]
     ran = sum(len(graph.ran) for graph in graphs)
-    return Analysed(ran, [*files, *(job.path for job in single.values())], left_out)
+    return Analysed(ran, [*files, *(job.saved.path for job in single.values())], left_out)
 
 
 def obstacle(study: Study, name: str) -> str | None:
@@ -127,12 +127,12 @@ def unfit(study: Study, name: str, methods: Sequence[str]) -> list[tuple[str, st
     return [(f"{name} of {method}", TABLES[name].lacking) for method in others if TABLES[name].lacking]
 
 
-def write_rows(study: Study, name: str, jobs: Sequence[TabledJob]) -> Path:
+def write_rows(study: Study, name: str, jobs: Sequence[AnalysisJob]) -> Path:
     """The table of all rows that jobs have saved."""
     rows = []
     for job in jobs:
-        part = job.part.load()
+        part = job.saved.load()
         if part is None:
-            raise StoreError(f"{job.part.path} has gone: call 'polyphony analyse' again")
+            raise StoreError(f"{job.saved.path} has gone")
         rows += part
     return write_table(study.folder, TABLES[name].kind, rows)

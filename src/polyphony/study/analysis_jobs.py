@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from polyphony import analysis
 from polyphony.analysis import Progress
@@ -18,11 +19,11 @@ from polyphony.perturb import ODS, Gaussian, Perturbation
 from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
-from polyphony.store import Spec, load_predictions, prediction_path, save_predictions, spec_key
+from polyphony.store import Spec, prediction_path, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.runner import Job
-from polyphony.study.saved import SavedRows, save_tensors, saved_key
+from polyphony.study.saved import SavedRows, SavedTensors
 from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
 from polyphony.study.subjects import ods_setting
@@ -37,7 +38,7 @@ IMAGES_SHOWN = 8
 LATENCY_BATCH = 64
 
 
-def part_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> SavedRows[Kind]:
+def rows_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> SavedRows[Kind]:
     """Where the rows of one job are kept; `name` tells it from others of the same table."""
     path = study.folder / "analysis" / "parts" / f"{Path(kind.file).stem}{name}.json"
     return SavedRows(path, spec_key({"format": ANALYSIS_FORMAT, **spec}), kind)
@@ -53,19 +54,26 @@ def told(watch: Watch) -> Progress:
     return lambda done, total: watch.step(done, total, {})
 
 
-class TabledJob(Job, Protocol):
-    """A job whose result is a part of a table."""
+class AnalysisJob(Job, Protocol):
+    """A job that measures something of a run's models, and keeps it in a file."""
 
     @property
-    def part(self) -> SavedRows[Any]:
-        """The rows, under the key of what they depend on."""
+    def saved(self) -> Any:
+        """The file, under the key of what is in it."""
+
+    def measure(self, watch: Watch) -> Any:
+        """What is kept."""
 
     def is_done(self) -> bool:
-        return self.part.load() is not None
+        return self.saved.load() is not None
+
+    def run(self, watch: Watch) -> None:
+        self.saved.save(self.measure(watch))
+        watch.epoch({})
 
 
 @dataclass(frozen=True)
-class MatchJacobians(TabledJob):
+class MatchJacobians(AnalysisJob):
     """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
 
     study: Study
@@ -85,16 +93,16 @@ class MatchJacobians(TabledJob):
         return {"train": splits.train.some(self.examples), "valid": splits.valid.some(self.examples)}
 
     @property
-    def part(self) -> SavedRows[JacobianCosine]:
+    def saved(self) -> SavedRows[JacobianCosine]:
         """The cosines of both splits."""
         spec = {
             "weights": hashes_with_teachers(self.study, self.method, self.seed),
             "images": [split.fingerprint for split in self.splits.values()],
         }
-        return part_of(self.study, JacobianCosine, spec, f"-{self.method}-{self.seed}")
+        return rows_of(self.study, JacobianCosine, spec, f"-{self.method}-{self.seed}")
 
-    def run(self, watch: Watch) -> None:
-        study, rows = self.study, []
+    def measure(self, watch: Watch) -> list[JacobianCosine]:
+        study, rows = self.study, list[JacobianCosine]()
         teachers = study.load_teachers(study.recipe.members)
         student = study.load_student(self.method, self.seed)
         for name, split in self.splits.items():
@@ -104,12 +112,13 @@ class MatchJacobians(TabledJob):
                     JacobianCosine(name, self.method, self.seed, j, i, round(cosine, 6))
                     for i, cosine in enumerate(member)
                 ]
-            watch.epoch({})
-        self.part.save(rows)
+            if name == "train":
+                watch.epoch({})
+        return rows
 
 
 @dataclass(frozen=True)
-class MeasureSnr(TabledJob):
+class MeasureSnr(AnalysisJob):
     """The gradient's signal-to-noise ratio for one perturbation and step size."""
 
     study: Study
@@ -123,16 +132,16 @@ class MeasureSnr(TabledJob):
         return f"gradient SNR of {self.perturbation} at {self.scale:g} × the step size"
 
     @property
-    def part(self) -> SavedRows[GradientSnr]:
+    def saved(self) -> SavedRows[GradientSnr]:
         """One row."""
         spec = {
             "weights": hashes_with_teachers(self.study, *self.student),
             "images": self.study.splits.train.some(SNR_BATCH).fingerprint,
             "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
         }
-        return part_of(self.study, GradientSnr, spec, f"-{self.perturbation}-{self.scale:g}")
+        return rows_of(self.study, GradientSnr, spec, f"-{self.perturbation}-{self.scale:g}")
 
-    def run(self, watch: Watch) -> None:
+    def measure(self, watch: Watch) -> list[GradientSnr]:
         study, (base, temperature) = self.study, ods_setting(self.study)
         batch, step_size = study.splits.train.some(SNR_BATCH), self.scale * base
         found = analysis.gradient_snr(
@@ -146,12 +155,11 @@ class MeasureSnr(TabledJob):
             SNR_SAMPLES,
             told(watch),
         )
-        self.part.save([GradientSnr(self.perturbation, step_size, found.value, found.samples)])
-        watch.epoch({})
+        return [GradientSnr(self.perturbation, step_size, found.value, found.samples)]
 
 
 @dataclass(frozen=True)
-class Transfer(Job):
+class Transfer(AnalysisJob):
     """The teachers on training images perturbed by ODS with the directions of an extra teacher."""
 
     study: Study
@@ -159,13 +167,8 @@ class Transfer(Job):
     epochs: int = 1
 
     @property
-    def path(self) -> Path:
-        """Where the logits are."""
-        return prediction_path(self.study.folder, TEACHERS, None, "train+external")
-
-    @property
-    def key(self) -> str:
-        """The hash of weights, images and step."""
+    def saved(self) -> SavedTensors:
+        """The logits, under the hash of weights, images and step."""
         study = self.study
         source = study.teacher_stage(study.recipe.members).done()["weights"]
         spec: Spec = {
@@ -174,33 +177,25 @@ class Transfer(Job):
             "split": study.splits.train.some(TRAIN_SHOWN).fingerprint,
             "external": ods_setting(study),
         }
-        return spec_key(spec)
+        path = prediction_path(study.folder, TEACHERS, None, "train+external")
+        return SavedTensors(path, spec_key(spec))
 
-    def is_done(self) -> bool:
-        return load_predictions(self.path, self.key) is not None
-
-    def run(self, watch: Watch) -> None:
+    def measure(self, watch: Watch) -> dict[str, Tensor]:
         study, members = self.study, self.study.recipe.members
         teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
         rng = generator("perturbed training images", 0)
         images = study.splits.train.some(TRAIN_SHOWN)
-        predictions = analysis.external_predictions(teachers, source, images, *ods_setting(study), rng)
-        save_predictions(self.path, predictions, self.key)
-        watch.epoch({})
+        found = analysis.external_predictions(teachers, source, images, *ods_setting(study), rng)
+        return {"logits": found.logits, "labels": found.labels}
 
 
 @dataclass(frozen=True)
-class ShowMembers(Job):
+class ShowMembers(AnalysisJob):
     """A few training images, and what every teacher and member of the first seed says of them."""
 
     study: Study
     name: str = "predictions of members"
     epochs: int = 1
-
-    @property
-    def path(self) -> Path:
-        """Where images and probabilities are."""
-        return self.study.folder / "analysis" / "members.safetensors"
 
     @property
     def images(self) -> Split:
@@ -209,17 +204,15 @@ class ShowMembers(Job):
         return train[torch.randperm(len(train), generator=generator("images shown", 0))[:IMAGES_SHOWN]]
 
     @property
-    def key(self) -> str:
-        """The hash of weights, images and step."""
+    def saved(self) -> SavedTensors:
+        """Images and probabilities, under the hash of weights, images and step."""
         spec = {"models": models_key(self.study), "images": self.images.fingerprint}
-        return spec_key(spec | {"step": ods_setting(self.study)})
+        path = self.study.folder / "analysis" / "members.safetensors"
+        return SavedTensors(path, spec_key(spec | {"step": ods_setting(self.study)}))
 
-    def is_done(self) -> bool:
-        return saved_key(self.path) == self.key
-
-    def run(self, watch: Watch) -> None:
+    def measure(self, watch: Watch) -> dict[str, Tensor]:
         study, (step_size, temperature) = self.study, ods_setting(self.study)
-        views = analysis.member_views(
+        return analysis.member_views(
             study.load_teachers(study.recipe.members),
             {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods},
             self.images,
@@ -227,12 +220,10 @@ class ShowMembers(Job):
             temperature,
             generator("images shown", 1),
         )
-        save_tensors(self.path, views, self.key)
-        watch.epoch({})
 
 
 @dataclass(frozen=True)
-class MeasureLatency(TabledJob):
+class MeasureLatency(AnalysisJob):
     """Milliseconds a batch of the teachers and of every method's student, on this machine."""
 
     study: Study
@@ -240,15 +231,15 @@ class MeasureLatency(TabledJob):
     epochs: int = 1
 
     @property
-    def part(self) -> SavedRows[Latency]:
+    def saved(self) -> SavedRows[Latency]:
         """A row for each model, made again on another machine."""
         study = self.study
         machine = [processor(), study.device, study.threads]
         images = list(study.splits.train.images.shape[1:])
         spec = {"machine": machine, "batch": [LATENCY_BATCH, *images], "params": parameter_counts(study)}
-        return part_of(study, Latency, spec)
+        return rows_of(study, Latency, spec)
 
-    def run(self, watch: Watch) -> None:
+    def measure(self, watch: Watch) -> list[Latency]:
         study, seed = self.study, self.study.recipe.seeds[0]
         models: dict[str, Ensemble] = {TEACHERS: study.load_teachers(study.recipe.members)}
         models |= {name: study.load_student(name, seed) for name in study.recipe.methods}
@@ -258,12 +249,11 @@ class MeasureLatency(TabledJob):
             models, x.contiguous(memory_format=torch.channels_last), progress=told(watch)
         )
         params, threads = parameter_counts(study), torch.get_num_threads()
-        self.part.save(Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items())
-        watch.epoch({})
+        return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
 
 
 @dataclass(frozen=True)
-class MeasureFactors(TabledJob):
+class MeasureFactors(AnalysisJob):
     """How far apart the rank-one factors of some methods' members are."""
 
     study: Study
@@ -272,16 +262,15 @@ class MeasureFactors(TabledJob):
     epochs: int = 1
 
     @property
-    def part(self) -> SavedRows[FactorDistance]:
+    def saved(self) -> SavedRows[FactorDistance]:
         """A row for each student."""
-        return part_of(self.study, FactorDistance, {"models": models_key(self.study)})
+        return rows_of(self.study, FactorDistance, {"models": models_key(self.study)})
 
-    def run(self, watch: Watch) -> None:
+    def measure(self, watch: Watch) -> list[FactorDistance]:
         rows = []
         students = [(method, seed) for method, seed in self.study.students if method in self.methods]
         for method, seed in students:
             distance = analysis.factor_distance(self.study.load_student(method, seed))
             rows.append(FactorDistance(method, seed, distance))
             watch.step(len(rows), len(students), {})
-        self.part.save(rows)
-        watch.epoch({})
+        return rows

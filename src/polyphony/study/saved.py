@@ -59,17 +59,25 @@ def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
     return path
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], key: str) -> None:
-    """Tensors under their names in one file, whole, with the key of what they depend on."""
-    write_whole(path, safetensors.torch.save(dict(tensors), metadata={"key": key}))
+@dataclass(frozen=True)
+class SavedTensors:
+    """Tensors by name in a file of their own."""
 
+    path: Path
+    key: str
 
-def saved_key(path: Path) -> str | None:
-    """The key that tensors were saved under, or nothing where there are none."""
-    if not path.exists():
-        return None
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("key")
-    except safetensors.SafetensorError as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
+    def load(self) -> dict[str, Tensor] | None:
+        """The tensors, or nothing where there are none or they depend on something else."""
+        if not self.path.exists():
+            return None
+        try:
+            with safetensors.safe_open(self.path, framework="pt") as file:
+                here = (file.metadata() or {}).get("key") == self.key
+                return {name: file.get_tensor(name) for name in file.keys()} if here else None  # noqa: SIM118
+        except safetensors.SafetensorError as error:
+            words = f"{self.path} is damaged ({first_line(error)}): delete it to make it again"
+            raise StoreError(words) from error
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors, whole."""
+        write_whole(self.path, safetensors.torch.save(dict(tensors), metadata={"key": self.key}))
