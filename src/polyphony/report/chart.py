@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from polyphony.metrics import MeanSd
 from polyphony.report.style import INKS, MUTED, RULE, TEXT, Look
 from polyphony.report.tables import Numbers
 from polyphony.scores import TEACHERS
@@ -55,18 +56,6 @@ _SETTINGS: dict[Any, Any] = {
     "grid.color": RULE.light,
     "grid.linewidth": 0.7,
     "grid.alpha": 0.75,
-    "xtick.color": RULE.light,
-    "ytick.color": RULE.light,
-    "xtick.labelcolor": MUTED.light,
-    "ytick.labelcolor": MUTED.light,
-    "xtick.labelsize": 10.0,
-    "ytick.labelsize": 10.0,
-    "xtick.major.pad": 5.0,
-    "ytick.major.pad": 5.0,
-    "xtick.major.size": 0.0,
-    "ytick.major.size": 0.0,
-    "xtick.minor.size": 0.0,
-    "ytick.minor.size": 0.0,
     "text.color": TEXT.light,
     "text.parse_math": False,  # a name may hold a dollar
     "legend.frameon": False,
@@ -76,6 +65,9 @@ _SETTINGS: dict[Any, Any] = {
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
 }
+_TICKS = {"color": RULE.light, "labelcolor": MUTED.light, "labelsize": 10.0, "major.pad": 5.0}
+_TICKS |= {"major.size": 0.0, "minor.size": 0.0}
+_SETTINGS |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()}
 
 
 @dataclass(frozen=True)
@@ -245,6 +237,11 @@ def grouped(
         legend = tuple(look[model] for model in shown) if several else ()
         panels.append(Panel(words, draw(shown), aspect, legend=legend, of=count))
     return panels
+
+
+def spread(value: MeanSd) -> float:
+    """How long an error bar is: one standard deviation, or nothing where there is none."""
+    return 0.0 if math.isnan(value.sd) else value.sd
 
 
 def thin(values: Sequence[float], most: int) -> list[int]:

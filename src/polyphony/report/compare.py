@@ -10,7 +10,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from polyphony.metrics import MeanSd
-from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel
+from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel, spread
 from polyphony.report.page import render
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
@@ -117,9 +117,7 @@ def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[st
         " A DEE past the curve of teachers has no mark."
     )
     shown = tuple(look.values())
-    width = (
-        SMALL if len(shown) <= BESIDE else MEDIUM
-    )  # above the panels the legend leaves room for larger ones
+    width = SMALL if len(shown) <= BESIDE else MEDIUM  # a legend above them leaves room for larger panels
     return Chart("comparison", "Side by side", reading, panels, numbers, shown, width=width)
 
 
@@ -129,10 +127,10 @@ def _marks(axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look:
         if not math.isfinite(each.value.mean):
             continue
         offset = (order.index(each.model) - (len(order) - 1) / 2) * 0.7 / len(order)
-        spread = 0.0 if math.isnan(each.value.sd) else each.value.sd
+        place, drawn = names.index(each.run) + offset, look[each.model]
         axes.errorbar(
-            names.index(each.run) + offset, each.value.mean, yerr=spread, color=look[each.model].colour,
-            marker=look[each.model].marker, markersize=6.5, linestyle="", elinewidth=1.4,
+            place, each.value.mean, spread(each.value), color=drawn.colour, marker=drawn.marker,
+            markersize=6.5, linestyle="", elinewidth=1.4,
         )  # fmt: skip
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=20, ha="right")

@@ -211,12 +211,6 @@ class Run:
             pairs.append((each.log_probs(temperature), each.labels))
         return pairs
 
-    def splits(self, prefix: str) -> list[str]:
-        """Splits the teachers have predictions on whose name starts so: "ood-", "train+", …"""
-        return [
-            split for model, _, split in self.predictions if model == TEACHERS and split.startswith(prefix)
-        ]
-
     def table(self, kind: type[Kind]) -> list[Kind]:
         """A table of the analyses; without rows where it was not made."""
         if kind not in self._tables:

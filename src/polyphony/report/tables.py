@@ -111,18 +111,15 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-def compact(value: float, digits: int = 3) -> str:
-    """A number for people: so many significant digits, no exponent where it can be helped."""
-    if not math.isfinite(value):
-        return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
-
-
 def shown(value: Value) -> str:
-    """A number or word of a chart, for the page."""
-    if value is None:
+    """A number or word of a chart, for the page: four digits, no exponent where it can be helped."""
+    if value is None or _is_nan(value):
         return "–"
-    return compact(value, 4) if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _is_nan(value: Value) -> bool:

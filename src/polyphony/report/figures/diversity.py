@@ -87,7 +87,7 @@ def student_diversity(run: Run) -> Chart | Absent:
 def external_diversity(run: Run) -> Chart | Absent:
     """Teachers on training images that a network outside the ensemble perturbed."""
     title = "Does the perturbation transfer?"
-    if EXTERNAL not in run.splits("train+"):
+    if (TEACHERS, None, EXTERNAL) not in run.predictions:
         return Absent(
             title, "no training images were perturbed by an extra teacher; 'polyphony analyse' does it."
         )

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from polyphony.metrics import MeanSd
-from polyphony.report.chart import Absent, Chart, Panel
+from polyphony.report.chart import Absent, Chart, Panel, spread
 from polyphony.report.run import Run
 from polyphony.report.style import TEXT, Look
 from polyphony.report.tables import Numbers, Value
@@ -119,9 +119,8 @@ def _scatter(
         axes.set_xlim(0, 1.15 * max(each))
     places = side_by_side([s.cost for s in costs.students], axes.get_xlim(), logarithmic=logarithmic)
     for student, place in zip(costs.students, places, strict=True):
-        spread = 0.0 if math.isnan(student.nll.sd) else student.nll.sd
         axes.errorbar(
-            place, student.nll.mean, yerr=spread, color=look[student.model].colour,
+            place, student.nll.mean, spread(student.nll), color=look[student.model].colour,
             marker=look[student.model].marker, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9,
         )  # fmt: skip
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))

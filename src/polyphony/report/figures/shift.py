@@ -18,6 +18,7 @@ from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, Look
 from polyphony.report.tables import Numbers, slug
 from polyphony.rows import CorruptedScore
+from polyphony.scores import TEACHERS
 
 BINS = 30
 _CORRUPTED = "What corruption does"
@@ -34,7 +35,8 @@ class Entropies:
 
 def entropy_histograms(run: Run) -> list[Chart | Absent]:
     """For each set of unknown classes: the entropy of predictions on it and on test images."""
-    names = [split.removeprefix("ood-") for split in run.splits("ood-")]
+    predicted = [split for model, _, split in run.predictions if model == TEACHERS]
+    names = [split.removeprefix("ood-") for split in predicted if split.startswith("ood-")]
     if not names:
         why = "no unknown classes were predicted; 'polyphony evaluate RUN --ood NAME' does it."
         return [Absent("Does it know what it does not know?", why)]

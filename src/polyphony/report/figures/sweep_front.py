@@ -9,9 +9,8 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS
-from polyphony.report.chart import Absent, Chart, Margins, Panel
+from polyphony.report.chart import Absent, Chart, Margins, Panel, spread
 from polyphony.report.figures.sweep_map import swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look
 from polyphony.report.sweep_run import SweepRun, Tried, front
@@ -119,11 +118,7 @@ def _scatter(
 def _mark(axes: Axes, each: Tried, colour: str, alpha: float) -> None:
     place = each.kld.mean, each.nll.mean
     axes.errorbar(
-        *place, xerr=_spread(each.kld), yerr=_spread(each.nll), color=colour, linestyle="", elinewidth=1.0,
+        *place, xerr=spread(each.kld), yerr=spread(each.nll), color=colour, linestyle="", elinewidth=1.0,
         alpha=0.5 * alpha,
     )  # fmt: skip
     axes.plot(*place, "o", color=colour, markersize=6.5, markeredgewidth=0, alpha=alpha)
-
-
-def _spread(value: MeanSd) -> float:
-    return 0.0 if math.isnan(value.sd) else value.sd

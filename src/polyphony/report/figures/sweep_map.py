@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of
-from polyphony.report.chart import Absent, Chart, Margins, Panel
+from polyphony.report.chart import Absent, Chart, Margins, Panel, spread
 from polyphony.report.figures.sweep_cells import LABELS, Cells, Corner, Shade
 from polyphony.report.paper import Tuning
 from polyphony.report.style import MUTED, TEXT, Ink, Look, assign
@@ -161,9 +161,8 @@ def _line(axes: Axes, *, run: SweepRun, name: str, looks: Sequence[Look]) -> Non
     places = range(len(order))
     for kind, look in reversed(list(zip(("calibrated", OTHER), looks, strict=True))):
         nll = [each.scores[kind]["nll"] for each in order]
-        spread = [0.0 if math.isnan(value.sd) else value.sd for value in nll]
         axes.errorbar(
-            places, [value.mean for value in nll], yerr=spread, color=look.colour, marker=look.marker,
+            places, [value.mean for value in nll], [*map(spread, nll)], color=look.colour, marker=look.marker,
             markersize=5.5, elinewidth=1.3, linewidth=1.5,
         )  # fmt: skip
     best = order.index(run.best)
