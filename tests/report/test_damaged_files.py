@@ -182,10 +182,12 @@ def test_a_damaged_table_is_said_to_be_and_the_command_says_what_makes_it_again(
     [
         ("students/kd/0/log.jsonl", "delete it to report without it, or RUN/students/kd/0 to train again"),
         ("students/kd/0/done.json", "delete RUN/students/kd/0 to train again"),
-        ("predictions/kd/0/test.safetensors", "delete it to predict again"),
+        ("students/kd/0", "'polyphony study RECIPE' trains it"),
+        ("predictions/kd/0/test.safetensors", "delete it to make it again"),
+        ("analysis/parts/snr-ods-1.json", "delete it to make it again"),
         ("recipe.json", "'polyphony study RECIPE' makes it again"),
         ("sweep.csv", "'polyphony sweep RECIPE' makes it again"),
-        ("analysis/members.safetensors", "'polyphony analyse RUN members' makes it again"),
+        ("analysis/members.safetensors", "delete it, and 'polyphony analyse RUN members' makes it again"),
     ],
 )
 def test_there_is_advice_for_every_file(name: str, words: str):

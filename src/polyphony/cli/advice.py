@@ -14,20 +14,19 @@ _MAKERS = {
     "sweep": "sweep RECIPE",
     "teachers": "sweep RECIPE",
 }
-_DELETED = {
+_OTHERS = {
     "log": "delete it to report without it, or {run} to train again",
     "done": "delete {run} to train again",
+    "members": "delete it, and 'polyphony analyse {run} members' makes it again",
 }
 
 
 def advice(path: Path) -> str:
-    """How to have a file of a run again."""
+    """How to have a file of a run again, or the folder of a training."""
     analysed = path.parent.name == "analysis"
     run = path.parents[1] if analysed else path.parent
     maker = _MAKERS.get(path.stem, "analyse {run} {name}" if analysed else "")
-    words = (
-        f"'polyphony {maker}' makes it again"
-        if maker
-        else _DELETED.get(path.stem, "delete it to predict again")
-    )
-    return words.format(run=run, name=path.stem)
+    words = f"'polyphony {maker}' makes it again" if maker else "delete it to make it again"
+    if path.name.isdecimal():
+        words = "'polyphony study RECIPE' trains it"
+    return _OTHERS.get(path.stem, words).format(run=run, name=path.stem)

@@ -17,8 +17,8 @@ from polyphony.predictions import predict
 from polyphony.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.scores import TEACHERS
 from polyphony.store import (
+    FileError,
     Stage,
-    StoreError,
     load_predictions,
     locked,
     prediction_path,
@@ -166,7 +166,7 @@ def check_trained(study: Study) -> None:
 def weights_hash(stage: Stage) -> str:
     """The hash of a stage's weights."""
     if not stage.is_done():
-        raise StoreError(f"{stage.folder} is not trained to the end: run 'polyphony study' first")
+        raise FileError(stage.folder, "is not trained to the end")
     return str(stage.done()["weights"])
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from polyphony.rows import TableRow, columns, to_csv
-from polyphony.store import StoreError, read_json, write_whole
+from polyphony.store import damaged, opened, read_json, write_whole
 from polyphony.words import first_line
 
 Kind = TypeVar("Kind", bound=TableRow)
@@ -48,7 +47,7 @@ def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind] | None:
     try:
         return [kind(*row) for row in found["rows"]]
     except (KeyError, TypeError) as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}): delete it to make it again") from error
+        raise damaged(path, first_line(error)) from error
 
 
 def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
@@ -70,13 +69,9 @@ class SavedTensors:
         """The tensors, or nothing where there are none or they depend on something else."""
         if not self.path.exists():
             return None
-        try:
-            with safetensors.safe_open(self.path, framework="pt") as file:
-                here = (file.metadata() or {}).get("key") == self.key
-                return {name: file.get_tensor(name) for name in file.keys()} if here else None  # noqa: SIM118
-        except safetensors.SafetensorError as error:
-            words = f"{self.path} is damaged ({first_line(error)}): delete it to make it again"
-            raise StoreError(words) from error
+        with opened(self.path) as file:
+            here = (file.metadata() or {}).get("key") == self.key
+            return {name: file.get_tensor(name) for name in file.keys()} if here else None  # noqa: SIM118
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors, whole."""

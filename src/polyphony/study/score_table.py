@@ -12,7 +12,7 @@ from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import TEACHERS, by_quality
 from polyphony.seeds import generator
-from polyphony.store import StoreError, load_predictions
+from polyphony.store import FileError, load_predictions
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
 from polyphony.study.study import Study
@@ -68,7 +68,7 @@ def read(job: Predict) -> Predictions:
     """A job's saved predictions."""
     predictions = load_predictions(job.path, job.key)
     if predictions is None:
-        raise StoreError(f"{job.path} is not there: run 'polyphony study' to the end first")
+        raise FileError(job.path, "is not there")
     return predictions
 
 
