@@ -104,7 +104,7 @@ def test_a_changed_number_is_other_code_but_comments_docstrings_and_scores_are_n
     assert edit("train.py", "def may_be_kept(", "# a comment\n\n\ndef may_be_kept(") == before
     assert edit("train.py", '"""Whether an epoch ', '"""If an epoch ') == before
     assert edit("metrics/temperature.py", "import annotations", "import annotations\n\nVALUE = 1") == before
-    assert edit("train.py", "0.01 + 0.99", "0.02 + 0.98") != before
+    assert edit("optimise.py", "0.01 + 0.99", "0.02 + 0.98") != before
 
 
 class Traced:

@@ -19,6 +19,8 @@ from polyphony.study.study import Study
 NAMED = ("polyphony", "torch", "numpy", "scipy")  # packages whose versions are recorded
 TRAINING = (  # what decides which weights a training ends with; its images have fingerprints of their own
     "train",
+    "optimise",
+    "tally",
     "losses",
     "mixture",
     "distill",
@@ -34,12 +36,14 @@ TRAINING = (  # what decides which weights a training ends with; its images have
     "devices",
     "parallel",
     "seeds",
+    "recipe/foreign",
     "recipe/forms",
     "recipe/methods",
     "recipe/networks",
     "recipe/perturbations",
     "recipe/schema",
     "recipe/table",
+    "recipe/training",
     "study/study",
     "study/jobs",
 )
