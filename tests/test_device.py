@@ -197,6 +197,46 @@ def test_a_generator_is_on_the_cpu():
         fit(FORMS["single"](), CrossEntropy(), TRAIN, VALID, PLAN, Elsewhere())
 
 
+# How exactly a device counts
+
+
+def switches() -> tuple[bool, ...]:
+    backends = torch.backends
+    return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+
+
+def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back():
+    """TF32 in matrix products and in convolutions, cuDNN's search for the fastest kernel, determinism."""
+    before = *switches(), torch.are_deterministic_algorithms_enabled()
+    for settings, expected in (
+        ({}, (False, False, True, False)),
+        ({"tf32": True}, (True, True, True, False)),
+        ({"deterministic": True}, (False, False, False, True)),
+    ):
+        seen = []
+
+        def loss(model, x, y, rng, seen=seen):
+            seen.append((*switches(), torch.are_deterministic_algorithms_enabled()))
+            return CrossEntropy()(model, x, y, rng)
+
+        fit(FORMS["single"](), loss, TRAIN, VALID, replace(PLAN, epochs=1, **settings), seeded())
+        assert set(seen) == {expected}
+    assert (*switches(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_a_float16_training_scales_its_loss_learns_and_resumes(tmp_path):
+    """Gradients of 1e-8 vanish in float16; scaled they arrive. A resumed training has the same scale."""
+    plan = replace(PLAN, precision=torch.float16, epochs=3)
+    whole, begun, resumed = (FORMS["hydra"]() for _ in range(3))
+    log = trained(whole, "cpu", plan)
+    assert log[-1]["loss"] < log[0]["loss"]
+    with pytest.raises(Stopped):
+        trained(begun, "cpu", plan, checkpoint=StopsAfterOne(tmp_path, {}))
+    assert Stage(tmp_path, {}).load()["scaler"]["scale"] > 1
+    assert trained(resumed, "cpu", plan, checkpoint=Stage(tmp_path, {})) == log
+    assert equal(on_cpu(whole), on_cpu(resumed))
+
+
 # The device itself
 
 

@@ -1,6 +1,10 @@
-"""What is asked of a device: which there is, tensors sent to it without waiting, and to wait for its work."""
+"""What is asked of a device: which there is, tensors sent to it without waiting, how exactly it counts."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -33,3 +37,34 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+@contextmanager
+def arithmetic(tf32: bool = False, deterministic: bool = False) -> Iterator[None]:
+    """Meanwhile float32 is float32 on CUDA too, unless TF32 is asked for; and bits repeat, if asked for.
+
+    PyTorch's own defaults are TF32 in convolutions, and kernels that may differ from run to run. Without
+    `deterministic` cuDNN takes the fastest kernels it finds.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (
+        matmul.allow_tf32,
+        cudnn.allow_tf32,
+        cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+    set_arithmetic(tf32, tf32, not deterministic, deterministic)
+    try:
+        yield
+    finally:
+        set_arithmetic(*before)
+
+
+def set_arithmetic(matmul_tf32: bool, convolution_tf32: bool, benchmark: bool, deterministic: bool) -> None:
+    """Set PyTorch's switches."""
+    torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
+    torch.backends.cudnn.allow_tf32 = convolution_tf32
+    torch.backends.cudnn.benchmark = benchmark
+    torch.use_deterministic_algorithms(deterministic)

@@ -15,6 +15,7 @@ from torch import Tensor
 from polyphony import collapse, metrics
 from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split, batch_count, batches
+from polyphony.devices import arithmetic
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
 from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
@@ -41,7 +42,9 @@ class Plan:
     clip: float | None = None  # the longest that the gradient of a step may be
     factor_rate: float = 0.5  # rank-one factors learn at this share of the learning rate
     augment: Augmentation = field(default_factory=Augmentation)
-    precision: torch.dtype = torch.float32
+    precision: torch.dtype = torch.float32  # of what autocast computes; float16 with a scaled loss
+    tf32: bool = False  # whether CUDA may take TF32 for float32
+    deterministic: bool = False  # whether a device must take kernels that give the same bits each time
 
     @property
     def quiet(self) -> int:
@@ -123,7 +126,7 @@ def fit(
     for epoch in range(len(training.log), plan.epochs):
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
-        with group.training(model):
+        with group.training(model), arithmetic(plan.tf32, plan.deterministic):
             row |= run_epoch(training, loss, train, epoch, watch)
         row |= group.from_first(partial(validate, model, valid, epoch))
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
@@ -145,6 +148,7 @@ class Training:
             )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         self.optimiser = plan.optimiser(parameter_groups(model, plan))
+        self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == torch.float16)
         self.best: dict[str, Tensor] = {}
         self.log: list[Row] = []
 
@@ -158,11 +162,13 @@ class Training:
     def step(self, loss: Tensor) -> None:
         """Change the weights along the gradient of a loss, a mean over this process's rows of a batch."""
         self.optimiser.zero_grad(set_to_none=True)
-        (loss * self.group.part).backward()
+        self.scaler.scale(loss * self.group.part).backward()
         self.group.sum_gradients(self.model.parameters())
         if self.plan.clip is not None:
+            self.scaler.unscale_(self.optimiser)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
-        self.optimiser.step()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
 
     def finish(self, epoch: int, row: Row) -> None:
         """Log an epoch, and keep its weights if they may be kept and none kept are as good."""
@@ -176,6 +182,7 @@ class Training:
         return {
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
+            "scaler": self.scaler.state_dict(),
             "rng": self.rng.get_state(),
             "best": self.best,
             "log": self.log,
@@ -187,6 +194,7 @@ class Training:
             return
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
         self.rng.set_state(state["rng"])
         self.best, self.log = state["best"], state["log"]
 

@@ -286,7 +286,7 @@ def test_a_misspelt_or_missing_key_is_named_with_the_nearest_right_one(small, ov
         ("data.name=3", "data.name", "3"),
         ("data.per_class=0", "data.per_class", "0"),
         ("data.valid=-5", "data.valid", "-5"),
-        ("precision=float16", "precision", "float16"),
+        ("precision=float8", "precision", "float8"),
         ("methods.kd.perturb=3", "methods.kd.perturb", "3"),
         ("methods={}", "methods", "{}"),
         ("methods.kd=3", "methods.kd", "3"),

@@ -116,7 +116,8 @@ class Recipe(Table):
     name: Name
     members: Annotated[int, Field(gt=0, le=1024)]
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time
     threads: Annotated[int, Field(gt=0, le=1024)] | None = (
         None  # a process; by default one for small images, else all cores
     )

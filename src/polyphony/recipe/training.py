@@ -85,7 +85,7 @@ class Schedule(Table):
     schedule: RateTable = TrapezoidTable()  # of the learning rate over the epochs
     clip: PositiveFloat | None = None  # the longest that the gradient of a step may be
 
-    def plan(self, augment: Crop, precision: str) -> Plan:
+    def plan(self, augment: Crop, precision: str, deterministic: bool = False) -> Plan:
         """The plan that `fit` follows."""
         same = {"epochs", "batch", "learning_rate", "weight_decay", "warm_up", "clip"}
         return Plan(
@@ -93,5 +93,7 @@ class Schedule(Table):
             optimiser=self.optimizer.build(self.momentum),
             schedule=type(self.schedule).rates,
             augment=augment.build(),
-            precision=getattr(torch, precision),
+            precision=getattr(torch, precision, torch.float32),  # TF32 is no type of its own
+            tf32=precision == "tf32",
+            deterministic=deterministic,
         )

@@ -120,7 +120,7 @@ def probe(study: Study, model: Ensemble, loss: Loss, batch: int) -> float:
     x, rng = noise(study, batch)
     y = torch.zeros(batch, dtype=torch.int64, device=study.device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0, momentum=0.9)
-    precision = getattr(torch, study.recipe.precision)
+    precision = getattr(torch, study.recipe.precision, torch.float32)
     start = time.perf_counter()
     with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
         parts = loss(model.train(), pixels(x), y, rng)

@@ -84,5 +84,7 @@ def machine(study: Study) -> dict[str, Any]:
         "device": study.device,
         "threads": study.threads,
         "processes": group_from_environment().size,
+        "precision": study.recipe.precision,
+        "deterministic": study.recipe.deterministic,
         "system": platform.platform(),
     }

@@ -98,7 +98,7 @@ class Study:
                 f"{self.recipe.name}: a batch of {schedule.batch} is larger than"
                 f" the data's {len(self.splits.train)} training images"
             )
-        return schedule.plan(self.recipe.data.augment, self.recipe.precision)
+        return schedule.plan(self.recipe.data.augment, self.recipe.precision, self.recipe.deterministic)
 
     @property
     def student_steps(self) -> int:
