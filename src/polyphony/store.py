@@ -33,6 +33,9 @@ KIND = "logits"  # under which a file of predictions says what they are; without
 KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
 
 
+UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # how the splits of inputs nobody was trained for begin
+
+
 class StoreError(RuntimeError):
     """A run folder cannot be used as it is; the message says why and what to do."""
 
@@ -202,7 +205,7 @@ def _predictions(path: Path, file: Any) -> Predictions:
         raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
     if labels.shape != logits.shape[1:2] or labels.is_floating_point():
         raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
-    known = not path.stem.startswith("ood-")  # another data set has other classes
+    known = not path.stem.startswith(UNKNOWN)  # another data set has other classes
     if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
         raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
     if kind not in KINDS:

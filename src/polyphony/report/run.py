@@ -29,7 +29,7 @@ from polyphony.report.paper import Comparison, compare
 from polyphony.report.style import Look, assign
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import CALIBRATIONS, TEACHERS
-from polyphony.store import FileError, damaged, prediction_path, read_predictions
+from polyphony.store import CORRUPTED, FileError, damaged, prediction_path, read_predictions
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Run:
         for score in (score for model in self.models for score in self.scored(model)):
             folder = prediction_path(self.folder, score.model, score.seed, "test").parent
             for path in sorted(folder.glob("*.safetensors")):
-                if not path.stem.startswith("corrupted-"):
+                if not path.stem.startswith(CORRUPTED):
                     yield score.model, score.seed, path
 
     def images(self, split: str) -> int | None:

@@ -11,6 +11,7 @@ from polyphony.report.summary import paper_row
 from polyphony.report.tables import Cell, Table, slug
 from polyphony.rows import CorruptedScore, UnknownScore, headings
 from polyphony.scores import mean_text
+from polyphony.store import CORRUPTED
 
 _UNKNOWN = {
     ("entropy", "auroc"): "AUROC, entropy ↑",
@@ -75,7 +76,7 @@ def _corrupted(run: Run, name: str, rows: Sequence[CorruptedScore]) -> Table:
 def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
     """Whether rows are of all the published images, as the paper's are: not made here, nor only the first."""
     conditions = {(row.corruption, row.severity) for row in rows}
-    splits = (f"corrupted-{name}-{kind}-{severity}" for kind, severity in conditions)
+    splits = (f"{CORRUPTED}{name}-{kind}-{severity}" for kind, severity in conditions)
     return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
 
 

@@ -13,6 +13,7 @@ from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load
 from polyphony.data.cifar_c import SEVERITIES
 from polyphony.data.load import identify
 from polyphony.recipe import Data
+from polyphony.store import CORRUPTED, UNKNOWN
 from polyphony.study.study import Study, load_splits
 
 
@@ -45,7 +46,7 @@ class Unknown:
 
     @property
     def splits(self) -> Sequence[str]:
-        return (f"ood-{self.name}",)
+        return (f"{UNKNOWN}{self.name}",)
 
     def images(self, split: str) -> Split:
         return read_unknown(self.study.recipe.data, self.study.data_root, self.source, self.limit)
@@ -80,7 +81,7 @@ class Corruptions:
     def conditions(self) -> dict[str, tuple[str, int]]:
         """Split → (corruption, severity)"""
         each = product(self.corrupted.parts, SEVERITIES)
-        return {f"corrupted-{self.name}-{part}-{severity}": (part, severity) for part, severity in each}
+        return {f"{CORRUPTED}{self.name}-{part}-{severity}": (part, severity) for part, severity in each}
 
     @property
     def splits(self) -> Sequence[str]:

@@ -19,6 +19,7 @@ from polyphony.report.style import MUTED, TEXT, Look
 from polyphony.report.tables import Numbers, slug
 from polyphony.rows import CorruptedScore
 from polyphony.scores import TEACHERS
+from polyphony.store import UNKNOWN
 
 BINS = 30
 _CORRUPTED = "What corruption does"
@@ -36,7 +37,7 @@ class Entropies:
 def entropy_histograms(run: Run) -> list[Chart | Absent]:
     """For each set of unknown classes: the entropy of predictions on it and on test images."""
     predicted = [split for model, _, split in run.predictions if model == TEACHERS]
-    names = [split.removeprefix("ood-") for split in predicted if split.startswith("ood-")]
+    names = [split.removeprefix(UNKNOWN) for split in predicted if split.startswith(UNKNOWN)]
     if not names:
         why = "no unknown classes were predicted; 'polyphony evaluate RUN --ood NAME' does it."
         return [Absent("Does it know what it does not know?", why)]
@@ -46,7 +47,7 @@ def entropy_histograms(run: Run) -> list[Chart | Absent]:
 def _entropies_on(run: Run, name: str) -> Chart:
     found = {}
     for model in run.models:
-        known, unknown = run.pooled(model, "test"), run.pooled(model, f"ood-{name}")
+        known, unknown = run.pooled(model, "test"), run.pooled(model, f"{UNKNOWN}{name}")
         if known is not None and unknown is not None:
             sides = (metrics.entropy(p.log_probs()) for p in (known, unknown))
             found[model] = Entropies(*sides)
