@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
     from polyphony.predictions import predict
     from polyphony.recipe import Recipe, read_recipe
-    from polyphony.serve import Answers, Student, load_student
+    from polyphony.serve import Answers, Student, export_student, load_student
     from polyphony.train import Plan, fit
 
 __version__ = "0.1.0"
@@ -71,6 +71,7 @@ __all__ = [
     "Splits",
     "Student",
     "add_members",
+    "export_student",
     "fit",
     "load",
     "load_student",

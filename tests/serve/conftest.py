@@ -23,7 +23,7 @@ FORMS = {
     "proxy": '"proxy_dirichlet"',
 }
 RECIPE = """
-members = 3
+members = 2
 [data]
 name = "digits"
 per_class = 10

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from polyphony.cli import analyse, data, init, predict, report, study, sweep
+from polyphony.cli import analyse, data, export, init, predict, report, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
 
@@ -31,6 +31,7 @@ for verb in (
     analyse.analyse,
     report.report,
     predict.predict,
+    export.export,
 ):
     app.command(verb)
 app.command(data.app)
@@ -81,4 +82,8 @@ def exit_code(error: Exception) -> int | None:
 
     if isinstance(error, DataError | RecipeError | StoreError | OSError):
         return 2
-    return 1 if isinstance(error, DivergedError | GroupError | JobError) else None
+    if isinstance(error, DivergedError | GroupError | JobError):
+        return 1
+    from polyphony.serve import ExportError  # last, since it takes a second
+
+    return 2 if isinstance(error, ExportError) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.metrics import Predictions
+from polyphony.nn.folding import fold_norms
 from polyphony.parallel import whole
 
 
@@ -40,6 +42,13 @@ class Ensemble(nn.Module):
         gradient.
         """
         return iter(())
+
+    def folded(self) -> Ensemble:
+        """The same in eval mode, quicker: a copy with BatchNorm folded into convolutions."""
+        quick = copy.deepcopy(self).eval()
+        for name, part in quick.named_children():
+            setattr(quick, name, fold_norms(part))
+        return quick
 
     if TYPE_CHECKING:
 

@@ -12,10 +12,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 def fold_norms(network: nn.Module) -> nn.Module:
     """A copy of a network in eval mode that gives the same outputs with fewer passes over its activations.
 
-    Every BatchNorm that alone follows a convolution becomes part of its weight and bias; layers
-    used twice stay. A network with hooks, or one whose calls cannot be traced, comes back as it is.
+    Every BatchNorm that alone follows a convolution becomes part of its weight and bias; layers used
+    twice stay. A network without any, with hooks, or whose calls cannot be traced, comes back as it is.
     """
     if any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
+        return network
+    if not any(type(module) is nn.BatchNorm2d for module in network.modules()):
         return network
     try:
         traced = fx.symbolic_trace(copy.deepcopy(network))

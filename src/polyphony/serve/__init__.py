@@ -1,6 +1,7 @@
-"""A trained student as others use it: loaded, asked, exported, packed."""
+"""A trained student as others use it: loaded, asked, exported."""
 
+from polyphony.serve.export import ExportError, export_student
 from polyphony.serve.load import load_student
 from polyphony.serve.student import Answers, Student
 
-__all__ = ["Answers", "Student", "load_student"]
+__all__ = ["Answers", "ExportError", "Student", "export_student", "load_student"]

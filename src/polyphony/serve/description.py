@@ -31,6 +31,7 @@ class Description(Table):
     recipe: str  # hash of the recipe
     weights: str  # hash of the weights
     scores: dict[str, float]  # calibrated, on test images
+    licence: str = ""  # under which others may use it
     version: str = __version__
 
     @classmethod

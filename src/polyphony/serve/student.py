@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,13 +75,16 @@ class Student:
         form = f"{told.form.label} of {members}, temperature {self.temperature:.3g}"
         return f"the student of {told.method}, seed {told.seed} ({form})"
 
+    def licensed(self, licence: str) -> Student:
+        """The same under a licence, which an exported or packed student says."""
+        return replace(self, description=self.description.model_copy(update={"licence": licence}))
+
     def predict(self, images: Picture | Sequence[Picture], batch: int = 250) -> Answers:
         """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`)."""
-        device = next(self.ensemble.parameters()).device
         blocks = []
         with torch.no_grad(), evaluating(self.ensemble):
             for x in batches_of(images, self.description.shape, batch):
-                rows = x.to(device).expand(self.ensemble.members, *x.shape)
+                rows = x.to(self.ensemble.device).expand(self.ensemble.members, *x.shape)
                 blocks.append(self.ensemble(rows).float().cpu())
         logits = torch.cat(blocks, dim=1)
         unlabelled = torch.full((logits.shape[1],), -1)

@@ -1,0 +1,202 @@
+"""An exported student answers as in Python, at every batch, whatever form it has."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, LatentBE, Single, load_student
+from polyphony.serve import ExportError, Student, export_student
+from polyphony.serve.description import Description
+
+CLASSES, SHAPE = 5, (3, 8, 8)
+
+
+def network(copies: int = 1) -> nn.Module:
+    """A convolution with a BatchNorm that is far from doing nothing, and a classifier."""
+    norm = nn.BatchNorm2d(4)
+    for values in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        nn.init.uniform_(values, 0.5, 1.5)
+    return nn.Sequential(
+        nn.Conv2d(3 * copies, 4, 3, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(36, copies * CLASSES)
+    )
+
+
+def latent() -> Single:
+    student = LatentBE(network(), 3)
+    for deviation in student.own_parameters():
+        nn.init.normal_(deviation, std=0.5)
+    return Single(student.merge())
+
+
+def extreme(student: Dirichlet) -> Dirichlet:
+    """With log concentrations from −300 to 300, whose exponentials have no place in float32."""
+    classifier = student.network[-1]
+    nn.init.constant_(classifier.weight, 0.01)
+    classifier.bias.data.copy_(torch.tensor([-300.0, -1.0, 3.0, 300.0, 298.0]))
+    return student
+
+
+FORMS = {
+    "batch ensemble": lambda: BatchEnsemble(network(), 3),
+    "member norm": lambda: BatchEnsemble(network(), 2, member_norm=True),
+    "mimo": lambda: MIMO(network(3), 3),
+    "hydra": lambda: Hydra(network(), 3),
+    "latent": latent,
+    "single": lambda: Single(network()),
+    "dirichlet": lambda: Dirichlet(network()),
+    "proxy": lambda: extreme(Dirichlet(network(), offset=1.0)),
+}
+
+
+def student_of(ensemble, temperature=1.7) -> Student:
+    said = {
+        "network": {"kind": "resnet", "depth": 8},
+        "form": {"kind": "batch_ensemble"},
+        "members": 3,
+        "classes": ["a", "b", "c", "d", "ü"],
+        "shape": SHAPE,
+        "temperature": temperature,
+        "method": "kd",
+        "seed": 0,
+        "data": "own",
+        "recipe": "r",
+        "weights": "w",
+        "scores": {"acc": 0.5},
+    }
+    return Student(ensemble.eval(), Description.read(said, "a test"))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return torch.randint(0, 256, (64, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def exported(pictures, tmp_path_factory):
+    """form → (student, its ONNX file), each made once; the single network's takes floats."""
+
+    @cache
+    def export(form):
+        torch.manual_seed(0)
+        student, to = student_of(FORMS[form]()), tmp_path_factory.mktemp("onnx") / "student.onnx"
+        export_student(student, to, pictures, "float32" if form == "single" else "uint8")
+        return student, to
+
+    return export
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_onnx_answers_as_python_does_at_every_batch(form, exported, pictures):
+    student, to = exported(form)
+    session = onnxruntime.InferenceSession(to)
+    for batch in (1, 7, 64):
+        some = pictures[:batch].numpy()
+        given = {"pixels": some / np.float32(255) if form == "single" else some}
+        found, expected = session.run(None, given), student.predict(some)
+        for output, value in zip(session.get_outputs(), found, strict=True):
+            np.testing.assert_allclose(value, getattr(expected, output.name), atol=1e-5, err_msg=output.name)
+
+
+def test_an_onnx_file_says_what_it_is_and_nothing_of_this_machine(exported):
+    student, to = exported("batch ensemble")
+    session = onnxruntime.InferenceSession(to)
+    said = session.get_modelmeta().custom_metadata_map
+    assert json.loads(said["classes"]) == list(student.classes)
+    assert float(said["temperature"]) == student.temperature
+    assert (said["weights"], said["recipe"], said["levels"]) == ("w", "r", "uint8")
+    assert json.loads(said["scores"]) == {"acc": 0.5}
+    assert [(each.name, each.shape) for each in session.get_outputs()] == [
+        ("probabilities", ["batch", CLASSES]),
+        ("entropy", ["batch"]),
+        ("mutual_information", ["batch"]),
+        ("members", [3, "batch", CLASSES]),
+    ]
+    kinds = {node.op_type for node in onnx.load(to).graph.node}
+    assert "Conv" in kinds
+    assert "BatchNormalization" not in kinds
+    assert str(Path(__file__).parents[2]).encode() not in to.read_bytes()
+
+
+def test_a_pt2_file_answers_as_python_does(pictures, tmp_path):
+    student = student_of(BatchEnsemble(network(), 2), temperature=0.5)
+    export_student(student, tmp_path / "student.pt2", pictures)
+    told = {"polyphony.json": ""}
+    module = torch.export.load(tmp_path / "student.pt2", extra_files=told).module()
+    assert json.loads(told["polyphony.json"])["method"] == "kd"
+    for batch in (1, 7, 64):
+        expected = student.predict(pictures[:batch])
+        for name, value in module(pictures[:batch]).items():
+            np.testing.assert_allclose(value, getattr(expected, name), atol=1e-5, err_msg=name)
+
+
+class Does(nn.Module):
+    """A classifier that does something else at its end."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.network, self.what = network(), what
+
+    def forward(self, x):
+        return self.what(self.network(x))
+
+
+@pytest.mark.parametrize(
+    ("what", "to", "said"),
+    [
+        (torch.digamma, "a.onnx", "ONNX has nothing for digamma; .pt2 has"),
+        (lambda z: z.view(2, 5), "a.pt2", "cannot be traced for any number of images"),
+        (lambda z: z if z.sum() > 0 else -z, "a.pt2", "cannot be traced for any number of images"),
+        (lambda z: nn.functional.dropout(z, 0.5, training=True), "a.pt2", "differ from the student's by"),
+        (lambda z: z, "a.tflite", "must end in .onnx or .pt2"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(what, to, said, pictures, tmp_path):
+    with pytest.raises(ExportError, match=re.escape(said)) as raised:
+        export_student(student_of(Single(Does(what))), tmp_path / to, pictures)
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_named(pictures, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(
+        ExportError, match=re.escape("needs onnxruntime, which is missing: pip install 'polyphony[export]'")
+    ):
+        export_student(student_of(Single(network())), tmp_path / "a.onnx", pictures)
+
+
+def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path):
+    told = say("export", run, "single", "--to", tmp_path / "s.onnx", "--licence", "MIT")
+    assert told.code == 0, told
+    assert "the student of single, seed 0" in told.out
+    session = onnxruntime.InferenceSession(tmp_path / "s.onnx")
+    (probabilities,) = session.run(["probabilities"], {"pixels": images.images[:9].numpy()})
+    np.testing.assert_allclose(
+        probabilities, load_student(run, "single").predict(images.images[:9]).probabilities, atol=1e-5
+    )
+    assert session.get_modelmeta().custom_metadata_map["licence"] == "MIT"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["RUN", "singel", "--to", "s.onnx"], "no method 'singel'; did you mean 'single'?"),
+        (["nowhere", "single", "--to", "s.onnx"], "nowhere/recipe.json is not there"),
+        (["RUN", "single", "--to", "s.h5"], "must end in .onnx or .pt2"),
+        (["RUN", "single"], "--to"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_sentence(say, refused, run, tmp_path, words, said):
+    refused(say("export", *(word.replace("RUN", str(run)) for word in words)), said)
+    assert not list(tmp_path.glob("s.*"))
