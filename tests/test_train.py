@@ -307,9 +307,16 @@ class StopsAfter:
             raise Stopped
 
 
-@pytest.mark.parametrize("loss", [CrossEntropy, distill], ids=["scratch", "distilled"])
-@pytest.mark.parametrize("stops", [(0,), (1, 0, 3)], ids=str)
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "stops", "before"),
+    [
+        (CrossEntropy, (0,), False),
+        (CrossEntropy, (1, 0, 3), True),
+        (distill, (0,), True),
+        (distill, (1, 0, 3), False),
+    ],
+    ids=str,
+)
 def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(tmp_path, loss, stops, before):
     whole = student()
     log = fit(whole, loss(), TRAIN, VALID, plan(12, weight_decay=1e-3), seeded(7))
