@@ -42,7 +42,7 @@ class Plan:
     clip: float | None = None  # the longest that the gradient of a step may be
     factor_rate: float = 0.5  # rank-one factors learn at this share of the learning rate
     augment: Augmentation = field(default_factory=Augmentation)
-    precision: torch.dtype = torch.float32  # of what autocast computes; float16 with a scaled loss
+    precision: torch.dtype = torch.float32  # of autocast; float16 scales its loss, and waits each step
     tf32: bool = False  # whether CUDA may take TF32 for float32
     deterministic: bool = False  # whether a device must take kernels that give the same bits each time
 
