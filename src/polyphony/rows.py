@@ -52,12 +52,16 @@ class _Scored(_Of):
 @dataclass(frozen=True)
 class Score(Quality, _Scored):
     """A model on a split. kld is the mean-KLD of the uncalibrated members, or of draws from a student's
-    Dirichlet, and 0 for one plain network."""
+    Dirichlet, and 0 for one plain network. The last three are of a student beside its teachers, as
+    `metrics.fidelity` defines them, and none where there is nothing to compare."""
 
     file: ClassVar[str] = "scores.csv"
     dee: Annotated[float | None, "DEE ↑"]  # inf past the end of the curve; none where there is no curve
     kld: Annotated[float, "mean-KLD"]
     params: int
+    rank_correlation: float | None = None  # of its disagreement with the teachers', image by image
+    distance: float | None = None  # between the two, in nats
+    voice: float | None = None  # how much nearer member j is to teacher j than to the others, in nats
 
 
 @dataclass(frozen=True)

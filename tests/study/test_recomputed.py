@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.optimize import brentq
 from scipy.special import logsumexp
+from scipy.stats import spearmanr
 
 MEMBERS = 2  # of the tiny study; its third teacher is there for the DEE curve
 
@@ -85,6 +86,7 @@ TRAINED = (
     "teachers.network.width=4",
     "teachers.epochs=12",
     "student.epochs=8",
+    "student.temperature=4",
 )
 
 
@@ -137,3 +139,22 @@ def test_dee_is_read_off_the_mean_over_every_subset_of_teachers(folder, rows, sp
     for row in found:
         assert float(row["dee"]) == pytest.approx(dee(float(row["nll"]), curve), abs=1e-4), row
     assert any(0 < float(row["dee"]) < math.inf for row in found)
+
+
+def test_students_stand_beside_their_teachers_as_loops_say(folder, rows):
+    for row in rows:
+        found = [row[name] for name in ("rank_correlation", "distance", "voice")]
+        if row["model"] == "teachers":
+            assert found == ["", "", ""]
+            continue
+        student, teachers = (pair(folder, who)[0] for who in (row, {**row, "model": "teachers", "seed": ""}))
+        apart = [
+            [mean_kld(each.members[:, [i]]) for i in range(len(each.labels))] for each in (student, teachers)
+        ]
+        kld = [
+            [float((np.exp(t) * (t - s)).sum(-1).mean()) for t in teachers.members] for s in student.members
+        ]
+        own, others = (kld[0][0] + kld[1][1]) / 2, (kld[0][1] + kld[1][0]) / 2
+        distance = sum(abs(one - other) for one, other in zip(*apart, strict=True)) / len(apart[0])
+        expected = [spearmanr(*apart).statistic, distance, others - own]
+        assert [float(text) for text in found] == pytest.approx(expected, rel=1e-4, abs=1e-7)

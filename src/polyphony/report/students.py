@@ -14,7 +14,7 @@ from polyphony.scores import HEADINGS, TEACHERS, score_text
 from polyphony.words import count, duration
 
 _SCORES = ("acc", "nll", "ece")
-_DIVERSITY = (HEADINGS["kld"], "Disagree", "Mutual inf.")
+_DIVERSITY = (HEADINGS["kld"], "Disagree", "Mutual inf.", "Where", "Voice")
 _COST = ("Training", "× teachers")
 
 
@@ -35,8 +35,10 @@ def student_table(run: Run) -> Table:
     batch = f", latency of a batch of {rows[0].batch} on {rows[0].threads} thread(s)" if rows else ""
     caption = (
         "Side by side: means over seeds on test images (calibrated; DEE of the median seed), how often and"
-        " how much members differ, the time of one training without its teachers', also in times of what all"
-        f" teachers of the ensemble took{batch}. A dash is what a model does not have or was not measured."
+        " how much members differ; whether they do on the images on which the teachers do (Where, a rank"
+        " correlation), and how much nearer member j is to teacher j than to the others (Voice, nats); the"
+        " time of one training without its teachers', also in times of what all teachers of the ensemble"
+        f" took{batch}. A dash is what a model does not have or was not measured."
     )
     return Table("students", caption, header, tuple(body))
 
@@ -65,7 +67,15 @@ def _diversity(run: Run, model: str) -> tuple[str, ...]:
         kld,
         _or_dash(fmean(apart) if apart else None, lambda value: f"{value:.1%}"),
         _or_dash(fmean(told) if told else None, lambda value: f"{value:.3f}"),
+        _or_dash(_mean_of(run, model, "rank_correlation"), lambda value: f"{value:.2f}"),
+        _or_dash(_mean_of(run, model, "voice"), lambda value: f"{value:+.3f}"),
     )
+
+
+def _mean_of(run: Run, model: str, column: str) -> float | None:
+    """The mean over seeds of a column that may be missing."""
+    known = [value for row in run.scored(model) if (value := getattr(row, column)) is not None]
+    return fmean(known) if known else None
 
 
 def _training(run: Run, model: str) -> tuple[str, ...]:

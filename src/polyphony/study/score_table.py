@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -58,10 +60,20 @@ def score(
     """A row for each model, seed, split and calibration of saved predictions."""
     fit = {(row.model, row.seed): row.temperature for row in temperatures}
     for (model, seed, split), predictions in saved.items():
+        beside: dict[str, Any] = (
+            {} if model == TEACHERS else fidelity(predictions, saved[TEACHERS, None, split])
+        )
         for kind, measured in by_calibration(predictions, fit[model, seed]).items():
             curve = [row.nll for row in curves if (row.split, row.calibration) == (split, kind)]
             dee = metrics.dee(measured["nll"], curve) if curve else None
-            yield Score(model, seed, split, kind, dee=dee, params=params[model], **measured)
+            row = Score(model, seed, split, kind, dee=dee, params=params[model], **measured)
+            yield replace(row, **beside)
+
+
+def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:
+    """The columns of a student beside its teachers on the same images."""
+    found = student.fidelity(teachers)
+    return {name: getattr(found, name) for name in ("rank_correlation", "distance", "voice")}
 
 
 def read(job: Predict) -> Predictions:
