@@ -25,7 +25,7 @@ from torch import Tensor
 
 from polyphony.machine import whole
 from polyphony.metrics import DirichletPredictions, Predictions
-from polyphony.words import first_line
+from polyphony.words import SentenceError, first_line
 
 Spec = dict[str, Any]
 
@@ -36,7 +36,7 @@ KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
 UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # how the splits of inputs nobody was trained for begin
 
 
-class StoreError(RuntimeError):
+class StoreError(SentenceError, RuntimeError):
     """A run folder cannot be used as it is; the message says why and what to do."""
 
 

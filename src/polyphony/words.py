@@ -39,6 +39,13 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+class SentenceError(Exception):
+    """A fault that a person can mend, told in one sentence."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(sentence(fault))
+
+
 def sentence(fault: str) -> str:
     """A fault in one printable line of at most 300 characters: long values lose their middle."""
     line = printable(" ".join(fault.split()))

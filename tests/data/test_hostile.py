@@ -530,6 +530,7 @@ def sparse_tar(file: Path, fields: dict[str, str]) -> None:
         {"GNU.sparse.map": "0,512", "GNU.sparse.size": "900000000000"},
         {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
         {"size": "-512"},
+        {"size": str(2**62)},
         {"size": "9" * 5000},
         {"path": "x\0y"},
     ],
@@ -564,15 +565,17 @@ def test_no_classes_or_one_twice(wnids: str, tiny: Path) -> None:
         ({"per_class": 10**30}, "per_class must be at most"),
         ({"seed": 10**30}, "at most 64 bits"),
         ({"seed": -(10**30)}, "at most 64 bits"),
-        ({"resolution": 10**6}, "images of 1×1000000×1000000 take .* take fewer or smaller ones"),
+        ({"resolution": 10**4}, "resolution must be at most 8,192"),
+        ({"resolution": 8192}, "images of 1×8192×8192 take .* take fewer or smaller ones"),
     ],
 )
 def test_options_beyond_any_machine(options: dict[str, int], fault: str) -> None:
     refused(fault, lambda: load("digits", Options(**options)))
 
 
-def test_a_resolution_beyond_any_machine_for_pictures(class_folders: Path) -> None:
-    refused("take fewer or smaller ones", load, str(class_folders), Options(resolution=10**6))
+def test_a_resolution_beyond_the_memory(class_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyphony.data.splits.memory", lambda: 10**6)
+    refused("take fewer or smaller ones", load, str(class_folders), Options(resolution=8192))
 
 
 def test_large_options_take_all_there_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import data_inputs
+import recipe_inputs
 from judge import Kind
 
-KINDS: tuple[Kind, ...] = (*data_inputs.KINDS,)
+KINDS: tuple[Kind, ...] = (*data_inputs.KINDS, *recipe_inputs.KINDS)

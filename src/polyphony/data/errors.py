@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from polyphony.words import sentence
+from polyphony.words import SentenceError
 
 
-class DataError(ValueError):
+class DataError(SentenceError, ValueError):
     """A fault in data on disk: one sentence that names the file, the fault and what to do."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(sentence(fault))
 
 
 class MissingDataError(DataError):

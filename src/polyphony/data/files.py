@@ -93,12 +93,12 @@ def honest(size: int) -> int:
 
 
 class Inflated(io.RawIOBase):
-    """The bytes of a regular file, of a .gz unpacked, up to `most` of them. `end` holds the last 1,024."""
+    """The bytes of a regular file, of a .gz unpacked, up to `most` of them; EOFError at a second end."""
 
     def __init__(self, path: Path, most: int | None = None) -> None:
         with readable(path), regular(path).open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
-        self.path, self.end = path, b""
+        self.path, self.ended = path, False
         self.left = min(bound(path), LARGEST) if most is None else most
         self.stream = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115 (closed with this one)
 
@@ -112,7 +112,9 @@ class Inflated(io.RawIOBase):
         self.left -= len(block)
         if self.left < 0:
             raise DataError(f"{self.path} unpacks out of proportion; do not trust it")
-        self.end = (self.end + block)[-1024:]
+        if self.ended:  # tarfile would go on for as long as a hostile size tells it to
+            raise EOFError("cut short")
+        self.ended = not block
         return block
 
 

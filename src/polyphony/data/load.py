@@ -31,9 +31,13 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
     """
     dataset = identify(source)
     place, path = found(dataset, data_root(root))
-    splits = arrange(dataset, contents(dataset, place, path, options), options)
+    return learnable(arrange(dataset, contents(dataset, place, path, options), options))
+
+
+def learnable(splits: Splits) -> Splits:
+    """The splits, if there is anything to tell apart; else DataError."""
     if len(splits.train.labels.unique()) < 2:
-        raise DataError(f"the training images of {dataset.name} are all of one class; a classifier needs two")
+        raise DataError(f"the training images of {splits.name} are all of one class; a classifier needs two")
     return splits
 
 

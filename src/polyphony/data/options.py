@@ -12,7 +12,8 @@ from torch import Tensor
 from polyphony.data.errors import DataError
 from polyphony.data.splits import Split, roomy
 
-MOST = 10**9  # images, or pixels a side: more than anybody has
+MOST = {"resolution": 8192}  # pixels a side, as large as a picture may be; of images:
+MOST |= dict.fromkeys(("per_class", "limit", "valid", "test"), 10**9)
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Options:
     coarse: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("per_class", "limit", "resolution", "valid", "test"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= MOST:
-                least = "at least 1" if value < 1 else f"at most {MOST:,}"
-                raise DataError(f"the data option {name} must be {least}, not {value}")
+            if value is not None and not 1 <= value <= most:
+                bound = "at least 1" if value < 1 else f"at most {most:,}"
+                raise DataError(f"the data option {name} must be {bound}, not {value}")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise DataError(f"the data option seed must have at most 64 bits, unlike {self.seed}")
 

@@ -6,7 +6,7 @@ import torch
 
 from polyphony.data.dataset import Contents
 from polyphony.data.errors import DataError
-from polyphony.data.load import EVERYTHING, arrange, identify
+from polyphony.data.load import EVERYTHING, arrange, identify, learnable
 from polyphony.data.options import Options
 from polyphony.data.splits import Split, Splits
 
@@ -31,4 +31,4 @@ def outline(source: str, options: Options = EVERYTHING) -> Splits:
         for part, count in dataset.counts.items()
     }
     names = tuple(str(label) for label in range(classes))
-    return arrange(dataset, Contents(names, parts, origin="outline"), options)
+    return learnable(arrange(dataset, Contents(names, parts, origin="outline"), options))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
 from polyphony.nn import adapt
@@ -38,7 +38,9 @@ class ForeignTable(NetworkTable):
 
     mean: Numbers | None = None
     std: PositiveNumbers | None = None
-    size: PositiveInt | None = None  # of the images it is shown, whatever the data's is
+    size: Annotated[int, Field(gt=0, le=10**4)] | None = (
+        None  # of the images it is shown, whatever the data's is
+    )
 
     @model_validator(mode="after")
     def _has_mean_and_std_together(self) -> ForeignTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field
 from torch import nn
 
 from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
@@ -79,7 +79,7 @@ class MIMOForm(FormTable):
     mixes_members: ClassVar[bool] = True
     words: ClassVar[str] = "MIMO"
     kind: Literal["mimo"]
-    batch_repetition: PositiveInt = 1
+    batch_repetition: Annotated[int, Field(gt=0, le=1000)] = 1
     input_repetition: Share = 0.0
 
     def copies(self, members: int) -> int:

@@ -11,7 +11,7 @@ from polyphony.distill import Passes
 from polyphony.perturb import Chain, Perturbation, Traits
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb, Surroundings
-from polyphony.recipe.table import Share, StepSize, Table
+from polyphony.recipe.table import Share, StepSize, Table, Temperature
 
 
 class Method(Table):
@@ -21,7 +21,7 @@ class Method(Table):
     perturb: Perturb | None = None
     source: Literal["extra"] | None = None  # ODS directions from an extra teacher, not from those learnt from
     alpha: Share | None = None
-    temperature: PositiveFloat | None = None
+    temperature: Temperature | None = None
     step_size: StepSize | None = None
     passes: Passes | None = None
     learning_rate: PositiveFloat | None = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
 from polyphony.nn import ResNet, WideResNet, resnet, wide_resnet
 from polyphony.recipe.foreign import NetworkTable, PythonNetwork, TimmNetwork, TransformersNetwork
+
+DEEPEST = 2_000
 
 
 class ResNetTable(NetworkTable):
@@ -16,12 +18,12 @@ class ResNetTable(NetworkTable):
 
     kind: Literal["resnet"]
     depth: int
-    width: PositiveInt = 16
+    width: Annotated[int, Field(gt=0, le=4096)] = 16
 
     @field_validator("depth")
     @classmethod
     def _has_whole_stages(cls, depth: int) -> int:
-        if depth < 8 or (depth - 2) % 6:
+        if not 8 <= depth <= DEEPEST or (depth - 2) % 6:
             raise ValueError("must be 6n + 2 (8, 14, 20, 32, …) for a ResNet")
         return depth
 
@@ -34,12 +36,12 @@ class WideResNetTable(NetworkTable):
 
     kind: Literal["wide_resnet"]
     depth: int
-    widen: PositiveInt
+    widen: Annotated[int, Field(gt=0, le=256)]
 
     @field_validator("depth")
     @classmethod
     def _has_whole_stages(cls, depth: int) -> int:
-        if depth < 10 or (depth - 4) % 6:
+        if not 10 <= depth <= DEEPEST or (depth - 4) % 6:
             raise ValueError("must be 6n + 4 (10, 16, 22, 28, …) for a WideResNet")
         return depth
 

@@ -12,7 +12,7 @@ from polyphony import perturb
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.perturb import ODS, Perturbation, Traits
 from polyphony.recipe.python import PythonTable
-from polyphony.recipe.table import Table, as_table
+from polyphony.recipe.table import Table, Temperature, as_table
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class DiversifyTable(PerturbTable):
 
     makes = perturb.Diversify
     kind: Literal["diversify"]
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
 
 
 class MixupTable(PerturbTable):

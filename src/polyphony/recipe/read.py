@@ -12,12 +12,15 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from polyphony.data.files import there
 from polyphony.recipe.forms import Form
 from polyphony.recipe.networks import Network
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
+
+LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line; Python's reader takes their square
 
 
 def shipped() -> dict[str, Path]:
@@ -34,11 +37,14 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool
     """
     path = find(source)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path.name} is not TOML: {error}") from error
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} cannot be read: {error}") from error
+        raise RecipeError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        table = parsed(text)
+    except ValueError as error:
+        raise RecipeError(f"{path.name} is not TOML: {error}") from error
     for override in overrides:
         put(table, override)
     shipped_one = path in shipped().values()
@@ -49,7 +55,7 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool
 def find(source: str | Path) -> Path:
     """The file a person means: a path that exists, or the name of a shipped recipe."""
     path = Path(source)
-    if path.is_file():
+    if there(path) and path.is_file():
         return path
     known = shipped()
     if str(source) in known:
@@ -70,16 +76,33 @@ def put(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise RecipeError(f"--set {override}: '{parent}' is a value, not a table")
     try:
-        table[last] = tomllib.loads(f"value = {text}")["value"]
+        found = parsed(f"value = {text}")
+        table[last] = found["value"] if len(found) == 1 else text.strip()
     except tomllib.TOMLDecodeError:
         table[last] = text.strip()
+    except ValueError as error:
+        raise RecipeError(f"--set {override}: {error}") from error
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The table that a TOML text is; ValueError for one that Python's reader would not be done with."""
+    if len(text) > LARGEST or any(len(line) > LONGEST for line in text.splitlines()):
+        raise ValueError(f"more than {LARGEST:,} characters in all or {LONGEST:,} in a line")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code: bool = True) -> Recipe:
     """The recipe that a table is; modules that it names are looked for in the folder first."""
     context = {"folder": str(folder or ""), "code": code}
     try:
-        return Recipe.model_validate_json(json.dumps(table, default=str), strict=True, context=context)
+        text = json.dumps(table, default=str)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or tables in tables
+        raise RecipeError(f"{where}: a number is too long or a table nested too deeply") from error
+    try:
+        return Recipe.model_validate_json(text, strict=True, context=context)
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
     except ValidationError as error:
@@ -101,7 +124,7 @@ def explain(fault: ErrorDetails) -> str:
         case "union_tag_invalid":
             kind = fault["ctx"]["tag"]
             return f"{place} knows no kind '{kind}'; {suggestion(kind, kinds_at([*parents, key]))}"
-        case "too_short":
+        case "too_short" | "string_too_short":
             return f"{place} must not be empty"
         case "string_pattern_mismatch":
             named = place.removesuffix(".[key]")

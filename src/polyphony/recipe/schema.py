@@ -10,7 +10,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Tag,
     ValidationInfo,
     field_validator,
@@ -23,7 +22,7 @@ from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Name, Share, StepSize, Table
+from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperature
 from polyphony.recipe.training import Crop, Schedule
 
 MOST_TEACHERS = 2048
@@ -32,12 +31,12 @@ MOST_TEACHERS = 2048
 class Data(Table):
     """A data set by name or path, how much of it, and how it is augmented."""
 
-    name: str
-    per_class: PositiveInt | None = None
-    limit: PositiveInt | None = None
-    resolution: PositiveInt | None = None
-    valid: PositiveInt | None = None
-    test: PositiveInt | None = None
+    name: Annotated[str, Field(min_length=1)]
+    per_class: Count | None = None
+    limit: Count | None = None
+    resolution: Count | None = None
+    valid: Count | None = None
+    test: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     coarse: bool = False
     augment: Crop = Crop()
@@ -104,7 +103,7 @@ class Student(Schedule):
     network: Network | None = None  # the teachers' unless it is given
     form: Form = BatchEnsembleForm()
     alpha: Share = 0.9
-    temperature: PositiveFloat = 4.0
+    temperature: Temperature = 4.0
     step_size: StepSize = 1 / 255
     match_share: PositiveFloat = 1.0  # of held-out disagreement, for step_size = "match"
     passes: Passes = "two"  # of the student in a step; with one, the labels' loss is on perturbed inputs too

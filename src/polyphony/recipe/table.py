@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from fractions import Fraction
+from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from polyphony.words import SentenceError
 
-class RecipeError(ValueError):
+
+class RecipeError(SentenceError, ValueError):
     """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
 
 
@@ -50,15 +52,18 @@ def as_step_size(value: object) -> object:
     """A number, or a fraction such as "1/255", above zero; or "match"."""
     if value == "match":
         return value
+    above, _, below = value.partition("/") if isinstance(value, str) else (value, "", "")
     try:
-        number = float(Fraction(value)) if isinstance(value, str | int | float) else -1.0
-    except (ValueError, OverflowError, ZeroDivisionError):
+        number = float(above) / float(below or 1)  # type: ignore[arg-type]
+    except (TypeError, ValueError, ArithmeticError):
         number = -1.0
-    if isinstance(value, bool) or number <= 0:
+    if isinstance(value, bool) or not 0 < number < inf:
         raise ValueError('must be a number or a fraction above 0, such as "1/255", or "match"')
     return number
 
 
 StepSize = Annotated[float | Literal["match"], BeforeValidator(as_step_size)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0, le=10**9)]
+Temperature = Annotated[float, Field(gt=0, le=10**6)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+_.-]*$")]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from polyphony.data import Augmentation
 from polyphony.optimise import SGD, AdamW, Optimiser, Rates, cosine, trapezoid
-from polyphony.recipe.table import Table, as_table
+from polyphony.recipe.table import Count, Table, as_table
 from polyphony.train import Plan
 
 
 class Crop(Table):
     """Random crop after zero padding, random horizontal flip."""
 
-    pad: NonNegativeInt = 4
+    pad: Annotated[int, Field(ge=0, le=10**4)] = 4
     flip: bool = True
 
     def build(self) -> Augmentation:
@@ -75,8 +75,8 @@ RateTable = Annotated[
 class Schedule(Table):
     """How something is trained."""
 
-    epochs: PositiveInt
-    batch: PositiveInt
+    epochs: Count
+    batch: Count
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
     momentum: Fraction = 0.9
