@@ -31,7 +31,7 @@ def counted(number: int, thing: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return cut((str(error).splitlines() or [type(error).__name__])[0], 100)
 
 
 def listed(names: Sequence[str]) -> str:
