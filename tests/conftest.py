@@ -15,6 +15,9 @@ import torch
 import polyphony as package
 from polyphony.cli import main
 
+# A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
+
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
