@@ -32,6 +32,7 @@ for verb in (
     report.report,
     predict.predict,
     export.export,
+    export.pack,
 ):
     app.command(verb)
 app.command(data.app)

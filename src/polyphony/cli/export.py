@@ -1,20 +1,15 @@
-"""The verb that hands a student to other programs: export."""
+"""The verbs that hand a student to others: export, pack."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from polyphony.cli import terminal
 from polyphony.cli.predict import Seed
 from polyphony.cli.study import DataRoot
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from polyphony.serve import Student
 
 Licence = Annotated[str, Parameter(help="Under which others may use it, for example MIT; kept with it.")]
 
@@ -43,19 +38,38 @@ def export(
     method
         Whose student.
     """
-    from polyphony.serve.export import export_student
+    from polyphony.serve import export_student, load_student
+    from polyphony.study import open_study
 
-    student, images = student_and_images(folder, method, seed, licence, data)
-    export_student(student, to, images, pixels)
+    student = load_student(folder, method, seed).licensed(licence)
+    export_student(student, to, open_study(folder, data, "cpu").splits.test.images, pixels)
     terminal.line(f"{to}: {student.words}, as in Python on test images.")
 
 
-def student_and_images(
-    folder: Path, method: str, seed: int | None, licence: str, data: Path | None
-) -> tuple[Student, Tensor]:
-    """A run's student under a licence, and the run's test images."""
-    from polyphony.serve import load_student
+def pack(
+    folder: Path,
+    method: str,
+    /,
+    *,
+    to: Annotated[Path, Parameter(help="The folder to make.")],
+    seed: Seed = None,
+    licence: Licence = "",
+    data: DataRoot = None,
+) -> None:
+    """Make a model folder of a student as the Hugging Face Hub has it; 'hf upload' publishes it.
+
+    It holds config.json, model.safetensors, model.onnx and a model card, README.md.
+
+    Parameters
+    ----------
+    folder
+        A run folder, for example runs/digits.
+    method
+        Whose student.
+    """
+    from polyphony.serve.pack import pack_student
     from polyphony.study import open_study
 
-    student = load_student(folder, method, seed)
-    return student.licensed(licence), open_study(folder, data, "cpu").splits.test.images
+    images = open_study(folder, data, "cpu").splits.test.images
+    student = pack_student(folder, method, seed, to, images, licence)
+    terminal.line(f"{to}: {student.words}.")

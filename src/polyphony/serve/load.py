@@ -5,28 +5,61 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
+import safetensors
+import safetensors.torch
 from torch import Tensor
 
+from polyphony.recipe.python import PythonTable
 from polyphony.recipe.read import suggestion
 from polyphony.report.run import Run
 from polyphony.rows import Score, Temperature, headings
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
-from polyphony.store import FileError, Stage, StoreError, spec_key
+from polyphony.store import FileError, Stage, StoreError, read_bytes, read_json, sha256, spec_key
 from polyphony.words import first_line
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
 
 
 def load_student(
-    folder: Path | str, method: str | None = None, seed: int | None = None, *, device: str = "cpu"
+    folder: Path | str,
+    method: str | None = None,
+    seed: int | None = None,
+    *,
+    device: str = "cpu",
+    code: bool = False,
 ) -> Student:
-    """A student of a run, ready to use: with classes, normalisation and its temperature.
+    """A student of a run, or of a packed folder, ready to use: with classes, normalisation and temperature.
 
     Of what is left open, method or seed, it is the one of least calibrated NLL on validation images. The data
-    need not be there. StoreError, one sentence, where the run or the student is not.
+    need not be there. StoreError, one sentence, where the run or the student is not. A packed student whose
+    network or form is Python code is refused unless its `code` may be run.
     """
+    if (Path(folder) / CONFIG).is_file():
+        student = load_packed(Path(folder), device, code=code)
+        if method not in (None, student.description.method) or seed not in (None, student.description.seed):
+            raise StoreError(f"{folder} holds another student: {student.words}")
+        return student
     run = Run.open(Path(folder))
     description, weights = describe(run, *choose(run, method, seed))
     return assemble(description, weights, device)
+
+
+def load_packed(folder: Path, device: str, *, code: bool) -> Student:
+    """The student of a packed folder. Without `code` one whose network or form is Python code is refused."""
+    description = Description.read(read_json(folder / CONFIG), folder / CONFIG)
+    for table in (description.network, description.form):
+        if isinstance(table, PythonTable) and not code:
+            raise StoreError(
+                f"{folder} needs the code '{table.name}', which loading would run: ask for it if you trust it"
+            )
+    data = read_bytes(folder / WEIGHTS)
+    if sha256(data) != description.weights:
+        raise StoreError(f"{folder / WEIGHTS} is not the file that was packed (its hash differs)")
+    try:
+        return assemble(description, safetensors.torch.load(data), device)
+    except safetensors.SafetensorError as error:
+        raise StoreError(f"{folder / WEIGHTS} is damaged ({first_line(error)})") from error
 
 
 def assemble(description: Description, weights: dict[str, Tensor], device: str) -> Student:
@@ -54,9 +87,14 @@ def choose(run: Run, method: str | None, seed: int | None) -> tuple[str, int]:
     return min(meant, key=lambda student: nll[student])
 
 
+def stage_of(run: Run, method: str, seed: int) -> Stage:
+    """The folder of a student's weights, whatever they were made from."""
+    return Stage(run.folder / "students" / method / str(seed), {})
+
+
 def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, Tensor]]:
     """What a student of a run says of itself, and its weights."""
-    stage = Stage(run.folder / "students" / method / str(seed), {})
+    stage = stage_of(run, method, seed)
     weights, recipe = stage.weights(), run.recipe
     if (method, seed) not in run.temperatures:
         raise FileError(run.folder / Temperature.file, f"has no temperature of {method}, seed {seed}")

@@ -1,0 +1,144 @@
+"""A student as a folder in the Hugging Face Hub's form, complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from polyphony.report.figures.diversity import Group, diversity_chart
+from polyphony.report.run import Run
+from polyphony.rows import Score, headings
+from polyphony.scores import TEACHERS, score_text
+from polyphony.serve.description import Description
+from polyphony.serve.export import export_student
+from polyphony.serve.load import CONFIG, WEIGHTS, assemble, choose, describe, stage_of
+from polyphony.serve.student import Student
+from polyphony.store import StoreError
+from polyphony.words import counted
+
+GRAPH, CARD, FIGURE = "model.onnx", "README.md", "diversity.svg"
+
+
+def pack_student(
+    folder: Path, method: str, seed: int | None, to: Path, images: Tensor, licence: str = ""
+) -> Student:
+    """Make a folder of a run's student: config.json, model.safetensors, model.onnx, README.md, a figure.
+
+    Images, uint8 [n c h w], are what the ONNX file is compared with the student on. A StoreError if there is
+    something at `to` already.
+    """
+    run = Run.open(folder)
+    chosen = choose(run, method, seed)
+    description, weights = describe(run, *chosen)
+    student = assemble(description, weights, "cpu").licensed(licence)
+    with whole_folder(to) as beside:
+        said = student.description.model_dump(
+            mode="json", exclude={"network": {"folder"}, "form": {"folder"}}
+        )
+        (beside / CONFIG).write_text(json.dumps(said, indent=1) + "\n")
+        shutil.copyfile(stage_of(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
+        export_student(student, beside / GRAPH, images)
+        drawn = diversity(run, student.description)
+        if drawn:
+            (beside / FIGURE).write_bytes(drawn)
+        (beside / CARD).write_text(card(run, student, to.name, bool(drawn)), encoding="utf-8")
+    return student
+
+
+@contextmanager
+def whole_folder(to: Path) -> Iterator[Path]:
+    """A folder beside `to` to fill; renamed to it at the end, removed if anything fails."""
+    if to.exists():
+        raise StoreError(f"{to} is there already: name a folder that is not")
+    beside = to.with_name(f".{to.name}.{os.getpid()}.part")
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        beside.rename(to)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def diversity(run: Run, description: Description) -> bytes | None:
+    """The diversity plot of the teachers and the student on test images as SVG, where members differ."""
+    who = {"teachers": (TEACHERS, None), "student": (description.method, description.seed)}
+    found = {label: run.predictions.get((*key, "test")) for label, key in who.items()}
+    groups = [
+        Group(f"{label}, test images", run.look[who[label][0]].colour, each.first(run.members))
+        for label, each in found.items()
+        if each is not None and each.varies
+    ]
+    if len(groups) < len(who):
+        return None
+    return diversity_chart("diversity", "Diversity", "", groups).files()["diversity.svg"]
+
+
+def card(run: Run, student: Student, name: str, figure: bool) -> str:
+    """The model card: what it is, its scores beside the teachers', how to load it."""
+    told, (channels, height, width) = student.description, student.description.shape
+    rows = {"teachers": (TEACHERS, None), "student": (told.method, told.seed)}
+    heads = headings(Score)
+    table = "\n".join(
+        f"| {label} | " + " | ".join(score_cells(run, *key, list(heads))) + " |"
+        for label, key in rows.items()
+    )
+    ensemble = (
+        f"a deep ensemble of {counted(run.members, f'{run.recipe.teachers.network_of(0).label} network')}"
+    )
+    distilled = run.recipe.methods[told.method].perturb is not None
+    origin = f"distilled from {ensemble}" if distilled else f"trained on labels alone, beside {ensemble},"
+    picture = f"\n![Diversity of the teachers and of the student]({FIGURE})\n" if figure else ""
+    return f"""---
+library_name: polyphony
+pipeline_tag: image-classification
+{f"license: {json.dumps(told.licence)}" if told.licence else "# license: not stated"}
+tags: [image-classification, uncertainty-quantification, ensemble-distillation, onnx]
+---
+
+# {name}
+
+{student.words[:1].upper()}{student.words[1:]}, {origin} on the data set
+`{told.data}` of {len(told.classes)} classes by Polyphony {told.version}. It gives calibrated probabilities,
+their entropy, how far members disagree (mutual information) and each member's own prediction.
+
+| on test images, calibrated | {" | ".join(heads.values())} |
+|---|{"---:|" * len(heads)}
+{table}
+{picture}
+## How to ask it
+
+With Polyphony:
+
+```python
+from polyphony import load_student
+
+student = load_student("{name}")
+answers = student.predict(["a.jpg", "b.png"])
+answers.probabilities, answers.entropy, answers.mutual_information, answers.members
+```
+
+With onnxruntime alone, images as uint8 [n, {channels}, {height}, {width}]:
+
+```python
+import json
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{name}/{GRAPH}")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+probabilities, entropy, mutual_information, members = session.run(None, {{"pixels": pixels}})
+```
+
+Recipe {told.recipe[:12]}, weights {told.weights[:12]} (SHA-256).
+"""
+
+
+def score_cells(run: Run, model: str, seed: int | None, columns: list[str]) -> list[str]:
+    """A model's calibrated test scores in words."""
+    rows = [row for row in run.scored(model) if row.seed == seed]
+    return [score_text(name, [getattr(row, name) for row in rows], run.teacher_count) for name in columns]

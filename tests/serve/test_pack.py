@@ -1,0 +1,84 @@
+"""A packed student loads without its run, answers the same, and is there complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from polyphony import load_student
+from polyphony.store import StoreError
+
+
+@pytest.fixture(scope="module")
+def packed(run, images, tmp_path_factory):
+    from polyphony.serve.pack import pack_student
+
+    to = tmp_path_factory.mktemp("pack") / "digits-hydra"
+    pack_student(run, "hydra", None, to, images.images, "MIT")
+    return to
+
+
+def test_a_packed_student_answers_as_in_its_run_and_by_onnxruntime(packed, run, images):
+    expected, found = (load_student(where, "hydra").predict(images.images) for where in (run, packed))
+    session = onnxruntime.InferenceSession(packed / "model.onnx")
+    answers = session.run(None, {"pixels": images.images.numpy()})
+    for output, value in zip(session.get_outputs(), answers, strict=True):
+        here = getattr(expected, output.name)
+        assert getattr(found, output.name).equal(here)
+        np.testing.assert_allclose(value, here, atol=1e-5)
+
+
+def test_its_card_says_scores_origin_and_licence(packed):
+    card, said = (packed / "README.md").read_text(), json.loads((packed / "config.json").read_text())
+    assert 'license: "MIT"' in card
+    assert f"{100 * said['scores']['acc']:.2f}" in card
+    assert "distilled from a deep ensemble of 2 resnet networks" in card
+    assert "(diversity.svg)" in card
+    assert (packed / "diversity.svg").read_bytes().startswith(b"<?xml")
+    assert said["classes"] == list("0123456789")
+
+
+def test_nothing_is_left_where_packing_fails_and_nothing_is_replaced(say, refused, run, packed, tmp_path):
+    refused(say("pack", run, "hidra", "--to", tmp_path / "a"), "did you mean 'hydra'?")
+    (tmp_path / "b").mkdir()
+    refused(say("pack", run, "hydra", "--to", tmp_path / "b"), "is there already")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".cache") == ["b"]
+
+
+def spoil_weights(folder):
+    (folder / "model.safetensors").write_bytes(b"nothing")
+
+
+def spoil_config(folder):
+    (folder / "config.json").write_text(json.dumps({"members": 2}))
+
+
+def name_code(folder):
+    said = json.loads((folder / "config.json").read_text())
+    said["network"] = {"kind": "python", "name": "os:getcwd", "args": {}}
+    (folder / "config.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_weights, "is not the file that was packed"),
+        (spoil_config, "describes no student"),
+        (name_code, "needs the code 'os:getcwd', which loading would run"),
+    ],
+)
+def test_a_folder_that_is_not_what_was_packed_is_refused(packed, tmp_path, spoil, said):
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    spoil(copy)
+    with pytest.raises(StoreError, match=re.escape(said)):
+        load_student(copy)
+
+
+def test_a_packed_folder_holds_one_student(packed):
+    with pytest.raises(StoreError, match="holds another student: the student of hydra, seed 0"):
+        load_student(packed, "single")
