@@ -15,7 +15,7 @@ def choose_device(name: str = "auto") -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).cpu()  # there are names of devices that keep nothing
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             f"there is no device '{name}' here; leave --device out to take the best there is"

@@ -19,15 +19,30 @@ AGREEMENT = 1e-6
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """−log softmax(logits)[label], mean over members and examples (§2.2). [m b k], [m b] → []"""
+    if labels.device.type == "cpu" and labels.numel():  # elsewhere to look is to wait
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= logits.shape[-1]:
+            wrong = most if least >= 0 else least
+            raise ValueError(f"there is a label {wrong}, but the network has {logits.shape[-1]} classes")
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """τ² KL(teacher ‖ student) at temperature τ, mean over members and examples (§2.2, §2.3). [m b k] → []"""
+    check_classes(student, teacher)
     log_p = F.log_softmax(teacher / temperature, dim=-1)
     log_q = F.log_softmax(student / temperature, dim=-1)
     kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
     return temperature**2 * kl.mean()
+
+
+def check_classes(student: Tensor, teachers: Tensor) -> None:
+    """Raise unless both know the same number of classes. 2 × [… k]"""
+    if student.shape[-1] != teachers.shape[-1]:
+        raise ValueError(
+            f"the student has {student.shape[-1]} classes, its teachers {teachers.shape[-1]}: "
+            "they must be the same"
+        )
 
 
 def mean_distillation(student: Tensor, teachers: Tensor, temperature: float) -> Tensor:
@@ -36,6 +51,7 @@ def mean_distillation(student: Tensor, teachers: Tensor, temperature: float) -> 
     Plain distillation of an averaged ensemble (Hinton et al. 2015): [m b k], [M b k] → []. Where the members
     see different examples, teachers are [M m b k].
     """
+    check_classes(student, teachers)
     log_p = mean_log_probs(F.log_softmax(teachers / temperature, dim=-1))
     log_q = F.log_softmax(student / temperature, dim=-1)
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)

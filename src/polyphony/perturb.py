@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
+from polyphony.limits import not_negative, positive
 from polyphony.parallel import drawn, whole
 
 
@@ -55,6 +56,9 @@ class Gaussian:
     traits: ClassVar[Traits] = Traits(takes_step=True)
     step_size: float = 1 / 255
 
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
     ) -> Tensor:
@@ -75,6 +79,9 @@ class ODS:
     scale_by_confidence: bool = False
     source: DeepEnsemble | None = None
 
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
     ) -> Tensor:
@@ -93,6 +100,9 @@ class Adversarial:
 
     traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True)
     step_size: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
@@ -116,6 +126,10 @@ class Diversify:
     student: Ensemble = field(repr=False)
     step_size: float = 1 / 255
     temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+        positive(temperature=self.temperature)
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
@@ -141,6 +155,9 @@ class Mixup:
     """
 
     concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(concentration=self.concentration)
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator

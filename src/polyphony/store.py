@@ -203,6 +203,8 @@ def _predictions(path: Path, file: Any) -> Predictions:
     kind = (file.metadata() or {}).get(KIND, Predictions.kind)
     if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
         raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
+    if not bool(logits.isfinite().all()):
+        raise damaged(path, "its logits are not all numbers")
     if labels.shape != logits.shape[1:2] or labels.is_floating_point():
         raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
     known = not path.stem.startswith(UNKNOWN)  # another data set has other classes

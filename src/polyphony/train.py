@@ -17,15 +17,21 @@ from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split, batch_count, batches
 from polyphony.devices import arithmetic
 from polyphony.ensembles import Ensemble
+from polyphony.limits import not_negative, positive
 from polyphony.nn import factors
 from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
 from polyphony.parallel import Group
 from polyphony.predictions import predict
 from polyphony.tally import DivergedError, Tally, last_good
+from polyphony.words import SentenceError, first_line
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
 
 LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
+
+
+class ResumeError(SentenceError, ValueError):
+    """A saved state that cannot be taken up."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ class Plan:
     precision: torch.dtype = torch.float32  # of autocast; float16 scales its loss, and waits each step
     tf32: bool = False  # whether CUDA may take TF32 for float32
     deterministic: bool = False  # whether a device must take kernels that give the same bits each time
+
+    def __post_init__(self) -> None:
+        positive(epochs=self.epochs, batch=self.batch, learning_rate=self.learning_rate)
+        not_negative(weight_decay=self.weight_decay, warm_up=self.warm_up, factor_rate=self.factor_rate)
+        if self.clip is not None:
+            positive(clip=self.clip)
 
     @property
     def quiet(self) -> int:
@@ -192,11 +204,14 @@ class Training:
         """Take up a state where it was saved."""
         if state is None:
             return
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
-        self.rng.set_state(state["rng"])
-        self.best, self.log = state["best"], state["log"]
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
+            self.rng.set_state(state["rng"])
+            self.best, self.log = dict(state["best"]), list(state["log"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ResumeError(f"the saved state is not of this training ({first_line(error)})") from error
 
 
 def on_cpu(state: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from polyphony import words
 from polyphony.cli import analyse, data, export, init, predict, report, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(" ".join(sentence(error).split()))
+        complain(words.sentence(sentence(error)))
         sys.exit(code)
 
 
@@ -67,6 +68,8 @@ def sentence(error: Exception) -> str:
     """What is wrong, and for a file of a run what to do about it."""
     from polyphony.store import FileError
 
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}; check the disk, its space and whether it may be written"
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 
 
@@ -80,8 +83,9 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.store import StoreError
     from polyphony.study import JobError
     from polyphony.tally import DivergedError
+    from polyphony.train import ResumeError
 
-    if isinstance(error, DataError | RecipeError | StoreError | OSError):
+    if isinstance(error, DataError | RecipeError | ResumeError | StoreError | OSError):
         return 2
     if isinstance(error, DivergedError | GroupError | JobError):
         return 1

@@ -11,6 +11,7 @@ from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.one_to_one import Passes, answers
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
+from polyphony.limits import positive, shares
 from polyphony.perturb import Clean, Perturbation
 
 
@@ -26,6 +27,10 @@ class DistillMean:
     temperature: float = 4.0
     perturb: Perturbation = field(default_factory=Clean)
     passes: Passes = "two"
+
+    def __post_init__(self) -> None:
+        shares(alpha=self.alpha)
+        positive(temperature=self.temperature)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees

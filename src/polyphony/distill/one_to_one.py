@@ -11,6 +11,7 @@ from torch import Tensor
 from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
+from polyphony.limits import positive, shares
 from polyphony.perturb import ODS, Perturbation
 
 Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
@@ -30,6 +31,10 @@ class Distill:
     temperature: float = 4.0
     perturb: Perturbation = field(default_factory=ODS)
     passes: Passes = "two"
+
+    def __post_init__(self) -> None:
+        shares(alpha=self.alpha)
+        positive(temperature=self.temperature)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
