@@ -69,6 +69,13 @@ def test_teachers_of_other_classes_and_labels_of_none() -> None:
             losses.cross_entropy(student, torch.full((2, 4), label))
 
 
+def test_weights_of_half_precision_are_not_trained() -> None:
+    split = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
+    model, rng = Single(resnet(8, 2, width=2).half()), torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=r"weights are trained in float32, not torch\.float16"):
+        fit(model, CrossEntropy(), split, split, Plan(epochs=1, batch=2), rng)
+
+
 @pytest.mark.parametrize(
     "state",
     [

@@ -158,6 +158,8 @@ class Training:
             raise ValueError(
                 f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
             )
+        if halves := {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}:
+            raise ValueError(f"weights are trained in float32, not {halves.pop()}: give the plan a precision")
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         self.optimiser = plan.optimiser(parameter_groups(model, plan))
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == torch.float16)
