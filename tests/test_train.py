@@ -315,7 +315,7 @@ class StopsAfter:
         (distill, (0,), True),
         (distill, (1, 0, 3), False),
     ],
-    ids=str,
+    ids=["labels, at once", "labels, thrice", "teachers, at once", "teachers, thrice"],
 )
 def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(tmp_path, loss, stops, before):
     whole = student()
