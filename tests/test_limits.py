@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from polyphony import (
     Gaussian,
     Mixup,
     Plan,
+    Predictions,
     Single,
     Split,
     fit,
@@ -25,6 +27,7 @@ from polyphony import (
 )
 from polyphony.devices import choose_device
 from polyphony.distill import DistillMean
+from polyphony.store import StoreError, load_predictions, save_predictions
 from polyphony.train import ResumeError
 
 TEACHERS = DeepEnsemble([resnet(8, 3, width=2)])
@@ -35,6 +38,7 @@ TEACHERS = DeepEnsemble([resnet(8, 3, width=2)])
     [
         (lambda: Distill(TEACHERS, temperature=-1), "temperature must be a number above 0, not -1"),
         (lambda: Distill(TEACHERS, temperature=nan), "temperature must be a number above 0, not nan"),
+        (lambda: Distill(TEACHERS, temperature=1e300), "temperature must be a number above 0, not 1e"),
         (lambda: Distill(TEACHERS, alpha=2), "alpha must be from 0 to 1, not 2"),
         (lambda: DistillMean(TEACHERS, alpha=-0.1), "alpha must be from 0 to 1"),
         (lambda: DistillMean(TEACHERS, temperature=0), "temperature must be"),
@@ -53,6 +57,14 @@ TEACHERS = DeepEnsemble([resnet(8, 3, width=2)])
 def test_settings_that_make_no_sense(make: Callable[[], object], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         make()
+
+
+def test_predictions_that_are_no_numbers_are_not_read(tmp_path: Path) -> None:
+    logits = torch.zeros(2, 4, 3)
+    logits[1, 2, 0] = nan
+    save_predictions(tmp_path / "test.safetensors", Predictions(logits, torch.zeros(4).long()), "key")
+    with pytest.raises(StoreError, match="its logits are not all numbers"):
+        load_predictions(tmp_path / "test.safetensors", "key")
 
 
 def test_the_edges_are_allowed() -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from math import inf
+HUGE = 1e100  # the square of a larger number may be none
 
 
 def positive(**numbers: float) -> None:
     """Above zero, and finite."""
     for name, value in numbers.items():
-        if not 0 < value < inf:
+        if not 0 < value < HUGE:
             raise ValueError(f"{name} must be a number above 0, not {value}")
 
 
 def not_negative(**numbers: float) -> None:
     """Zero or above, and finite."""
     for name, value in numbers.items():
-        if not 0 <= value < inf:
+        if not 0 <= value < HUGE:
             raise ValueError(f"{name} must be a number from 0 on, not {value}")
 
 
