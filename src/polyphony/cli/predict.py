@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from polyphony.cli import terminal
@@ -86,7 +86,7 @@ def show(rows: list[Answered]) -> None:
     from polyphony.rows import headings
     from polyphony.serve.table import Answered
 
-    table = Table(*headings(Answered).values())
+    table = Table(*(Column(heading, overflow="fold") for heading in headings(Answered).values()))
     for row in rows:
         numbers = (f"{row.entropy:.3f}", f"{row.mutual_information:.3f}")
         table.add_row(Text(row.image), Text(row.label), f"{row.confidence:.1%}", *numbers)
