@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     if tensor.device.type != "cpu" or target in ("cpu", "mps"):  # MPS may read memory that is free again
         return tensor.to(device)
     return (tensor.pin_memory() if target == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast for a while, on a device that has it."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def wait_for(device: torch.device) -> None:

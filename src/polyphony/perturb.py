@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyphony.devices import full_precision
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 from polyphony.limits import not_negative, positive
 from polyphony.parallel import drawn, whole
@@ -136,7 +137,7 @@ class Diversify:
     ) -> Tensor:
         i, j = two_members(teachers.members, self.student.members, rng)
         x = x.detach().requires_grad_()
-        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), evaluating(self.student):
+        with torch.enable_grad(), full_precision(x.device), evaluating(self.student):
             ours = self.student(x.expand(self.student.members, *x.shape))
             pairs = ((teachers.ask(i, x.detach()), teachers.ask(j, x)), (ours[i], ours[j]))
             scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]

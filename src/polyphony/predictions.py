@@ -12,6 +12,8 @@ from polyphony.devices import send
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.metrics import Predictions
 
+BATCH = 250  # images that are predicted at a time
+
 
 def unchanged(x: Tensor, y: Tensor) -> Tensor:
     """The inputs as they are."""
@@ -22,7 +24,7 @@ def predict(
     ensemble: Ensemble,
     split: Split,
     *,
-    batch: int = 250,
+    batch: int = BATCH,
     before: Callable[[Tensor, Tensor], Tensor] = unchanged,
 ) -> Predictions:
     """All members on every image, in eval mode and float32; `before` may change a batch's pixels first.

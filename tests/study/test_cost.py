@@ -1,56 +1,183 @@
-"""How a step is measured before a study starts: by a clock that the tests set."""
+"""What a study costs: operations against a closed form and against real steps, time against real clocks."""
 
 from __future__ import annotations
 
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
 import pytest
 import torch
+from torch import nn
 
 from polyphony.distill import CrossEntropy
-from polyphony.ensembles import Single
+from polyphony.ensembles import Ensemble, Single
+from polyphony.nn import resnet
 from polyphony.recipe import read_recipe
-from polyphony.study import Study
-from polyphony.study.cost import probe, probing_batch, typical
+from polyphony.seeds import generator
+from polyphony.study import OutlinedStudy, Study, costs, parameter_counts
+from polyphony.study.cost import (
+    FEW,
+    MOST_FLOPS,
+    Count,
+    Counting,
+    Speed,
+    blank,
+    estimates,
+    fitted_speed,
+    measured_speed,
+    step,
+)
+from polyphony.train import fit
+
+SMALL = ("teachers.network={kind='resnet', depth=8, width=2}", "data.per_class=8", "data.resolution=8")
+
+
+def macs_of_layers(network: nn.Module, x: torch.Tensor) -> list[int]:
+    """Multiplications of every convolution and linear layer on a batch, first to last."""
+    found = []
+
+    def note(layer: nn.Module, _: object, out: torch.Tensor) -> None:
+        found.append(out.numel() * layer.weight[0].numel())
+
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(note)
+    network(x)
+    return found
+
+
+def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
+    network, x = resnet(14, 10, 3, 4), torch.rand(FEW, 3, 16, 16)
+    stem, *others = macs_of_layers(network, x)
+    # two operations a multiplication; forward, gradient of weights, and of inputs except the images
+    expected = 2 * (2 * stem + 3 * sum(others)) / FEW
+    on_cpu = Counting().of(partial(step, Single(resnet(14, 10, 3, 4)), CrossEntropy(), x))
+    assert on_cpu.flops == expected
+    with torch.device("meta"):
+        model = Single(resnet(14, 10, 3, 4))
+    on_meta = Counting()
+    for _ in range(2):  # the second time everything has been seen
+        assert on_meta.of(partial(step, model, CrossEntropy(), x.to("meta"))).flops == expected
+
+
+@pytest.mark.parametrize("recipe", ["students-desk", "cifar10-desk"])
+def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
+    study = OutlinedStudy(read_recipe(recipe, SMALL), Path("nowhere"))
+    without, real = estimates(study, "meta"), estimates(study, "cpu")
+    assert [cost.name for cost in without] == ["teacher", *study.recipe.methods]
+    assert {cost.name: cost.flops for cost in without} == {cost.name: cost.flops for cost in real}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "least", "largest", "batch", "asked"),
-    [
-        (lambda size: 0.01 * size, 4, 128, 32, [4, 8, 16, 32]),  # a small network on a CPU
-        (lambda size: 3.0 * size, 2, 128, 2, [2]),  # a network so large that two images take seconds
-        (lambda size: 0.02, 9, 50, 50, [9, 18, 36]),  # a GPU: as long as it takes to launch
-        (lambda size: 0.3, 60, 50, 50, []),  # a busy CPU and little arithmetic: the call itself takes long
-    ],
-    ids=["small", "large", "launched", "called"],
+    "name", ["cifar10-resnet32-be4", "cifar100-wrn28x10-be4", "tinyimagenet-wrn28x5-be4"]
 )
-def test_the_batch_is_doubled_until_a_step_can_be_measured(seconds, least, largest, batch, asked):
-    sizes = []
-
-    def measure(size: int) -> float:
-        sizes.append(size)
-        return seconds(size)
-
-    assert probing_batch(measure, least, largest) == batch
-    assert sizes == asked
+def test_the_papers_recipes_are_counted_within_seconds(name):
+    study = OutlinedStudy(read_recipe(name), Path("nowhere"))
+    start = time.process_time()
+    parameter_counts(study)
+    costs(study)
+    assert time.process_time() - start < 8  # half of it on a machine that does nothing else
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected", "left"),
-    [([0.3, 0.1, 0.2], 0.2, 0), ([9.0, 1.0, 1.0], 9.0, 2), ([1.0, 0.6, 0.1], 0.8, 1)],
-)
-def test_what_takes_long_is_measured_less_often(seconds, expected, left):
-    assert typical(lambda: seconds.pop(0)) == pytest.approx(expected)
-    assert len(seconds) == left
+# Time
+
+
+COUNT = Count(calls=200, flops=1e7)
+
+
+@pytest.mark.parametrize("largest", [16, 128])
+def test_the_time_of_calls_and_of_arithmetic_are_told_apart(largest):
+    def measure(images: int) -> float:
+        return 200 * 3e-6 + images * 1e7 * 2e-11
+
+    speed = fitted_speed(measure, COUNT, largest)
+    assert speed.call == pytest.approx(3e-6)
+    assert speed.flop == pytest.approx(2e-11)
+    assert speed.seconds(COUNT, images=250, batch=100) == pytest.approx(3 * 200 * 3e-6 + 250 * 2e-4)
+
+
+def test_a_measurement_that_was_disturbed_does_not_count():
+    disturbed = iter([9.0, 0.0, 5.0] * 2)
+
+    def measure(images: int) -> float:
+        return 1e-3 + images * 1e-4 + next(disturbed) / 100
+
+    speed = fitted_speed(measure, COUNT, 32)
+    assert speed.flop == pytest.approx(1e-11)
+
+
+def test_a_network_so_large_that_few_images_take_long_is_measured_once():
+    asked = []
+    huge = Count(calls=400, flops=MOST_FLOPS)
+
+    def measure(images: int) -> float:
+        asked.append(images)
+        return 2.0
+
+    assert fitted_speed(measure, huge, 128) == Speed(0.0, 2.0 / (FEW * MOST_FLOPS))
+    assert asked == [FEW]
+
+
+def test_the_estimate_is_near_what_a_training_takes(tmp_path):
+    settings = ("teachers.network.width=8", "teachers.epochs=4", "teachers.warm_up=1", "threads=1")
+    study = Study(read_recipe("digits", settings), tmp_path)
+    estimate = costs(study)[0].seconds
+    model, splits = Single(study.network(study.recipe.teachers.network_of(0))), study.splits
+    start = time.process_time()
+    fit(
+        model, CrossEntropy(), splits.train, splits.valid, study.plan(study.recipe.teachers), generator("", 0)
+    )
+    assert 1 / 3 < estimate / (time.process_time() - start) < 3
+
+
+class Noting(Ensemble):
+    """One that notes at which precision it is called."""
+
+    members = 1
+    seen: ClassVar[list[torch.dtype | None]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        return self.logits.expand(*x.shape[:2], 10)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", None), ("bfloat16", torch.bfloat16)])
 def test_a_step_is_measured_at_the_recipes_precision(tmp_path, precision, dtype):
-    settings = ("teachers.network.width=2", f"precision='{precision}'")
-    study, seen = Study(read_recipe("digits", settings), tmp_path), []
-
-    def loss(model, x, y, rng):
-        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
-        return CrossEntropy()(model, x, y, rng)
-
-    probe(study, Single(study.network(study.recipe.teachers.network)), loss, 2)
-    assert seen == [dtype]
+    study = Study(read_recipe("digits", [f"precision='{precision}'"]), tmp_path)
+    Noting.seen.clear()
+    measured_speed(study, Noting(), COUNT)
+    assert set(Noting.seen) == {dtype}
     assert not torch.is_autocast_enabled("cpu")
+
+
+# Networks of one's own
+
+
+OWN = """
+from torch import nn
+
+class Choosy(nn.Module):
+    def __init__(self, classes, channels):
+        super().__init__()
+        self.light, self.dark = nn.Linear(64 * channels, classes), nn.Linear(64 * channels, classes)
+    def forward(self, x):
+        return (self.light if float(x.mean()) > 0.5 else self.dark)(x.flatten(1))
+"""
+
+
+def test_a_network_that_needs_numbers_is_counted_with_them(tmp_path, monkeypatch):
+    (tmp_path / "choosy_network.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    network = "teachers.network={ kind = 'python', name = 'choosy_network:Choosy' }"
+    study = Study(read_recipe("digits", [network, "methods={scratch = {}}", "seeds=[0]"]), tmp_path)
+    teacher = costs(study)[0]
+    images = len(study.splits.train) * study.recipe.teachers.epochs
+    assert teacher.flops == images * 2 * 2 * 64 * 10  # forward, and the gradient of the one that was used
+    assert blank(study, 3, "meta").shape == (3, 1, 8, 8)

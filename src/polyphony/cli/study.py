@@ -163,7 +163,7 @@ def show(
     study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, device=device)))
     terminal.show_recipe(study.recipe)
     terminal.show_parameters(parameter_counts(study))
-    terminal.show_costs(list(costs(study)), default_workers(study))
+    terminal.show_costs(costs(study), default_workers(study))
 
 
 def prepare(recipe: str, running: Running) -> Study:
@@ -232,7 +232,7 @@ def run_to(study: Study, upto: str, place: Runner, redo: bool) -> None:
 
     if not study.folder.exists():
         trainings = costs(study)
-        terminal.announce(study, [next(trainings)] if upto == "TEACH" else list(trainings), place.at_once)
+        terminal.announce(study, trainings[:1] if upto == "TEACH" else trainings, place.at_once)
     with terminal.board() as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)

@@ -1,30 +1,35 @@
-"""What a study costs, before it starts: arithmetic counted exactly, time from a few measured steps."""
+"""What a study costs, before it starts: operations counted without doing them, time from one short probe.
+
+A step is counted on PyTorch's meta device, where tensors have shapes and no numbers. Its time is so much for
+every operation that is called and so much for every floating-point operation: two numbers, measured on a few
+steps of the student's plain network, in processor time, so that a busy machine gives the same answer.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from polyphony.data import Split, pixels
+from polyphony.data import batch_count
 from polyphony.distill import CrossEntropy
-from polyphony.ensembles import DeepEnsemble, Ensemble, Single
-from polyphony.predictions import predict
-from polyphony.recipe import Schedule, Surroundings
-from polyphony.study.study import Study
+from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
+from polyphony.predictions import BATCH
+from polyphony.recipe import RecipeError, Schedule, Surroundings
+from polyphony.study.study import Study, built_once
 from polyphony.train import Loss
 
-SMALLEST = 2  # images, which normalisation needs
-LEAST_FLOPS = 4e9  # in a measured step: with fewer a busy CPU spends its time on calling operations
-LONG_ENOUGH = 0.25  # seconds from which on a step is not doubled, so that most take up to half a second
-ENOUGH = 1.5  # seconds after which a measurement is not repeated
+FEW = 2  # images, which normalisation needs
+MOST_FLOPS = 8e9  # of a measured step, if it is not one of a few images
+REPEATS, ENOUGH = 3, 0.5  # how often a step is measured, unless it has taken so many seconds
 
 
 @dataclass(frozen=True)
@@ -37,23 +42,76 @@ class Cost:
     seconds: float
 
 
-def costs(study: Study) -> Iterator[Cost]:
-    """What one teacher, and one student of each method, takes; each is measured when it is asked for."""
-    recipe = study.recipe
-    torch.set_num_threads(study.threads)
-    networks = [study.network(recipe.teachers.network_of(j)) for j in range(recipe.members)]
+@dataclass(frozen=True)
+class Count:
+    """How many operations a batch calls, and how many floating-point operations each of its images takes."""
+
+    calls: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds for an operation that is called, and for a floating-point operation."""
+
+    call: float
+    flop: float
+
+    def seconds(self, count: Count, images: int, batch: int) -> float:
+        """What so many images take, a batch at a time."""
+        return batch_count(images, batch) * count.calls * self.call + images * count.flops * self.flop
+
+
+def costs(study: Study) -> list[Cost]:
+    """What one teacher, unless they are given, and one student of each method takes."""
+    try:
+        return estimates(study, "meta")
+    except RecipeError:
+        raise
+    except Exception:  # a network of one's own may not do without numbers
+        return estimates(study, "cpu")
+
+
+def estimates(study: Study, device: str) -> list[Cost]:
+    """The costs, counted on one device and timed on the study's."""
+    sketch, counting, x = study.sketch(), Counting(), blank(study, FEW, device)
+    with torch.device(device):
+        plain = Single(sketch.network(study.recipe.student_network))
+    speed = measured_speed(study, plain, counting.of(partial(step, plain, CrossEntropy(), x)))
+
+    def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
+        stepping, looking = counting.of(partial(step, model, loss, x)), counting.of(partial(look, model, x))
+        images, valid = len(study.splits.train), len(study.splits.valid)
+        seconds = speed.seconds(stepping, images, study.plan(schedule).batch)
+        seconds += speed.seconds(looking, valid, BATCH)
+        return Cost(name, runs, schedule.epochs * images * stepping.flops, schedule.epochs * seconds)
+
+    return [cost(*training) for training in trainings(sketch, device)]
+
+
+def trainings(study: Study, device: str) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
+    """A name, how often it is done, and what it begins with: for each kind of training."""
+    recipe, table = study.recipe, study.recipe.teachers.network_of
+    with torch.device(device):
+        teacher = Single(study.network(table(0)))
+        folded = built_once(range(recipe.members), table, lambda j: folded_teacher(study, j))
+        students = built_once(recipe.methods, recipe.form_table, study.fresh_student)
     if isinstance(recipe.teachers, Schedule):
-        teacher = Single(networks[0])
-        yield cost(study, "teacher", study.teacher_count, teacher, CrossEntropy(), recipe.teachers)
-    teachers = DeepEnsemble(networks).folded().to(study.device)
-    for name in recipe.methods:
-        student = study.fresh_student(name).to(study.device)
-        loss = probing_loss(study, name, teachers, student)
-        yield cost(study, name, len(recipe.seeds), student, loss, recipe.schedule(name))
+        yield "teacher", study.teacher_count, recipe.teachers, teacher, CrossEntropy()
+    teachers = DeepEnsemble(list(folded.values()))
+    for name, student in students.items():
+        loss = untaught_loss(study, name, teachers, student)
+        yield name, len(recipe.seeds), recipe.schedule(name), student, loss
 
 
-def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:
-    """A method's loss with untrained teachers: a step costs the same whatever they know and its size."""
+def folded_teacher(study: Study, j: int) -> nn.Module:
+    """The network of a teacher, as students are shown it."""
+    network = study.network(study.recipe.teachers.network_of(j))
+    return DeepEnsemble([network]).folded().networks[0]
+
+
+def untaught_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:
+    """A method's loss, with a step of any size: it costs the same, whatever the teachers know."""
     method = study.recipe.distillation(name)
     if method is None:
         return CrossEntropy()
@@ -62,85 +120,131 @@ def probing_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensem
     return study.recipe.form(name).loss(teachers, method, perturb, study.student_steps)
 
 
-def cost(study: Study, name: str, runs: int, model: Ensemble, loss: Loss, schedule: Schedule) -> Cost:
-    """A training's cost, extrapolated from a few steps and looks at validation images."""
-    splits, epochs = study.splits, study.plan(schedule).epochs
-    trained = len(splits.train) * epochs
-    model.to(study.device)
-    with CountFlops() as count:
-        probe(study, model, loss, SMALLEST)
-    least = max(SMALLEST, int(SMALLEST * LEAST_FLOPS // count.flops))
-    batch = probing_batch(lambda size: probe(study, model, loss, size), least, schedule.batch)
-    step = typical(lambda: probe(study, model, loss, batch))
-    look = typical(lambda: probe_validation(study, model, batch))
-    seconds = (trained * step + epochs * len(splits.valid) * look) / batch
-    return Cost(name, runs, count.flops / SMALLEST * trained, seconds)
+def step(model: Ensemble, loss: Loss, x: Tensor) -> Tensor:
+    """A loss and its gradients."""
+    y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    found = loss(model.train(), x, y, torch.Generator().manual_seed(0))["loss"]
+    model.zero_grad(set_to_none=True)
+    found.backward()
+    return found
 
 
-def probing_batch(measure: Callable[[int], float], least: int, largest: int) -> int:
-    """The least batch, doubled until a step of it takes long enough to be measured, or the largest one.
-
-    On a GPU small batches say nothing: launching their operations takes longer than the operations.
-    """
-    batch = min(least, largest)
-    while batch < largest and measure(batch) < LONG_ENOUGH:
-        batch = min(2 * batch, largest)
-    return batch
+def look(model: Ensemble, x: Tensor) -> None:
+    """What all members predict."""
+    with torch.no_grad(), evaluating(model):
+        model(x.expand(model.members, *x.shape))
 
 
-def typical(measure: Callable[[], float]) -> float:
-    """The median of three measurements, or of fewer that take long enough together."""
-    found = [measure()]
-    while len(found) < 3 and sum(found) < ENOUGH:
-        found.append(measure())
-    return median(found)
+def blank(study: Study, images: int, device: str) -> Tensor:
+    """Images of the study's shape. [b c h w]"""
+    shape = (images, *study.splits.train.images.shape[1:])
+    return torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last)
 
 
-class CountFlops(TorchDispatchMode):
-    """Adds up the floating-point operations of matrix products and convolutions, backward passes included.
+def measured_speed(study: Study, plain: Ensemble, count: Count) -> Speed:
+    """How fast a network trains here, in one thread where there are threads, which share arithmetic alone."""
+    model = copy.deepcopy(plain).to_empty(device=study.device)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
+    precision, on_cpu = getattr(torch, study.recipe.precision, torch.float32), study.device == "cpu"
 
-    PyTorch's own FlopCounterMode tracks modules by hooks that fail inside torch.autograd.grad.
+    def measure(images: int) -> float:
+        x, clock = blank(study, images, study.device), time.process_time if on_cpu else time.perf_counter
+        start = clock()
+        with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
+            step(model, CrossEntropy(), x).item()  # waits for the device
+        return clock() - start
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        speed = fitted_speed(measure, count, study.recipe.student.batch)
+    finally:
+        torch.set_num_threads(threads)
+    return Speed(speed.call, speed.flop / study.threads) if on_cpu else speed
+
+
+def fitted_speed(measure: Callable[[int], float], count: Count, largest: int) -> Speed:
+    """What a call and a floating-point operation take, from steps of a few images and of many."""
+    many = min(largest, int(MOST_FLOPS // count.flops))
+    few, seconds = min(FEW, largest), best(measure, min(FEW, largest))
+    if many <= few:  # so large a network that calls do not matter
+        return Speed(0.0, seconds / (few * count.flops))
+    flop = max(0.0, best(measure, many) - seconds) / ((many - few) * count.flops)
+    return Speed(max(0.0, seconds - few * count.flops * flop) / count.calls, flop)
+
+
+def best(measure: Callable[[int], float], images: int) -> float:
+    """The least of several measurements, or of fewer that take long."""
+    found = [measure(images)]
+    while len(found) < REPEATS and sum(found) < ENOUGH:
+        found.append(measure(images))
+    return min(found)
+
+
+class Shape(NamedTuple):
+    """A tensor without its numbers."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations, and the arithmetic of matrix products and convolutions, backward passes included.
+
+    On the meta device, an operation that was seen with the same shapes is not run again, which is slow there:
+    its outputs are their shapes. (PyTorch's FlopCounterMode has hooks that fail inside torch.autograd.grad.)
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
+        self.calls, self.flops = 0, 0
+        self.seen: dict[Any, tuple[int, Any]] = {}
+
+    def of(self, run: Callable[[], object]) -> Count:
+        """What something that is done with a few images takes."""
+        self.calls, self.flops = 0, 0
+        with self:
+            run()
+        return Count(self.calls, self.flops / FEW)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count it."""
-        out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        """Run an operation, or recall what it gave, and count it."""
+        key = (func, shapes(args), shapes(kwargs))
+        if key in self.seen:
+            flops, kept = self.seen[key]
+            out = blanks(kept)
+        else:
+            out = func(*args, **(kwargs or {}))
+            formula = flop_registry.get(func._overloadpacket)
+            flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
+            if all(alias.alias_info is None for alias in func._schema.returns) and is_blank(out):
+                self.seen[key] = flops, shapes(out)
+        self.calls, self.flops = self.calls + 1, self.flops + flops
         return out
 
 
-def probe(study: Study, model: Ensemble, loss: Loss, batch: int) -> float:
-    """Seconds for one step on grey noise, at the recipe's precision."""
-    x, rng = noise(study, batch)
-    y = torch.zeros(batch, dtype=torch.int64, device=study.device)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0, momentum=0.9)
-    precision = getattr(torch, study.recipe.precision, torch.float32)
-    start = time.perf_counter()
-    with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
-        parts = loss(model.train(), pixels(x), y, rng)
-    optimiser.zero_grad(set_to_none=True)
-    parts["loss"].backward()
-    optimiser.step()
-    parts["loss"].item()  # waits for the device
-    return time.perf_counter() - start
+def shapes(value: Any) -> Any:
+    """Arguments or results of an operation, with shapes in the place of tensors."""
+    if isinstance(value, Tensor):
+        return Shape(value.shape, value.stride(), value.dtype, value.device)
+    if isinstance(value, dict):
+        return tuple((name, shapes(each)) for name, each in value.items())
+    return tuple(map(shapes, value)) if isinstance(value, list | tuple) else value
 
 
-def probe_validation(study: Study, model: Ensemble, batch: int) -> float:
-    """Seconds for the predictions of all members on grey noise."""
-    split = Split(noise(study, batch)[0], torch.zeros(batch, dtype=torch.int64))
-    start = time.perf_counter()
-    predict(model, split)
-    return time.perf_counter() - start
+def blanks(value: Any) -> Any:
+    """Tensors of these shapes."""
+    if isinstance(value, Shape):
+        return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
+    return tuple(map(blanks, value)) if isinstance(value, tuple) else value
 
 
-def noise(study: Study, batch: int) -> tuple[Tensor, torch.Generator]:
-    """Images like the study's, of random bytes, and the generator that drew them. [b c h w]"""
-    rng = torch.Generator().manual_seed(0)
-    shape = (batch, *study.splits.train.images.shape[1:])
-    return torch.randint(256, shape, generator=rng, dtype=torch.uint8).to(study.device), rng
+def is_blank(value: Any) -> bool:
+    """Whether results are tensors without numbers, or nothing."""
+    if isinstance(value, Tensor):
+        return value.device.type == "meta"
+    return all(map(is_blank, value)) if isinstance(value, list | tuple) else value is None

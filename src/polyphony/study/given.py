@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from polyphony.data import Split
@@ -38,6 +37,8 @@ def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str]
 
 def refuse_chance(answers: Tensor, labels: Tensor, classes: Sequence[str], path: Path) -> None:
     """A WeightsError where answers are no better than the commonest class for all would be. [n], [n]"""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and seldom needed
+
     k, n = len(classes), len(labels)
     chance = float(labels.bincount(minlength=k).max()) / n
     right = float((answers == labels).double().mean())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from polyphony import metrics
@@ -17,7 +18,7 @@ from polyphony.seeds import generator
 from polyphony.store import FileError, load_predictions
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
-from polyphony.study.study import Study
+from polyphony.study.study import Study, built_once
 
 
 def score_jobs(study: Study) -> list[Predict]:
@@ -91,11 +92,21 @@ def by_calibration(predictions: Predictions, temperature: float) -> dict[str, di
 
 def parameter_counts(study: Study) -> dict[str, int]:
     """Parameters of the teachers together, and of each method's student as it predicts."""
-    recipe = study.recipe
-    teachers = [study.network(recipe.teachers.network_of(j)) for j in range(recipe.members)]
-    students = {name: recipe.form(name).trained(study.fresh_student(name)) for name in recipe.methods}
-    counts = {name: parameters(student) for name, student in students.items()}
-    return {TEACHERS: sum(map(parameters, teachers)), **counts}
+    sketch = study.sketch()
+    try:
+        with torch.device("meta"):  # where networks are built without their numbers
+            return counted(sketch)
+    except Exception:  # which one's own network may need
+        return counted(sketch)
+
+
+def counted(study: Study) -> dict[str, int]:
+    """The parameters of a study's models."""
+    recipe, table = study.recipe, study.recipe.teachers.network_of
+    networks = built_once(range(recipe.members), table, lambda j: study.network(table(j)))
+    students = built_once(recipe.methods, recipe.form_table, study.fresh_student)
+    counts = {name: parameters(recipe.form(name).trained(student)) for name, student in students.items()}
+    return {TEACHERS: sum(map(parameters, networks.values())), **counts}
 
 
 def parameters(model: nn.Module) -> int:

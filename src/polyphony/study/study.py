@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +18,9 @@ from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage, sha256
 from polyphony.train import Plan
+
+Name = TypeVar("Name")
+Built = TypeVar("Built")
 
 FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
@@ -151,6 +156,24 @@ class Study:
         """How many members a method's student predicts with."""
         return self.recipe.form(name).predictors(self.recipe.members)
 
+    def sketch(self) -> Study:
+        """The study with its first image alone, whose networks are built at once, and on any device."""
+        splits = replace(self.splits, train=self.splits.train[:1])
+        splits.train.statistics  # noqa: B018 (worked out here, once)
+        return SketchedStudy(self.recipe, self.folder, self.data_root, self.device, sketched=splits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SketchedStudy(Study):
+    """A study of next to no images: enough to build its networks."""
+
+    sketched: Splits
+
+    @property
+    def splits(self) -> Splits:
+        """What there is of them."""
+        return self.sketched
+
 
 @dataclass(frozen=True)
 class OutlinedStudy(Study):
@@ -160,6 +183,16 @@ class OutlinedStudy(Study):
     def splits(self) -> Splits:
         """As many images as the official data has, all blank."""
         return outline_splits(self.recipe.data)
+
+
+def built_once(
+    names: Iterable[Name], alike: Callable[[Name], object], build: Callable[[Name], Built]
+) -> dict[Name, Built]:
+    """What is built for each name, once for those whose tables look the same."""
+    tables = {name: repr(alike(name)) for name in names}
+    firsts = {table: name for name, table in reversed(tables.items())}
+    built = {table: build(name) for table, name in firsts.items()}
+    return {name: built[table] for name, table in tables.items()}
 
 
 def weights_hash(path: Path) -> str:
