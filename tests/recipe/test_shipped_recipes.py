@@ -16,7 +16,7 @@ from polyphony.ensembles import DeepEnsemble
 from polyphony.predictions import predict
 from polyphony.recipe import Data, read_recipe, shipped
 from polyphony.study import Study, parameter_counts
-from polyphony.study.cost import probing_loss
+from polyphony.study.cost import untaught_loss
 from polyphony.train import Plan, fit
 
 PARAMETERS = {  # teachers and student, from the paper's tables and exact counts of its networks
@@ -130,7 +130,7 @@ def test_two_steps_change_every_weight_and_leave_predictions(name, method):
     student = study.fresh_student(method, torch.Generator().manual_seed(1))
     before = {key: value.clone() for key, value in student.named_parameters()}
     teacher = study.network(recipe.teachers.network, torch.Generator().manual_seed(2))
-    loss = probing_loss(study, method, DeepEnsemble(recipe.members * [teacher]), student)
+    loss = untaught_loss(study, method, DeepEnsemble(recipe.members * [teacher]), student)
     plan = Plan(epochs=1, batch=recipe.student.batch, learning_rate=1e-4, warm_up=0)
     log = fit(student, loss, splits.train, splits.valid, plan, torch.Generator().manual_seed(3))
     assert all(math.isfinite(value) for value in log[0].values())
