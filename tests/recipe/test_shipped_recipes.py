@@ -92,24 +92,17 @@ def trainings() -> Iterator[tuple[str, str]]:
                 yield name, method
 
 
-def counted(study: TinyStudy) -> dict[str, int]:
-    """The parameters of a study's networks, whose weights are not drawn."""
-    assert study.splits.train.statistics  # of real pixels, before there are none
-    with torch.device("meta"):
-        return parameter_counts(study)
-
-
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_the_papers(name):
     study, (teachers, student) = tiny(name), PARAMETERS[name]
-    counts = counted(study)
+    counts = parameter_counts(study)
     assert counts["teachers"] == teachers
     assert {counts[method] for method in study.recipe.methods} == {student}
 
 
 @pytest.mark.parametrize(("name", "members"), END2.items())
 def test_a_dirichlet_student_is_as_large_as_one_teacher(name, members):
-    counts = counted(tiny(name))
+    counts = parameter_counts(tiny(name))
     assert counts["teachers"] == members * 464_154
     assert counts["end2"] == counts["end2-proxy"] == 464_154
 
