@@ -134,7 +134,7 @@ def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
     for attempt in (other.is_done, other.start):
         with pytest.raises(StoreError) as caught:
             attempt()
-        one_sentence(caught, stage.folder, "schedule.epochs (60, now 40)", "--out", "--redo")
+        one_sentence(caught, stage.folder, "schedule.epochs (60, now 40)")
     assert {path.name: path.read_bytes() for path in stage.folder.iterdir()} == before
 
 

@@ -40,6 +40,14 @@ class StoreError(SentenceError, RuntimeError):
     """A run folder cannot be used as it is; the message says why and what to do."""
 
 
+class ChangedError(StoreError):
+    """A folder holds what was made with another recipe."""
+
+
+class FolderError(StoreError):
+    """A folder cannot be used for results now."""
+
+
 class FileError(StoreError):
     """A file of a run is missing or is not what was written; `path` is the file."""
 
@@ -69,10 +77,7 @@ class Stage:
         """Whether the result is here; raises if the folder holds something else's."""
         found = self.found()
         if found is not None and found["key"] != self.key:
-            raise StoreError(
-                f"{self.folder} was made with another {difference(found['spec'], self.spec)}:"
-                " give --out another folder, or --redo to replace it"
-            )
+            raise ChangedError(f"{self.folder} was made with another {difference(found['spec'], self.spec)}")
         return (self.folder / "done.json").exists()
 
     def found(self) -> dict[str, Any] | None:
@@ -235,12 +240,12 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{folder} cannot be made ({error.strerror}): give --out another folder") from error
+        raise FolderError(f"{folder} cannot be made ({error.strerror})") from error
     try:
         with FileLock(folder / ".lock", timeout=0):
             yield
     except Timeout as error:
-        raise StoreError(f"{folder} is in use by another process: wait for it, or give --out") from error
+        raise FolderError(f"{folder} is in use by another process, which may take a while") from error
 
 
 def spec_key(spec: Spec) -> str:

@@ -99,7 +99,7 @@ class Unkept:
 
 
 class Unwatched:
-    """A watch that looks away."""
+    """A watch that does nothing."""
 
     def step(self, done: int, steps: int, row: Row) -> None:
         """Nothing to do."""

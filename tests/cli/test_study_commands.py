@@ -15,6 +15,7 @@ from rich.console import Console
 from polyphony.cli.terminal import score_table
 from polyphony.recipe import read_recipe
 from polyphony.study import Score, Study
+from polyphony.study.processes import WorkerLostError
 
 MORE = (
     "seeds=[0, 1]",
@@ -278,3 +279,11 @@ def test_a_real_process_ends_with_the_sentence_and_the_code(polyphony, refused, 
     refused(said, "digits.toml: student has no key 'alfa'")
     assert done.stdout == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_a_lost_worker_is_one_sentence_that_says_what_to_try(say, tiny):
+    lost = WorkerLostError("a worker process ended early (exit codes [-9, None])")
+    with mock.patch("polyphony.study.run_study", side_effect=lost):
+        said = say(*tiny("study"))
+    assert said.code == 1
+    assert "exit codes [-9, None]): if it ran out of memory, give a smaller number of --workers" in said.err

@@ -233,8 +233,6 @@ def test_a_changed_recipe_is_refused_and_nothing_is_touched(run, copied, overrid
         run(copied, override)
     text = str(caught.value)
     assert named in text
-    assert "--out" in text
-    assert "--redo" in text
     assert "\n" not in text
     assert stamps(copied) | {copied / "recipe.json": (copied / "recipe.json").read_bytes()} == before
 

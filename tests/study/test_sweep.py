@@ -258,6 +258,6 @@ def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(here, 
 
 def test_a_studys_folder_is_refused_by_a_sweep(tiny, here, quiet, tmp_path):
     (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(StoreError, match="holds a study: give --out another folder"):
+    with pytest.raises(StoreError, match="holds a study, and a sweep needs a folder of its own"):
         run_sweep(tiny(tmp_path), here, quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]

@@ -65,9 +65,17 @@ def run(arguments: Sequence[str] | None) -> None:
 
 
 def sentence(error: Exception) -> str:
-    """What is wrong, and for a file of a run what to do about it."""
-    from polyphony.store import FileError
+    """What is wrong, and what to type where the library cannot know it."""
+    from polyphony.store import ChangedError, FileError, FolderError
+    from polyphony.study.processes import WorkerLostError
 
+    what_to_type: dict[type[Exception], str] = {
+        ChangedError: "give --out another folder, or --redo to replace it",
+        FolderError: "give --out another folder",
+        WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
+    }
+    if words := what_to_type.get(type(error)):
+        return f"{error}: {words}"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}; check the disk, its space and whether it may be written"
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)

@@ -11,7 +11,7 @@ from polyphony import metrics
 from polyphony.recipe.points import Point, Swept
 from polyphony.rows import SweepScore, TeacherScore
 from polyphony.scores import JUDGE, TEACHERS
-from polyphony.store import StoreError, locked, read_json, write_json
+from polyphony.store import FolderError, locked, read_json, write_json
 from polyphony.study.jobs import Predict
 from polyphony.study.run import Work, check_plans, students_of, teachers_of, write_provenance
 from polyphony.study.runner import Board, Runner
@@ -56,7 +56,7 @@ class Sweep:
     def check(self, trials: int | None) -> None:
         """Raise, before anything is written, where the sweep cannot be run."""
         if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
-            raise StoreError(f"{self.folder} holds a study: give --out another folder for the sweep")
+            raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
         check_plans(self.study([self.swept.own]))
         if trials is not None:
             self.search.check()
