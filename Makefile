@@ -26,9 +26,11 @@ bench: .venv/ready  ## speed, side by side with a textbook implementation; a few
 clean:  ## the environment and caches; runs stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# torch comes first and exactly, so that the CPU build is taken where there is one.
+# torch comes first and exactly, so that the CPU build is taken where there is one; timm without torchvision,
+# which the tests stand in for, since its only build beside a CPU's PyTorch is not on PyPI.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm
 	touch $@

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Single,
     )
     from polyphony.metrics import Predictions
-    from polyphony.nn import add_members, resnet, wide_resnet
+    from polyphony.nn import Normalize, adapt, add_members, resnet, wide_resnet
     from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
     from polyphony.predictions import predict
     from polyphony.recipe import Recipe, read_recipe
@@ -61,6 +61,7 @@ __all__ = [
     "Hydra",
     "LatentBE",
     "Mixup",
+    "Normalize",
     "Options",
     "Perturbation",
     "Plan",
@@ -70,6 +71,7 @@ __all__ = [
     "Split",
     "Splits",
     "Student",
+    "adapt",
     "add_members",
     "export_student",
     "fit",

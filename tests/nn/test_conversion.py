@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -8,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from polyphony.nn import ConversionError, RankOneConv2d, RankOneLinear, add_members, merge_member, resnet
+from polyphony.nn import (
+    ConversionError,
+    RankOneConv2d,
+    RankOneLinear,
+    add_members,
+    merge_member,
+    resnet,
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -112,16 +120,17 @@ def test_kept_layers_and_all_below_them_are_shared_unchanged():
 
 
 def test_keep_names_whole_layers_not_beginnings_of_names():
-    network = nn.ModuleDict({"fc": nn.Linear(2, 2), "fc2": nn.Linear(2, 2)})
+    network = nn.Sequential(OrderedDict({"fc": nn.Linear(2, 2), "fc2": nn.Linear(2, 2)}))
     converted = add_members(network, 2, keep=("fc",))
-    assert type(converted["fc"]) is nn.Linear
-    assert isinstance(converted["fc2"], RankOneLinear)
+    assert type(converted.fc) is nn.Linear
+    assert isinstance(converted.fc2, RankOneLinear)
 
 
 def test_a_module_kept_in_one_of_its_two_places_is_kept_whole():
     network = Nested().eval()
-    converted = add_members(network, 2, keep=("again", "stem", "heads", "norms")).eval()
+    converted = add_members(network, 2, keep=("again", "stem", "heads.up", "norms"), factor_std=0.0).eval()
     assert converted.twice is converted.again
+    assert type(converted.twice) is nn.Conv2d
     x = images(4)
     torch.testing.assert_close(converted(x), network(x))
 
@@ -157,9 +166,10 @@ def test_member_norms_start_from_the_trained_one_and_are_their_own():
 
 
 def test_shared_norm_takes_statistics_over_all_rows():
-    network = add_members(nn.Sequential(nn.BatchNorm2d(2)), 4)
+    plain = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    network = add_members(plain, 4, factor_std=0.0)
     x = images(8, 2)
-    torch.testing.assert_close(network.train()(x), nn.BatchNorm2d(2)(x))
+    torch.testing.assert_close(network.train()(x), plain(x))
 
 
 def test_frozen_weights_and_training_modes_survive_conversion():
@@ -178,11 +188,26 @@ def test_members_have_the_networks_own_precision(dtype):
     assert {p.dtype for p in converted.parameters()} == {dtype}
 
 
-class Scaled(nn.Conv2d):
-    """A convolution with a forward of its own."""
+class Packed(nn.Linear):
+    """A linear layer that keeps its weight in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.weight = nn.Parameter(self.weight.flatten())
 
     def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
+        return F.linear(x, self.weight.view(3, 3), self.bias)
+
+
+class Inhabited(nn.Linear):
+    """A linear layer with another inside."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.low = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.low(x)
 
 
 def hooked(kind: str) -> nn.Module:
@@ -206,7 +231,8 @@ CANNOT = {
     "bilinear": lambda: nn.Bilinear(2, 2, 2),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(3, 3)),
     "spectral norm": lambda: parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)),
-    "subclass": lambda: Scaled(3, 3, 1),
+    "another shape": Packed,
+    "layer in a layer": Inhabited,
     "lazy": lambda: nn.LazyLinear(3),
     "hook after": lambda: hooked("after"),
     "hook before": lambda: hooked("before"),
@@ -228,8 +254,27 @@ def test_what_cannot_be_converted_is_refused_by_name_and_nothing_is_touched(bad)
 
 
 def test_what_cannot_be_converted_can_be_kept():
-    network = nn.Sequential(nn.Linear(3, 3), Scaled(3, 3, 1))
-    assert type(add_members(network, 2, keep=("1",))[1]) is Scaled
+    network = nn.Sequential(nn.Linear(3, 3), Inhabited(), Packed())
+    converted = add_members(network, 2, keep=("1", "2"))
+    assert [type(layer) for layer in converted] == [RankOneLinear, Inhabited, Packed]
+
+
+def test_all_that_cannot_be_converted_is_named_at_once_by_where_it_is_from():
+    network = nn.Sequential(nn.Linear(3, 3), Packed(), nn.LSTM(3, 3), hooked("after"))
+    with pytest.raises(ConversionError) as refusal:
+        add_members(network, 2)
+    said = str(refusal.value)
+    assert f"'1' ({__name__}.Packed has no weight of its own" in said
+    assert "'2' (torch.nn.modules.rnn.LSTM has no rank-one form)" in said
+    assert "'3' (its hooks would be lost)" in said
+    assert said.endswith("keep=('1', '2', '3')")
+
+
+@pytest.mark.parametrize("keep", [(), ("0",)], ids=["none there", "all kept"])
+def test_a_network_with_nothing_to_convert_is_refused(keep):
+    network = nn.Sequential(*(nn.Linear(3, 3) for _ in keep), nn.LayerNorm(3))
+    with pytest.raises(ConversionError, match="no Conv2d or Linear layer"):
+        add_members(network, 2, keep=keep)
 
 
 @pytest.mark.parametrize("members", [0, -1])

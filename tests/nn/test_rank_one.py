@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 
+import by_hand
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from polyphony.nn import RankOneConv2d, RankOneLinear, add_members, factors, merge_member, resnet, wide_resnet
+from polyphony.nn import (
+    InTurn,
+    RankOneConv2d,
+    RankOneLinear,
+    add_members,
+    factors,
+    merge_member,
+    resnet,
+    wide_resnet,
+)
 
 DOUBLE = torch.float64
 
@@ -217,3 +227,51 @@ def test_equal_generators_give_equal_factors_and_members_differ():
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
         assert not torch.equal(a[0], a[1])
+
+
+def test_a_layer_with_members_has_the_attributes_it_had():
+    conv = with_members(nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), 3)
+    assert (conv.stride, conv.padding, conv.groups, conv.kernel_size) == ((2, 2), (1, 1), 2, (3, 3))
+    assert (conv.in_channels, conv.out_channels, conv.padding_mode) == (4, 8, "zeros")
+    assert conv.weight is conv.shared.weight
+    linear = with_members(nn.Linear(6, 5, bias=False), 3)
+    assert (linear.in_features, linear.out_features, linear.bias) == (6, 5, None)
+    with pytest.raises(AttributeError, match="stride"):
+        linear.stride  # noqa: B018
+
+
+def test_in_its_turn_a_member_has_its_own_weight_and_bias():
+    layer = with_members(nn.Linear(6, 5), 3)
+    turns = InTurn(layer, 3)
+    for j in range(3):
+        turns.give_turn(j)
+        mine = layer.weight, layer.bias
+        layer.turn = None
+        for found, expected in zip(mine, merged_by_hand(layer, j), strict=True):
+            torch.testing.assert_close(found, expected)
+    x = rows_of(3, 2, 6)
+    turned = turns(x)
+    layer.turn = None
+    torch.testing.assert_close(turned, layer(x))
+
+
+@pytest.mark.parametrize("kind", [by_hand.Standardised, by_hand.SamePadding])
+def test_members_of_a_subclass_are_the_subclass_with_merged_weights(kind):
+    members, settings = 3, {"kernel_size": 3, "groups": 2}
+    layer = with_members(kind(4, 8, **settings), members)
+    x = rows_of(members, 2, 4, 7, 8).requires_grad_()
+    check_members(layer, lambda j: kind(4, 8, **settings).to(DOUBLE), x, members)
+
+
+def test_members_of_a_linear_subclass_are_the_subclass_with_merged_weights():
+    layer = with_members(by_hand.HalfLinear(6, 5), 3)
+    x = rows_of(3, 2, 4, 6).requires_grad_()
+    check_members(layer, lambda j: by_hand.HalfLinear(6, 5).to(DOUBLE), x, 3)
+
+
+def test_members_in_another_dimension_are_those_in_the_first():
+    layer = with_members(nn.Linear(6, 5), 3)
+    x = rows_of(3, 2, 4, 6)
+    expected = layer(x)
+    layer.dim = 1
+    torch.testing.assert_close(layer(x.transpose(0, 1)), expected.transpose(0, 1))

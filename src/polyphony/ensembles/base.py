@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from polyphony.metrics import Predictions
+from polyphony.nn import Size, check_members
 from polyphony.nn.folding import fold_norms
 from polyphony.parallel import whole
 
@@ -78,23 +79,69 @@ def share_rows(x: Tensor) -> bool:
     return len(x) == 1 or x.stride(0) == 0
 
 
-def channels_last(network: nn.Module) -> nn.Module:
-    """The network with its weights laid out as convolutions run fastest."""
-    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+class Runner:
+    """Runs a network for an ensemble, laid out channels_last where that works, with rows that do not mix.
+
+    The first images of a size decide. A network that channels_last breaks, as `view(b, -1)` does, gets the
+    usual layout. Where rows of `folded` members are one batch, [(m b) …], it is a ConversionError if a
+    member's outputs are not what they are alone; of images of `size` that is known already.
+    """
+
+    def __init__(self, network: nn.Module, folded: int = 1, size: Size | None = None) -> None:
+        self.folded, self.size = folded, size
+        self.seen: set[Size] = set()
+        fatal = any(isinstance(layer, nn.Conv2d) and is_fatal(layer) for layer in network.modules())
+        self.lay_out(network, torch.contiguous_format if fatal else torch.channels_last)
+
+    def lay_out(self, network: nn.Module, memory_format: torch.memory_format) -> None:
+        """Change how the network's weights lie in memory, and from now on its images."""
+        network.to(memory_format=memory_format)  # type: ignore[call-overload]
+        self.memory_format = memory_format
+
+    def __call__(self, network: nn.Module, rows: Tensor) -> Tensor:
+        """The network's outputs. [b c h w] → [b k]"""
+        size = tuple(rows.shape[1:])
+        if size in self.seen:
+            return self.run(network, rows)
+        if self.folded > 1 and size != self.size:
+            check_members(network, self.folded, size)
+        outputs = self.first_run(network, rows)
+        self.seen.add(size)
+        return outputs
+
+    def first_run(self, network: nn.Module, rows: Tensor) -> Tensor:
+        """As `run`, in the usual layout from now on if it works there alone."""
+        buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        try:
+            return self.run(network, rows)
+        except RuntimeError:
+            if self.memory_format is torch.contiguous_format:
+                raise
+        for name, buffer in network.named_buffers():  # what a norm may have counted before it broke
+            buffer.copy_(buffers[name])
+        self.lay_out(network, torch.contiguous_format)
+        try:
+            return self.run(network, rows)
+        except RuntimeError:
+            self.lay_out(network, torch.channels_last)
+            raise
+
+    def run(self, network: nn.Module, rows: Tensor) -> Tensor:
+        """The network on images that lie in memory as it likes them."""
+        if rows.dim() == 4:
+            rows = rows.contiguous(memory_format=self.memory_format)
+        return cast(Tensor, network(rows))
 
 
-def check_members(x: Tensor, members: int) -> None:
+def is_fatal(layer: nn.Conv2d) -> bool:
+    """Whether PyTorch 2.13 on a CPU writes beyond its memory in a convolution's gradients, channels_last."""
+    return layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels < 16
+
+
+def check_leading(x: Tensor, members: int) -> None:
     """Raise unless the leading dimension is the members'."""
     if len(x) != members:
         raise ValueError(f"inputs [m b …] for {members} members have a leading dimension of {len(x)}")
-
-
-def by_rows(network: nn.Module, x: Tensor, members: int) -> Tensor:
-    """The outputs of a network whose rows are folded, member-major. [m b c h w] → [m b k]"""
-    check_members(x, members)
-    rows = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    outputs: Tensor = network(rows).unflatten(0, (members, -1))
-    return outputs
 
 
 @contextmanager

@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, by_rows, channels_last
+from polyphony.ensembles.base import Ensemble, Runner, check_leading
 from polyphony.ensembles.deep import DeepEnsemble
-from polyphony.nn import add_members, merge_member
+from polyphony.nn import FACTOR_STD, Size, add_members, merge_member
 
 
 class BatchEnsemble(Ensemble):
-    """One network whose M members share their weights but for rank-one factors (Wen et al. 2019)."""
+    """One network whose M members share their weights but for rank-one factors (Wen et al. 2019).
+
+    Factors start as N(1, factor_std²); a small factor_std, 0.02, keeps what trained weights know. The other
+    options are those of `add_members`.
+    """
 
     def __init__(
         self,
@@ -19,17 +23,29 @@ class BatchEnsemble(Ensemble):
         members: int,
         *,
         rng: torch.Generator | None = None,
+        factor_std: float = FACTOR_STD,
         keep: tuple[str, ...] = (),
         member_norm: bool = False,
+        size: Size | None = None,
     ) -> None:
         super().__init__()
         self.members = members
-        converted = add_members(network, members, rng=rng, keep=keep, member_norm=member_norm)
-        self.network = channels_last(converted)
+        self.network = add_members(
+            network,
+            members,
+            rng=rng,
+            factor_std=factor_std,
+            keep=keep,
+            member_norm=member_norm,
+            size=size,
+        )
+        self.run = Runner(self.network, members, size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
-        return by_rows(self.network, x, self.members)
+        check_leading(x, self.members)
+        outputs: Tensor = self.run(self.network, x.flatten(0, 1)).unflatten(0, (self.members, -1))
+        return outputs
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.ensembles.base import Ensemble, Runner, check_leading
 from polyphony.nn.folding import fold_norms
 
 
@@ -23,7 +22,8 @@ class DeepEnsemble(Ensemble):
         if not networks:
             raise ValueError("a deep ensemble has at least one network")
         self.members = len(networks)
-        self.networks = nn.ModuleList(map(channels_last, networks)).requires_grad_(False)
+        self.networks = nn.ModuleList(networks).requires_grad_(False)
+        self.runners = [Runner(network) for network in networks]
         self.eval()
 
     def train(self, mode: bool = True) -> DeepEnsemble:
@@ -32,7 +32,7 @@ class DeepEnsemble(Ensemble):
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
-        check_members(x, self.members)
+        check_leading(x, self.members)
         return torch.stack([self.ask(j, rows) for j, rows in enumerate(x)])
 
     def ask(self, j: int, x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class DeepEnsemble(Ensemble):
             raise ValueError(
                 f"the images are on {x.device}, the teachers on {self.device}: move them by .to('{x.device}')"
             )
-        return cast(Tensor, self.networks[j](x))
+        return self.runners[j](self.networks[j], x)
 
     def folded(self) -> DeepEnsemble:
         """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""
@@ -55,9 +55,9 @@ class Single(Ensemble):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = channels_last(network)
+        self.network, self.run = network, Runner(network)
 
     def forward(self, x: Tensor) -> Tensor:
         """[1 b c h w] → [1 b k]"""
-        check_members(x, 1)
-        return cast(Tensor, self.network(x[0]))[None]
+        check_leading(x, 1)
+        return self.run(self.network, x[0])[None]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.ensembles.base import Ensemble, Runner, check_leading
 from polyphony.metrics import DirichletPredictions
 
 
@@ -32,14 +30,14 @@ class Dirichlet(Ensemble):
         if not 0 <= offset < float("inf"):
             raise ValueError(f"an offset of concentrations is a number from 0 on, not {offset}")
         self.offset = offset
-        self.network = channels_last(network)
+        self.network, self.run = network, Runner(network)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         """[1 b c h w] → log α [1 b k]"""
-        check_members(x, 1)
+        check_leading(x, 1)
         if self.training:
             self.steps += 1
-        outputs = cast(Tensor, self.network(x[0]))
+        outputs = self.run(self.network, x[0])
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return torch.logaddexp(outputs, outputs.new_full((), self.offset).log())[None]

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, channels_last, check_members, share_rows
-from polyphony.nn.rank_one import every_module, replace
+from polyphony.ensembles.base import Ensemble, Runner, check_leading, share_rows
+from polyphony.nn.conversion import every_module, replace
 
 
 class Hydra(Ensemble):
@@ -29,13 +29,13 @@ class Hydra(Ensemble):
         self.members = members
         self.head, classifier = find_head(network, head)
         self.heads = Heads(classifier, members, rng)
-        self.trunk = channels_last(with_head(network, self.head, nn.Identity()))
+        self.trunk = with_head(network, self.head, nn.Identity())
+        self.run = Runner(self.trunk, members)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
-        check_members(x, self.members)
-        rows = x[0] if share_rows(x) else x.flatten(0, 1)
-        features = cast(Tensor, self.trunk(rows.contiguous(memory_format=torch.channels_last)))
+        check_leading(x, self.members)
+        features = self.run(self.trunk, x[0] if share_rows(x) else x.flatten(0, 1))
         if features.dim() != 2 or features.shape[-1] != self.heads.inputs:
             raise ValueError(f"the network does more after its classifier '{self.head}': name another `head`")
         if share_rows(x):

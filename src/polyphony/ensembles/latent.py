@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from polyphony.ensembles.base import Ensemble, by_rows, channels_last
-from polyphony.nn import add_members, merge_member
+from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.nn import Size, add_members, merge_member
 from polyphony.nn.rank_one import RankOne
 
 
@@ -25,11 +25,14 @@ class LatentBE(Ensemble):
 
     expects_diversity = False
 
-    def __init__(self, network: nn.Module, members: int, *, keep: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, network: nn.Module, members: int, *, keep: tuple[str, ...] = (), size: Size | None = None
+    ) -> None:
         super().__init__()
         self.members = members
         unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
-        self.network = channels_last(add_members(network, members, rng=unused, keep=keep))
+        self.network = add_members(network, members, rng=unused, keep=keep, size=size)
+        self.run = Runner(self.network, members, size)
         for layer in rank_one_layers(self.network):
             for name in ("r", "s"):
                 nn.init.ones_(getattr(layer, name))
@@ -37,7 +40,9 @@ class LatentBE(Ensemble):
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
-        return by_rows(self.network, x, self.members)
+        check_leading(x, self.members)
+        outputs: Tensor = self.run(self.network, x.flatten(0, 1)).unflatten(0, (self.members, -1))
+        return outputs
 
     def merge(self) -> nn.Module:
         """One plain network, as a copy: factors and biases averaged over members, then folded into W."""

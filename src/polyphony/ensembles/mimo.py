@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, channels_last, check_members
+from polyphony.ensembles.base import Ensemble, Runner, check_leading
 from polyphony.parallel import drawn
 
 
@@ -29,7 +27,7 @@ class MIMO(Ensemble):
             raise ValueError(f"input_repetition must be a share from 0 to 1, not {input_repetition}")
         self.members = members
         self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
-        self.network = channels_last(network)
+        self.network, self.run = network, Runner(network)
 
     def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
         """Every member its own shuffle of the batch, repeated; the last rows are all members'. [m rows]"""
@@ -46,9 +44,8 @@ class MIMO(Ensemble):
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
-        check_members(x, self.members)
-        stacked = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
-        logits = cast(Tensor, self.network(stacked))
+        check_leading(x, self.members)
+        logits = self.run(self.network, x.transpose(0, 1).flatten(1, 2))
         if logits.shape[-1] % self.members:
             raise ValueError(f"{logits.shape[-1]} outputs do not divide among {self.members} members")
         by_member: Tensor = logits.unflatten(-1, (self.members, -1))

@@ -1,33 +1,34 @@
 """Networks and the rank-one layer that gives any of them members."""
 
 from polyphony.nn.adapter import Adapted, adapt
+from polyphony.nn.conversion import FACTOR_STD, ConversionError, factors, member_share, merge_member
 from polyphony.nn.distance import factor_distance
+from polyphony.nn.members import add_members
 from polyphony.nn.parts import Normalize
-from polyphony.nn.rank_one import (
-    ConversionError,
-    MemberBatchNorm,
-    RankOneConv2d,
-    RankOneLinear,
-    add_members,
-    factors,
-    merge_member,
-)
+from polyphony.nn.probe import Size
+from polyphony.nn.rank_one import InTurn, MemberBatchNorm, RankOneConv2d, RankOneLinear
 from polyphony.nn.resnet import ResNet, resnet
+from polyphony.nn.trial import check_members
 from polyphony.nn.wide_resnet import WideResNet, wide_resnet
 
 __all__ = [
+    "FACTOR_STD",
     "Adapted",
     "ConversionError",
+    "InTurn",
     "MemberBatchNorm",
     "Normalize",
     "RankOneConv2d",
     "RankOneLinear",
     "ResNet",
+    "Size",
     "WideResNet",
     "adapt",
     "add_members",
+    "check_members",
     "factor_distance",
     "factors",
+    "member_share",
     "merge_member",
     "resnet",
     "wide_resnet",

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from torch import Tensor, nn
 
-from polyphony.nn.rank_one import factors
+from polyphony.nn.conversion import factors
 
 
 def factor_distance(network: nn.Module) -> float:

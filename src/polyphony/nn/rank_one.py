@@ -8,61 +8,103 @@ Wen et al. 2019), without four passes over the activations.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.func import functional_call
 
-FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
-
-# Layers with weights that have no rank-one form here. A network's other parameters are shared by its members.
-UNSUPPORTED = (
-    nn.Conv1d,
-    nn.Conv2d,  # that is: subclasses, whose forward may differ
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Linear,
-    nn.Bilinear,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.RNNCellBase,
-)
+NOBODY = -1  # between two turns
 
 
-class ConversionError(ValueError):
-    """A network holds a layer that cannot be given members."""
+class OfMembers(nn.Module):
+    """A layer that is another one for each member, and knows where in its inputs the members are."""
 
+    members: int
+    dim = 0  # members come first in this dimension of the inputs: [… (m b) …]
+    turn: int | None = None  # whose rows all rows are, where members run one after the other (`InTurn`)
 
-class RankOne(nn.Module):
-    """A layer that all members share, with factors r [m i], s [m o] and a bias [m o] for each member."""
+    def forward(self, x: Tensor) -> Tensor:
+        if self.turn == NOBODY:
+            raise RuntimeError("a layer of members that run in turn was called when it was nobody's turn")
+        if self.turn is not None:
+            return self.one(x, self.turn)
+        return self.all(x.movedim(self.dim, 0)).movedim(0, self.dim) if self.dim else self.all(x)
 
-    def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
-        super().__init__()
-        self.shared = shared
-        self.r, self.s = (nn.Parameter(factor) for factor in factors)
-        self.bias = (
-            None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
-        )
-        shared.register_parameter("bias", None)
+    def all(self, x: Tensor) -> Tensor:
+        """Every member on its own rows. [(m b) …] → [(m b) …]"""
+        raise NotImplementedError
 
-    @property
-    def members(self) -> int:
-        """How many plain layers this one is."""
-        return len(self.r)
-
-    def member_weights(self) -> Tensor:
-        """W ∘ s_j r_jᵀ for every member. [m o i …]"""
+    def one(self, x: Tensor, j: int) -> Tensor:
+        """Member j on all rows. [b …] → [b …]"""
         raise NotImplementedError
 
     def merge(self, j: int) -> nn.Module:
-        """The plain layer that member j is."""
+        """The plain layer that member j is, as a copy."""
+        raise NotImplementedError
+
+
+class RankOne(OfMembers):
+    """A layer that all members share, with factors r [m i], s [m o] and a bias [m o] for each member.
+
+    It keeps the attributes of the layer it was, `.weight`, `.stride` and all others: those of the shared
+    layer, and while members run in turn the weight and bias of the one whose turn it is.
+    """
+
+    def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
+        super().__init__()
+        self.members = len(factors[0])
+        self.r, self.s = (nn.Parameter(factor) for factor in factors)
+        bias = None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
+        self.register_parameter("bias", bias)
+        shared.register_parameter("bias", None)
+        self.shared = shared  # last: from here on it has the shared layer's attributes
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias") and self.turn not in (None, NOBODY):
+            return self.member(self.turn)[name == "bias"]
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return getattr(super().__getattr__("shared"), name)
+
+    def scales(self, r: Tensor, s: Tensor) -> Tensor:
+        """What the shared weight is multiplied by. [m i], [m o] → [m o i …]"""
+        raise NotImplementedError
+
+    def member_weights(self) -> Tensor:
+        """W ∘ s_j r_jᵀ for every member. [m o i …]"""
+        return self.shared.weight * self.scales(self.r, self.s)
+
+    def member(self, j: int) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of member j."""
+        weight = self.shared.weight * self.scales(self.r[j : j + 1], self.s[j : j + 1])[0]
+        bias = self._parameters["bias"]
+        return weight, None if bias is None else bias[j]
+
+    def all(self, x: Tensor) -> Tensor:
+        bias = self._parameters["bias"]
+        biases = self.members * [None] if bias is None else bias.unbind()
+        blocks = zip(split_rows(x, self.members), self.member_weights().unbind(), biases, strict=True)
+        return torch.cat([self.run(*block) for block in blocks])
+
+    def one(self, x: Tensor, j: int) -> Tensor:
+        return self.run(x, *self.member(j))
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The shared layer's own forward with another weight and bias, which a subclass may prepare first."""
+        own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        out: Tensor = functional_call(self.shared, own, (x,))
+        return out
+
+    def merge(self, j: int) -> nn.Module:
         plain = copy.deepcopy(self.shared)
-        plain.weight = nn.Parameter(self.member_weights()[j].detach().clone())
-        if self.bias is not None:
-            plain.bias = nn.Parameter(self.bias[j].detach().clone())
+        weight, bias = self.member(j)
+        plain.weight = nn.Parameter(weight.detach().clone())
+        if bias is not None:
+            plain.bias = nn.Parameter(bias.detach().clone())
         return plain
 
 
@@ -71,18 +113,18 @@ class RankOneConv2d(RankOne):
 
     shared: nn.Conv2d
 
-    def member_weights(self) -> Tensor:
-        """A group of outputs sees only its own inputs' factors. [m o i/groups kh kw]"""
-        outputs = self.s.unflatten(1, (self.shared.groups, -1, 1))
-        inputs = self.r.unflatten(1, (self.shared.groups, 1, -1))
+    def scales(self, r: Tensor, s: Tensor) -> Tensor:
+        """A group of outputs sees only its own inputs' factors. [m o i/groups 1 1]"""
+        outputs = s.unflatten(1, (self.shared.groups, -1, 1))
+        inputs = r.unflatten(1, (self.shared.groups, 1, -1))
         scale: Tensor = (outputs * inputs).flatten(1, 2)[..., None, None]
-        return self.shared.weight * scale
+        return scale
 
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.member_weights().unbind()
-        biases = self.members * [None] if self.bias is None else self.bias.unbind()
-        blocks = zip(split_rows(x, self.members), weights, biases, strict=True)
-        return torch.cat([self.shared._conv_forward(*block) for block in blocks])
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if is_plain(self.shared):
+            out: Tensor = self.shared._conv_forward(x, weight, bias)
+            return out
+        return super().run(x, weight, bias)
 
 
 class RankOneLinear(RankOne):
@@ -90,154 +132,74 @@ class RankOneLinear(RankOne):
 
     shared: nn.Linear
 
-    def member_weights(self) -> Tensor:
-        """W ∘ s_j r_jᵀ for every member. [m o i]"""
-        return self.shared.weight * (self.s[:, :, None] * self.r[:, None, :])
+    def scales(self, r: Tensor, s: Tensor) -> Tensor:
+        """s_j r_jᵀ for every member. [m o i]"""
+        return s[:, :, None] * r[:, None, :]
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.stack(split_rows(x, self.members)).flatten(1, -2)
+    def all(self, x: Tensor) -> Tensor:
+        if not is_plain(self.shared):
+            return super().all(x)
+        rows, bias = torch.stack(split_rows(x, self.members)).flatten(1, -2), self._parameters["bias"]
         weights = self.member_weights().mT
-        out = rows @ weights if self.bias is None else torch.baddbmm(self.bias[:, None], rows, weights)
+        out = rows @ weights if bias is None else torch.baddbmm(bias[:, None], rows, weights)
         return out.view(*x.shape[:-1], self.shared.out_features)
 
 
-class MemberBatchNorm(nn.Module):
+class MemberBatchNorm(OfMembers):
     """One BatchNorm for each member, statistics over that member's rows alone. [(m b) c …] → [(m b) c …]"""
 
     def __init__(self, norm: nn.Module, members: int) -> None:
         super().__init__()
+        self.members = members
         self.norms = nn.ModuleList(copy.deepcopy(norm) for _ in range(members))
 
-    def forward(self, x: Tensor) -> Tensor:
-        blocks = split_rows(x, len(self.norms))
-        return torch.cat([norm(block) for norm, block in zip(self.norms, blocks, strict=True)])
+    def all(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(rows, j) for j, rows in enumerate(split_rows(x, self.members))])
+
+    def one(self, x: Tensor, j: int) -> Tensor:
+        out: Tensor = self.norms[j](x)
+        return out
 
     def merge(self, j: int) -> nn.Module:
-        """The plain BatchNorm of member j."""
         return copy.deepcopy(self.norms[j])
+
+
+class InTurn(nn.Module):
+    """A network whose members run one after the other, each on its own rows. [(m b) …] → [(m b) …]
+
+    For a network that does not keep its rows in their order, or reads weights without calling their layers.
+    """
+
+    def __init__(self, network: nn.Module, members: int) -> None:
+        super().__init__()
+        self.network, self.members = network, members
+        self.give_turn(NOBODY)
+
+    def give_turn(self, j: int) -> None:
+        """From now on all rows are member j's."""
+        for module in self.network.modules():
+            if isinstance(module, OfMembers):
+                module.turn = j
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = []
+        try:
+            for j, rows in enumerate(split_rows(x, self.members)):
+                self.give_turn(j)
+                outputs.append(self.network(rows))
+        finally:
+            self.give_turn(NOBODY)
+        return torch.cat(outputs)
 
 
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:
     """The rows of each member. [(m b) …] → m × [b …]"""
-    if len(x) % members:
-        raise ValueError(f"{len(x)} rows do not divide among {members} members")
+    if x.shape[0] % members:
+        raise ValueError(f"{x.shape[0]} rows do not divide among {members} members")
     blocks: tuple[Tensor, ...] = x.unflatten(0, (members, -1)).unbind()
     return blocks
 
 
-def add_members(
-    network: nn.Module,
-    members: int,
-    *,
-    rng: torch.Generator | None = None,
-    keep: tuple[str, ...] = (),
-    member_norm: bool = False,
-    inplace: bool = False,
-) -> nn.Module:
-    """Give every Conv2d and Linear of a network rank-one factors from N(1, 0.5²). [(m b) …] → [(m b) …]
-
-    Trained weights stay as they are, a module used twice stays one module, and the layers named in `keep`,
-    with all below them, are shared by the members unchanged. BatchNorm is shared, its statistics over all
-    rows; `member_norm` gives each member its own. A ConversionError leaves the network untouched.
-    """
-    if members < 1:
-        raise ValueError(f"a network has at least one member, not {members}")
-    network = network if inplace else copy.deepcopy(network)
-    chosen = unless_kept(every_module(network), keep)
-    for name, module in chosen:
-        refuse_unsupported(name, module)
-
-    def convert(module: nn.Module) -> nn.Module | None:
-        if isinstance(module, nn.Conv2d):
-            return RankOneConv2d(module, draw_factors(module.weight, members, module.in_channels, rng))
-        if isinstance(module, nn.Linear):
-            return RankOneLinear(module, draw_factors(module.weight, members, module.in_features, rng))
-        return MemberBatchNorm(module, members) if member_norm and isinstance(module, _BatchNorm) else None
-
-    return replace(network, chosen, convert)
-
-
-def merge_member(network: nn.Module, j: int) -> nn.Module:
-    """The plain network that member j of a converted network is, as a copy."""
-
-    def merge(module: nn.Module) -> nn.Module | None:
-        return module.merge(j) if isinstance(module, RankOne | MemberBatchNorm) else None
-
-    network = copy.deepcopy(network)
-    return replace(network, every_module(network), merge)
-
-
-def factors(network: nn.Module) -> Iterator[Tensor]:
-    """The rank-one factors r and s of every layer that has them: parameters, or made of some (LatentBE)."""
-    for module in network.modules():
-        if isinstance(module, RankOne):
-            yield from (module.r, module.s)
-
-
-def every_module(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every place a module stands in, so that one used twice is listed twice."""
-    return list(network.named_modules(remove_duplicate=False))
-
-
-def unless_kept(places: list[tuple[str, nn.Module]], keep: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
-    """The places of modules to convert: one that is kept anywhere is kept wherever it stands."""
-    names = {name for name, _ in places}
-    for name in keep:
-        if name not in names:
-            raise ValueError(f"the network has no layer '{name}' to keep")
-    kept = {module for name, module in places if is_below(name, keep)}
-    return [(name, module) for name, module in places if module not in kept]
-
-
-def is_below(name: str, keep: tuple[str, ...]) -> bool:
-    """Whether a module is one of those kept, or inside one."""
-    return any(f"{name}.".startswith(f"{kept}.") for kept in keep)
-
-
-def draw_factors(
-    weight: Tensor, members: int, inputs: int, rng: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """r [m i] and s [m o] from N(1, 0.5²), where the weight lives."""
-    device = weight.device if rng is None else rng.device
-    r = torch.empty(members, inputs, device=device).normal_(1, FACTOR_STD, generator=rng)
-    s = torch.empty(members, len(weight), device=device).normal_(1, FACTOR_STD, generator=rng)
-    return r.to(weight), s.to(weight)
-
-
-def replace(
-    network: nn.Module,
-    places: list[tuple[str, nn.Module]],
-    convert: Callable[[nn.Module], nn.Module | None],
-) -> nn.Module:
-    """Put convert(module) into every place where it gives one; each module is converted once."""
-    converted: dict[nn.Module, nn.Module | None] = {}
-    for name, module in places:
-        if module not in converted:
-            converted[module] = convert(module)
-        new = converted[module]
-        if new is None:
-            continue
-        if name == "":
-            return new
-        network.set_submodule(name, new)
-    return network
-
-
-def refuse_unsupported(name: str, module: nn.Module) -> None:
-    """Raise for a layer whose members would not be what they claim."""
-    if isinstance(module, RankOne | MemberBatchNorm):
-        raise ConversionError(f"layer '{name}' has members already")
-    plain = type(module) in (nn.Conv2d, nn.Linear)
-    if isinstance(module, UNSUPPORTED) and not (plain and "weight" in module._parameters):
-        raise ConversionError(
-            f"layer '{name}' ({type(module).__name__}) has no rank-one form, only plain Conv2d and Linear;"
-            " name it in `keep` to share it between the members"
-        )
-    if plain and has_hooks(module):
-        raise ConversionError(f"layer '{name}' has hooks, which its members would lose; remove them first")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module's call does more than its forward."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in hooks)
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer's forward is PyTorch's own of Conv2d or Linear."""
+    return getattr(layer.forward, "__func__", None) in (nn.Conv2d.forward, nn.Linear.forward)

@@ -1,0 +1,118 @@
+"""A network's layers become rank-one layers, and member j becomes a plain network again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.nn.rank_one import InTurn, MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
+
+Places = list[tuple[str, nn.Module]]
+Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer
+
+FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
+SHARED = -1  # in place of a dimension: the layer sees nothing that is a member's own, and has no members
+LOST = -2  # its rows are in no order that can be followed
+
+
+class ConversionError(ValueError):
+    """A network cannot be given members as it is."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which dimension of its inputs each layer finds members first, or that members run in turn."""
+
+    dims: dict[str, int]
+    in_turn: bool = False
+
+    def where(self, kind: int) -> list[str]:
+        """The layers that are `SHARED`, or `LOST`."""
+        return [name for name, dim in self.dims.items() if dim == kind]
+
+
+def convert(network: nn.Module, members: int, order: Order, draw: Draw) -> nn.Module:
+    """The network itself with the layers that an order names, but for shared ones, turned into members'."""
+    dims = {network.get_submodule(name): dim for name, dim in order.dims.items() if dim != SHARED}
+
+    def with_members(module: nn.Module) -> nn.Module | None:
+        if module not in dims:
+            return None
+        new = of_members(module, members, draw)
+        new.dim = 0 if order.in_turn else dims[module]
+        return new
+
+    converted = replace(network, every_module(network), with_members)
+    return InTurn(converted, members) if order.in_turn else converted
+
+
+def of_members(module: nn.Module, members: int, draw: Draw) -> OfMembers:
+    """The layer that takes a layer's place."""
+    if isinstance(module, nn.Conv2d):
+        return RankOneConv2d(module, draw(module))
+    if isinstance(module, nn.Linear):
+        return RankOneLinear(module, draw(module))
+    return MemberBatchNorm(module, members)
+
+
+def draw_factors(
+    layer: nn.Conv2d | nn.Linear, members: int, std: float, rng: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """r [m i] and s [m o] from N(1, std²), where the weight lives."""
+    weight, inputs = layer.weight, layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features
+    device = weight.device if rng is None else rng.device
+    r = torch.empty(members, inputs, device=device).normal_(1, std, generator=rng)
+    s = torch.empty(members, len(weight), device=device).normal_(1, std, generator=rng)
+    return r.to(weight), s.to(weight)
+
+
+def merge_member(network: nn.Module, j: int) -> nn.Module:
+    """The plain network that member j of a converted network is, as a copy."""
+
+    def merge(module: nn.Module) -> nn.Module | None:
+        return module.merge(j) if isinstance(module, OfMembers) else None
+
+    network = copy.deepcopy(network.network if isinstance(network, InTurn) else network)
+    return replace(network, every_module(network), merge)
+
+
+def factors(network: nn.Module) -> Iterator[Tensor]:
+    """The rank-one factors r and s of every layer that has them: parameters, or made of some (LatentBE)."""
+    for module in network.modules():
+        if isinstance(module, RankOne):
+            yield from (module.r, module.s)
+
+
+def member_share(network: nn.Module) -> float:
+    """What share of one member's weights is its own: those of rank-one layers, and of norms of its own."""
+    own = {p for layer in network.modules() if isinstance(layer, OfMembers) for p in layer.parameters()}
+    shared = sum(p.numel() for p in network.parameters() if p not in own)
+    layers = [layer for layer in network.modules() if isinstance(layer, OfMembers)]
+    mine = sum(p.numel() for layer in layers for p in layer.merge(0).parameters())
+    return mine / max(1, mine + shared)
+
+
+def every_module(network: nn.Module) -> Places:
+    """Every place a module stands in, so that one used twice is listed twice."""
+    return list(network.named_modules(remove_duplicate=False))
+
+
+def replace(
+    network: nn.Module, places: Places, convert: Callable[[nn.Module], nn.Module | None]
+) -> nn.Module:
+    """Put convert(module) into every place where it gives one; each module is converted once."""
+    converted: dict[nn.Module, nn.Module | None] = {}
+    for name, module in places:
+        if module not in converted:
+            converted[module] = convert(module)
+        new = converted[module]
+        if new is None:
+            continue
+        if name == "":
+            return new
+        network.set_submodule(name, new)
+    return network

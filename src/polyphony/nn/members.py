@@ -1,0 +1,117 @@
+"""Members for any network of Conv2d and Linear layers."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
+from polyphony.nn.probe import Size
+from polyphony.nn.rank_one import OfMembers
+from polyphony.nn.trial import find_order
+
+# Layers with weights that have no rank-one form here. A network's other parameters are shared by its members.
+UNSUPPORTED = (
+    nn.Conv1d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Bilinear,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+
+
+def add_members(
+    network: nn.Module,
+    members: int,
+    *,
+    rng: torch.Generator | None = None,
+    factor_std: float = FACTOR_STD,
+    keep: tuple[str, ...] = (),
+    member_norm: bool = False,
+    size: Size | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Give every Conv2d and Linear of a network rank-one factors, N(1, factor_std²). [(m b) …] → [(m b) …]
+
+    Trained weights stay as they are, a module used twice stays one module, and the layers named in `keep`,
+    with all below them, are shared by the members unchanged, as are layers that see nothing of the images.
+    BatchNorm is shared, its statistics over all rows; `member_norm` gives each member its own.
+
+    The conversion is first tried on a few random images of `size`, (channels, height, width), or of a size
+    that the network declares or else runs on. A ConversionError says which layers cannot have members, or
+    would have wrong ones, and leaves the network untouched.
+    """
+    if members < 1:
+        raise ValueError(f"a network has at least one member, not {members}")
+    if factor_std < 0:
+        raise ValueError(f"a standard deviation of factors is not negative, as {factor_std}")
+    names = convertible(unless_kept(every_module(network), keep), member_norm)
+    order = find_order(network, names, size)
+    network = network if inplace else copy.deepcopy(network)
+    return convert(network, members, order, partial(draw_factors, members=members, std=factor_std, rng=rng))
+
+
+def unless_kept(places: Places, keep: tuple[str, ...]) -> Places:
+    """The places of modules to convert: one that is kept anywhere is kept wherever it stands."""
+    names = {name for name, _ in places}
+    for name in keep:
+        if name not in names:
+            raise ValueError(f"the network has no layer '{name}' to keep")
+    kept = {module for name, module in places if is_below(name, keep)}
+    return [(name, module) for name, module in places if module not in kept]
+
+
+def is_below(name: str, keep: tuple[str, ...]) -> bool:
+    """Whether a module is one of those kept, or inside one."""
+    return any(f"{name}.".startswith(f"{kept}.") for kept in keep)
+
+
+def convertible(places: Places, member_norm: bool) -> list[str]:
+    """The layers that are to have members, once each; a ConversionError names all that cannot."""
+    kinds = (nn.Conv2d, nn.Linear, _BatchNorm) if member_norm else (nn.Conv2d, nn.Linear)
+    refused = {name: why for name, module in places if (why := refusal(module))}
+    if refused:
+        listed = ", ".join(f"'{name}' ({why})" for name, why in refused.items())
+        raise ConversionError(f"no members for layer {listed}; to share them, set keep={tuple(refused)}")
+    names: dict[nn.Module, str] = {m: name for name, m in reversed(places) if isinstance(m, kinds)}
+    if not names:
+        raise ConversionError("the network has no Conv2d or Linear layer to give members to")
+    return [name for name, module in places if names.get(module) == name]
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Why a layer's members would not be what they claim, if so."""
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    if isinstance(module, OfMembers):
+        return "it has members already"
+    if isinstance(module, UNSUPPORTED):
+        return f"{kind} has no rank-one form"
+    if not isinstance(module, nn.Conv2d | nn.Linear):
+        return None
+    if has_hooks(module):
+        return "its hooks would be lost"
+    return None if has_plain_weight(module) else f"{kind} has no weight of its own of the usual shape"
+
+
+def has_plain_weight(layer: nn.Conv2d | nn.Linear) -> bool:
+    """Whether a layer with another weight in its place can be member j."""
+    weight = layer._parameters.get("weight")
+    if weight is None or isinstance(weight, nn.UninitializedParameter) or any(layer.children()):
+        return False
+    if isinstance(layer, nn.Linear):
+        return weight.shape == (layer.out_features, layer.in_features)
+    return weight.shape == (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module's call does more than its forward."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in hooks)

@@ -1,0 +1,143 @@
+"""A network run on a few random images: which it takes, and what of them reaches its layers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyphony.nn.adapter import logits_of
+from polyphony.nn.rank_one import RankOne, RankOneLinear
+
+Size = tuple[int, ...]  # of one image: channels, height, width
+Result = TypeVar("Result")
+
+SIDES = (8, 16, 32, *range(4, 65), 96, 112, 128, 160, 192, 224, 256, 288, 299, 320, 336, 384, 448, 512)
+TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-3,
+}  # of the largest number; wrong rows are off by its size
+
+
+@dataclass(frozen=True)
+class Run:
+    """A network's outputs, and fingerprints of the inputs of the layers that were watched, as they ran."""
+
+    outputs: Tensor
+    calls: list[tuple[str, Tensor]]
+
+
+def run(network: nn.Module, x: Tensor, watched: Mapping[str, nn.Module]) -> Run:
+    """A network on a few images, without gradients and without a draw from PyTorch's own generator."""
+    calls: list[tuple[str, Tensor]] = []
+    with ExitStack() as stack, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for name, layer in watched.items():
+
+            def note(layer: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
+                calls.append((name, fingerprint(layer, inputs[0])))
+
+            stack.callback(layer.register_forward_pre_hook(note).remove)
+        return Run(logits_of(network(x)), calls)
+
+
+def fingerprint(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer's input with its channels made one number, which the channels of other rows would not give."""
+    last = isinstance(layer, nn.Linear | RankOneLinear)
+    x = x if last or x.dim() < 2 else x.movedim(1, -1)
+    return x @ torch.linspace(1, 2, x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two results differ by rounding alone; on the meta device, whether they have the same shape."""
+    if a.shape != b.shape or a.is_meta:
+        return a.shape == b.shape
+    tolerance = TOLERANCE.get(a.dtype, 1e-1)
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
+
+
+def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy in eval mode with random weights, none of which hides what others do, as zeros would.
+
+    It has no hooks: what a user notes down of a network's calls is of the user's own calls.
+    """
+    network = copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
+    network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    rng = torch.Generator().manual_seed(0)
+    for module in network.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+        for name, value in module.named_parameters(recurse=False):
+            is_factor = isinstance(module, RankOne) and name in ("r", "s")
+            if value.is_floating_point() and value.numel():
+                value.copy_(random_weight(value.shape, is_factor, rng))
+        if isinstance(module, _BatchNorm):
+            module.reset_running_stats()
+    return network
+
+
+def random_weight(shape: torch.Size, is_factor: bool, rng: torch.Generator) -> Tensor:
+    """Values that keep the scale of activations: matrices around 0; vectors, scalars and factors around 1."""
+    if len(shape) < 2 or is_factor:
+        return 0.5 + torch.rand(shape, generator=rng)
+    return torch.randn(shape, generator=rng) / math.sqrt(math.prod(shape[1:]))
+
+
+def images(rows: int, size: Size, network: nn.Module, dtype: torch.dtype) -> Tensor:
+    """Distinct random images where a network's weights are, the same every time. [rows …]"""
+    drawn = torch.rand(rows, *size, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return drawn.to(next(network.parameters(), drawn).device)
+
+
+def on_images(
+    network: nn.Module, rows: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
+) -> Result:
+    """What `use` makes of a stand-in and so many random images: of a size, or of the first it can take."""
+    errors = []
+    for dtype in TOLERANCE:
+        double = stand_in(network, dtype)
+        for chosen in sizes(network) if size is None else [size]:
+            try:
+                return use(double, images(rows, chosen, double, dtype))
+            except Exception as error:  # whatever a stranger's forward trips over
+                errors.append(error)
+    raise errors[0] if errors else ValueError("nothing in it tells which images it takes")
+
+
+def sizes(network: nn.Module) -> Iterator[Size]:
+    """Sizes of images that a network may take: those it declares, then those its first layer could take."""
+    modules = list(network.modules())
+    for module in modules:
+        yield from declared(module)
+    first = next((m for m in modules if isinstance(m, nn.Conv2d | nn.Linear | _BatchNorm)), None)
+    if isinstance(first, nn.Conv2d):
+        yield from ((first.in_channels, side, side) for side in SIDES)
+    elif isinstance(first, _BatchNorm):
+        yield from ((first.num_features, side, side) for side in SIDES)
+    elif first is not None:
+        yield (first.in_features,)
+        yield from (
+            (channels, side, side)
+            for side in SIDES
+            for channels in (1, 3)
+            if channels * side**2 == first.in_features
+        )
+
+
+def declared(module: nn.Module) -> Iterator[Size]:
+    """The size of images in a module's own configuration, as transformers and timm write it."""
+    config = getattr(module, "config", None)
+    side, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    if isinstance(side, int):
+        yield (channels, side, side)
+    elif isinstance(side, tuple | list):
+        yield (channels, *side)
+    given = getattr(module, "pretrained_cfg", None)
+    if isinstance(given, Mapping) and "input_size" in given:
+        yield tuple(given["input_size"])

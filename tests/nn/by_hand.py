@@ -1,0 +1,234 @@
+"""Networks by a stranger's hand, each with a habit that members may not survive. [b 3 8 8] → [b 5]"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH, CLASSES = 12, 5
+
+
+class Patches(nn.Module):
+    """4 × 4 patches as tokens, two layers on them as `mix` has it, their mean, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, WIDTH, 2, stride=2)
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return self.down(self.up(tokens).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).mT  # [b t c]
+        return self.head((tokens + self.mix(tokens)).mean(1))
+
+
+class TokensFirst(Patches):
+    """[t b c], as nn.MultiheadAttention likes it."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens.transpose(0, 1)).transpose(0, 1)
+
+
+class TimeMajor(Patches):
+    """[(t b) c]: every patch of all images, then the next patch of all images."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        b, t, _ = tokens.shape
+        return super().mix(tokens.transpose(0, 1).flatten(0, 1)).unflatten(0, (t, b)).transpose(0, 1)
+
+
+class WindowsFirst(Patches):
+    """[(w b) t c]: the windows of all images before the images of a window; at one window nobody can tell."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        b, t, _ = tokens.shape
+        windows = tokens.unflatten(1, (max(1, t // 8), -1)).transpose(0, 1)
+        return super().mix(windows.flatten(0, 1)).unflatten(0, (-1, b)).transpose(0, 1).flatten(1, 2)
+
+
+class WindowsLast(Patches):
+    """[(b w) t c], as Swin has it: an image's windows stay together."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        windows = tokens.unflatten(1, (2, -1))
+        return super().mix(windows.flatten(0, 1)).view_as(windows).flatten(1, 2)
+
+
+class PositionTable(Patches):
+    """What is added to tokens comes from a table through an MLP, as the bias of Swin V2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, WIDTH))
+        self.register_buffer("table", torch.stack(torch.meshgrid(2 * [torch.arange(4.0)], indexing="ij"), -1))
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens + self.place(self.table).flatten(0, 1))
+
+
+class BatchMean(Patches):
+    """Features less their mean over the batch: an image's logits hang on its neighbours'."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens - tokens.mean(0))
+
+
+class FirstRow(Patches):
+    """All images are compared with the first of the batch."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens - tokens[:1])
+
+
+class Reversed(Patches):
+    """Rows turned around on the way, and back."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens.flip(0)).flip(0)
+
+
+class BareWeight(Patches):
+    """Takes a layer's weight and bias and does not call it, as BEiT's and Swin V2's qkv in timm."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return self.down(F.linear(tokens, self.up.weight, self.up.bias).relu())
+
+
+class Curious(Patches):
+    """Reads what its layers are before it calls them, as ViT in transformers and TensorFlow's padding do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.embed.stride == self.embed.kernel_size
+        assert (self.up.in_features, self.head.out_features) == (WIDTH, CLASSES)
+        assert self.up.bias is not None
+        return super().forward(x.to(self.embed.weight.dtype))
+
+
+class ByBatchSize(Patches):
+    """Calls other layers for a large batch than for a small one."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens) if len(tokens) > 2 else self.up(self.down(tokens).relu())
+
+
+class SameLayerTwice(Patches):
+    """One layer, called with tokens first and with images first."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return self.up(self.up(tokens.transpose(0, 1)).transpose(0, 1).relu())
+
+
+class Random(Patches):
+    """Noise at test time too."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens + torch.randn_like(tokens))
+
+
+class Normed(TimeMajor):
+    """Time-major, with BatchNorm over all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(self.norm(tokens.mT).mT)
+
+
+class BareWeightNormed(BareWeight):
+    """Takes a layer's weight, with BatchNorm over all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+class Viewed(nn.Module):
+    """`view(b, -1)` after a convolution, which channels_last does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)
+        self.out = nn.Linear(4 * 36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.norm(x)).relu()
+        return self.out(y.view(len(y), -1))
+
+
+class Shortcut(nn.Module):
+    """A strided 1 × 1 convolution of the image, as in RepVGG and MobileOne."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.slim = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(3, 8, 1, stride=2)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.wide(x) + self.slim(x)).relu().mean((2, 3)))
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that standardises its weight before use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std = self.weight.mean((1, 2, 3), keepdim=True), self.weight.std((1, 2, 3), keepdim=True)
+        return self._conv_forward(x, (self.weight - mean) / std, self.bias)
+
+
+class SamePadding(nn.Conv2d):
+    """A convolution that pads as TensorFlow does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (0, 1, 0, 1)))
+
+
+class HalfLinear(nn.Linear):
+    """A linear layer that scales its bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, None if self.bias is None else self.bias / 2)
+
+
+def subclasses() -> nn.Module:
+    """Subclasses of Conv2d and Linear, each of which prepares something before the same operation."""
+    convs = Standardised(3, 8, 3, padding=1, groups=1), SamePadding(8, 8, 2, groups=2)
+    return nn.Sequential(*convs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.ReLU(), HalfLinear(8, CLASSES))
+
+
+class Attention(Patches):
+    """PyTorch's own attention, tokens first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2)
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.transpose(0, 1)
+        return super().mix(self.attention(tokens, tokens, tokens)[0]).transpose(0, 1)
+
+
+class Recurrent(Patches):
+    """An LSTM over patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.line = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.Conv1d(WIDTH, WIDTH, 1)
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(self.line(self.lstm(tokens)[0].mT).mT)
+
+
+class InADict(Patches):
+    """Logits among other things."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"features": self.embed(x), "logits": super().forward(x)}

@@ -1,0 +1,119 @@
+"""The trial before a conversion: what it leaves alone, what it finds, and what follows from it."""
+
+from __future__ import annotations
+
+import copy
+
+import by_hand
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyphony.nn import (
+    ConversionError,
+    InTurn,
+    RankOneConv2d,
+    RankOneLinear,
+    add_members,
+    member_share,
+)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def layers(network: nn.Module) -> list[RankOneConv2d | RankOneLinear]:
+    return [m for m in network.modules() if isinstance(m, RankOneConv2d | RankOneLinear)]
+
+
+class Network(nn.Module):
+    """A convolution, norms that differ in mode, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, 3)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4), nn.BatchNorm2d(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norms[1](self.norms[0](self.stem(x)).relu()).mean((2, 3)))
+
+
+def test_a_trial_draws_nothing_and_changes_nothing():
+    network = Network().train()
+    network.norms[0].eval()
+    before, state = copy.deepcopy(network.state_dict()), torch.get_rng_state()
+    modes = [module.training for module in network.modules()]
+    rng, by_us = seeded(), seeded()
+    converted = add_members(network, 2, rng=rng)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in network.modules()] == modes
+    for layer in layers(converted):
+        for factor in (layer.r, layer.s):
+            assert torch.equal(factor, torch.empty(factor.shape).normal_(1, 0.5, generator=by_us))
+    assert torch.equal(torch.rand(3, generator=rng), torch.rand(3, generator=by_us))
+
+
+def test_a_trial_runs_no_hook_of_a_users():
+    network, calls = Network(), []
+    network.norms[0].register_forward_hook(lambda module, inputs, output: calls.append(1))
+    add_members(network, 2)
+    assert not calls
+
+
+def test_weights_that_hide_an_order_do_not_hide_it_in_the_trial():
+    """A classifier of zeros gives the same logits whatever the rows are."""
+    network = by_hand.TimeMajor()
+    nn.init.zeros_(network.head.weight)
+    assert isinstance(add_members(network, 2), InTurn)
+
+
+@pytest.mark.parametrize("kind", [by_hand.Patches, by_hand.PositionTable, by_hand.TokensFirst, Network])
+def test_on_the_meta_device_layers_get_the_members_that_they_get_elsewhere(kind):
+    real = add_members(kind(), 2)
+    with torch.device("meta"):
+        meta = add_members(kind(), 2)
+    shapes = [{name: value.shape for name, value in network.state_dict().items()} for network in (real, meta)]
+    assert shapes[0] == shapes[1]
+    assert [layer.dim for layer in layers(real)] == [layer.dim for layer in layers(meta)]
+
+
+def test_a_network_that_runs_on_no_images_asks_for_their_size():
+    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 98 * 68, 5))
+    with pytest.raises(ConversionError, match="give their `size`"):
+        add_members(network, 2)
+    assert len(layers(add_members(network, 2, size=(3, 100, 70)))) == 2
+
+
+# Order that is followed
+
+
+def test_tokens_first_are_followed():
+    converted = add_members(by_hand.TokensFirst(), 2)
+    assert [layer.dim for layer in layers(converted)] == [0, 1, 1, 0]
+
+
+def test_what_sees_no_image_is_shared_and_the_share_of_weights_says_so():
+    network = by_hand.PositionTable()
+    converted = add_members(network, 2)
+    assert [type(layer) for layer in converted.place] == [nn.Linear, nn.ReLU, nn.Linear]
+    shared = sum(p.numel() for p in network.place.parameters())
+    everything = sum(p.numel() for p in network.parameters())
+    assert member_share(converted) == pytest.approx(1 - shared / everything)
+
+
+def test_of_members_norms_the_share_knows_too():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LayerNorm(6))
+    weights, norm, rest = 3 * 4 * 9 + 4, 8, 12
+    own = weights / (weights + norm + rest)
+    assert member_share(add_members(network, 2)) == pytest.approx(own)
+    with_norm = add_members(network, 2, member_norm=True)
+    assert member_share(with_norm) == pytest.approx((weights + norm) / (weights + norm + rest))
+    assert member_share(network) == 0
+
+
+def test_a_layer_called_when_it_is_nobodys_turn_is_an_error():
+    converted = add_members(by_hand.TimeMajor(), 2)
+    with pytest.raises(RuntimeError, match="nobody's turn"):
+        converted.network(torch.rand(4, 3, 8, 8))
