@@ -10,6 +10,7 @@ from polyphony.data import Augmentation, Split
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.optimise import AdamW, cosine
+from polyphony.parallel import Group
 from polyphony.recipe import read_recipe
 from polyphony.train import Plan, Training, fit
 
@@ -70,7 +71,9 @@ def test_a_recipe_chooses_optimiser_schedule_and_clipping():
     recipe = read_recipe("digits", ["student.optimizer=adamw", "student.schedule=cosine", "student.clip=1.5"])
     plan = recipe.student.plan(recipe.data.augment, "float32")
     assert (plan.optimiser, plan.schedule, plan.clip) == (AdamW(), cosine, 1.5)
-    assert isinstance(Training(network(), plan, torch.Generator()).optimiser, torch.optim.AdamW)
+    assert isinstance(Training(network(), plan, torch.Generator(), Group()).optimiser, torch.optim.AdamW)
     assert recipe.student.spec().keys() >= {"optimizer", "schedule", "clip"}
     before = read_recipe("digits").student.plan(recipe.data.augment, "float32")
-    assert Training(network(), before, torch.Generator()).optimiser.param_groups[0]["momentum"] == 0.9
+    assert (
+        Training(network(), before, torch.Generator(), Group()).optimiser.param_groups[0]["momentum"] == 0.9
+    )

@@ -13,6 +13,8 @@ from polyphony.distill import CrossEntropy, Distill
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, LatentBE
 from polyphony.nn import factor_distance, resnet
 from polyphony.nn.rank_one import RankOne
+from polyphony.optimise import SGD
+from polyphony.parallel import Group
 from polyphony.perturb import Clean
 from polyphony.train import Plan, Training, fit
 
@@ -96,7 +98,9 @@ def by_hand(values: Tensor, gradients: list[Tensor], centre: float, gain: float,
     """SGD with momentum, a coupled decay towards a centre and gradients multiplied by a number."""
     momentum = torch.zeros_like(values)
     for gradient in gradients:
-        momentum = plan.momentum * momentum + gain * gradient + plan.weight_decay * (values - centre)
+        momentum = (
+            plan.optimiser.momentum * momentum + gain * gradient + plan.weight_decay * (values - centre)
+        )
         values = values - plan.learning_rate * momentum
     return values
 
@@ -122,13 +126,11 @@ def centre_and_gain(name: str) -> tuple[float, float]:
     return 0.0, MEMBERS if name.endswith("bias") and name.split(".")[1] in ("3", "7") else 1.0
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.0}, {"weight_decay": 0.0}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"optimiser": SGD(momentum=0.0)}, {"weight_decay": 0.0}], ids=str)
 def test_three_steps_are_those_of_a_hand_written_sgd(settings: dict[str, Any]):
     student = trained(2)
-    plan = Plan(
-        epochs=1, warm_up=0, **{"learning_rate": 0.1, "weight_decay": 0.2, "momentum": 0.9} | settings
-    )
-    training, loss = Training(student, plan, seeded()), Constant(student)
+    plan = Plan(epochs=1, warm_up=0, **{"learning_rate": 0.1, "weight_decay": 0.2} | settings)
+    training, loss = Training(student, plan, seeded(), Group()), Constant(student)
     training.set_rate(0)
     start = {name: value.detach().clone() for name, value in student.named_parameters()}
     for _ in range(3):
@@ -163,7 +165,7 @@ def test_one_step_of_fit_is_the_chain_rule_on_factors_themselves():
 
     layer.register_forward_hook(grouped)
     CrossEntropy()(reference, x, y, seeded())["loss"].backward()
-    training = Training(student.train(), plan, seeded())
+    training = Training(student.train(), plan, seeded(), Group())
     training.set_rate(0)
     CrossEntropy()(student, x, y, seeded())["loss"].backward()
     training.optimiser.step()
@@ -181,7 +183,7 @@ def test_one_step_of_fit_is_the_chain_rule_on_factors_themselves():
 def test_without_gradients_weight_decay_brings_factors_to_one():
     student = trained()
     plan = Plan(epochs=1, learning_rate=0.1, weight_decay=1.0, warm_up=0)
-    training = Training(student, plan, seeded())
+    training = Training(student, plan, seeded(), Group())
     training.set_rate(0)
     apart = factor_distance(student)
     for parameter in student.parameters():
