@@ -161,6 +161,7 @@ class Counted:
 )
 def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, perturb, draws):
     student = FORMS[form]().to("sim")
+    student(torch.rand(student.members, 4, 1, 5, 5).to("sim"))  # the first images of a size are looked at
     loss = {"single": "mean", "dirichlet": "distribution", "proxy_dirichlet": "proxy"}.get(form, "one_to_one")
     counted = Counted(loss_of(student, loss, perturb))
     images = split(8 * (LOOK_EVERY + 4), 1)
