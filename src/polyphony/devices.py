@@ -17,9 +17,7 @@ def choose_device(name: str = "auto") -> str:
     try:
         torch.zeros(1, device=name).cpu()  # there are names of devices that keep nothing
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"there is no device '{name}' here; leave --device out to take the best there is"
-        ) from error
+        raise ValueError(f"there is no device '{name}' here") from error
     return name
 
 

@@ -203,7 +203,7 @@ def chosen(device: str) -> str:
     try:
         return choose_device(device)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{error}; leave --device out to take the best there is") from error
 
 
 def run(recipe: str, running: Running, upto: str) -> Study:
