@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,13 +73,18 @@ def predict(
         write_whole(page, contact_sheet(student, rows, pictures[list(order)]).encode())
         terminal.note(f"Page: {page}")
     if as_json:
-        named = (dict(zip(student.classes, answers.probabilities[i].tolist(), strict=True)) for i in order)
-        found = [asdict(row) | {"probabilities": each} for row, each in zip(rows, named, strict=True)]
-        terminal.plain(json.dumps(found, indent=1))
+        terminal.plain(as_text(rows, student.classes, answers.probabilities[list(order)].tolist()))
     elif as_csv:
         terminal.plain(to_csv(rows, Answered))
     else:
         show(rows)
+
+
+def as_text(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
+    """The answers as JSON, with every class's probability."""
+    named = (dict(zip(classes, each, strict=True)) for each in probabilities)
+    found = [asdict(row) | {"probabilities": each} for row, each in zip(rows, named, strict=True)]
+    return json.dumps(found, indent=1)
 
 
 def show(rows: list[Answered]) -> None:
