@@ -73,6 +73,8 @@ def test_a_recipe_chooses_optimiser_schedule_and_clipping():
     assert (plan.optimiser, plan.schedule, plan.clip) == (AdamW(), cosine, 1.5)
     assert isinstance(Training(network(), plan, torch.Generator(), Group()).optimiser, torch.optim.AdamW)
     assert recipe.student.spec().keys() >= {"optimizer", "schedule", "clip"}
+    betas = "student.optimizer={ kind = 'adamw', betas = [0.8, 0.9] }"
+    assert read_recipe("digits", [betas]).student.optimizer.betas == (0.8, 0.9)
     before = read_recipe("digits").student.plan(recipe.data.augment, "float32")
     assert (
         Training(network(), before, torch.Generator(), Group()).optimiser.param_groups[0]["momentum"] == 0.9

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony import Options, load
+from polyphony import Options, load, predict
 from polyphony.data import pixels
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.study import Study, run_study
@@ -178,3 +178,35 @@ def test_each_teacher_may_have_a_network_of_its_own(folder):
     study = Study(recipe, folder / "run")
     built = [study.network(recipe.teachers.network_of(j)) for j in range(2)]
     assert [net.network.conv.out_channels for net in built] == [6, 9]
+
+
+def test_a_student_that_starts_from_a_teacher_begins_as_good_as_it_is(folder):
+    run(folder, "methods={scratch={}}")
+    study = Study(read_recipe(folder / "own.toml", ["student.start=teacher"]), folder / "run")
+    test = study.splits.test
+
+    def right(model) -> float:
+        return float((predict(model, test).logits.argmax(-1) == test.labels).double().mean())
+
+    teacher = right(study.load_teachers(1))
+    near = study.fresh_student("kd", torch.Generator().manual_seed(0))
+    form = "student.form={ kind = 'batch_ensemble', factor_std = 0.5 }"
+    far = read_recipe(folder / "own.toml", ["student.start=teacher", form])
+    lost = Study(far, folder / "run").fresh_student("kd", torch.Generator().manual_seed(0))
+    assert right(near) > teacher - 0.05
+    assert right(lost) < teacher - 0.1
+    keys = [Study(r, folder / "run").student_stage("scratch", 0).key for r in (far, study.recipe)]
+    fresh = Study(read_recipe(folder / "own.toml"), folder / "run").student_stage("scratch", 0).key
+    assert len({*keys, fresh}) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("student.network={ kind = 'resnet', depth = 8 }", "needs the network of the first teacher"),
+        ("methods.kd.form=mimo", "a mimo student cannot start from a teacher's weights"),
+    ],
+)
+def test_a_start_that_cannot_be_is_one_sentence(folder, override, sentence):
+    with pytest.raises(RecipeError, match=re.escape(sentence)):
+        read_recipe(folder / "own.toml", ["student.start=teacher", override])

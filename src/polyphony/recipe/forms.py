@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, NonNegativeFloat
 from torch import nn
 
 from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
@@ -19,6 +19,7 @@ from polyphony.ensembles import (
     LatentBE,
     Single,
 )
+from polyphony.nn import FACTOR_STD
 from polyphony.perturb import Perturbation
 from polyphony.recipe.python import PythonTable
 from polyphony.recipe.table import RecipeError, Share, Table, as_table
@@ -26,6 +27,9 @@ from polyphony.train import Loss
 
 if TYPE_CHECKING:
     from polyphony.recipe.methods import Distillation
+
+
+NEAR = 0.02  # the spread of factors that leaves trained weights as good as they are
 
 
 class FormTable(Table):
@@ -39,6 +43,10 @@ class FormTable(Table):
 
     def resolved(self) -> FormTable:
         """What stands behind it: itself, or the form that the user's own module makes."""
+        return self
+
+    def near(self) -> FormTable:
+        """The form of a student that starts from a teacher's weights: its members begin as good as it is."""
         return self
 
     def copies(self, members: int) -> int:
@@ -68,9 +76,17 @@ class BatchEnsembleForm(FormTable):
     words: ClassVar[str] = "BatchEnsemble"
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
+    factor_std: NonNegativeFloat | None = None  # the paper's; small for a student that starts from a teacher
+    keep: Annotated[tuple[str, ...], Field(strict=False)] = ()  # layers that members share
+
+    def near(self) -> FormTable:
+        return self.model_copy(update={"factor_std": NEAR}) if self.factor_std is None else self
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        return BatchEnsemble(network, members, rng=rng, member_norm=self.member_norm)
+        std = FACTOR_STD if self.factor_std is None else self.factor_std
+        return BatchEnsemble(
+            network, members, rng=rng, factor_std=std, keep=self.keep, member_norm=self.member_norm
+        )
 
 
 class MIMOForm(FormTable):

@@ -75,7 +75,8 @@ class Swept:
             "name": f"{self.recipe.name}-sweep",
             "methods": {point.name: method.model_copy(update=point.settings()) for point in points},
         }
-        if not method.source:
+        listed = self.recipe.teachers.networks or getattr(self.recipe.teachers, "weights", ())
+        if not method.source and not listed:
             changed["teachers"] = self.recipe.teachers.model_copy(update={"extra": 0})
         table = self.recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
         return check(table, changed["name"])

@@ -101,6 +101,7 @@ class Student(Schedule):
     """The compact network, and what all methods have in common."""
 
     network: Network | None = None  # the teachers' unless it is given
+    start: Literal["fresh", "teacher"] = "fresh"  # from weights of its own, or from the first teacher's
     form: Form = BatchEnsembleForm()
     alpha: Share = 0.9
     temperature: Temperature = 4.0
@@ -134,7 +135,8 @@ class Recipe(Table):
 
     def form(self, name: str) -> FormTable:
         """The form that a method's student takes."""
-        return self.form_table(name).resolved()
+        form = self.form_table(name).resolved()
+        return form if self.student.start == "fresh" else form.near()
 
     def form_table(self, name: str) -> FormTable:
         """The form as the recipe says it."""
@@ -162,6 +164,8 @@ class Recipe(Table):
         teachers, wanted = self.teachers, self.members + self.teachers.extra
         if teachers.networks and self.student.network is None and len(set(map(str, teachers.networks))) > 1:
             raise ValueError("student.network must be given where teachers have networks of their own")
+        if self.student.start == "teacher" and self.student_network != teachers.network_of(0):
+            raise ValueError('student.start = "teacher" needs the network of the first teacher')
         lists = {"networks": teachers.networks, "weights": getattr(teachers, "weights", ())}
         for key, found in lists.items():
             if found and len(found) != wanted:
@@ -182,6 +186,8 @@ class Recipe(Table):
         method, form = self.methods[name], self.form(name)
         if name in ("teachers", "external"):
             return ": that name is taken; choose another"
+        if self.student.start == "teacher" and form.copies(2) > 1:
+            return f": a {self.form_table(name).label} student cannot start from a teacher's weights"
         if method.source and not method.has(lambda traits: traits.takes_source):
             return ".source needs perturb = 'ods' or 'confods'"
         if method.source and not self.teachers.extra:

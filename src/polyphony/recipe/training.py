@@ -42,7 +42,7 @@ class AdamWTable(Table):
     """For transformers."""
 
     kind: Literal["adamw"]
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
 
     def build(self, momentum: float) -> Optimiser:

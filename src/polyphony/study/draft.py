@@ -49,7 +49,8 @@ augment = {{ pad = {pad}, flip = true }}  # flip = false where left and right me
 network = {network}
 weights = {weights}
 
-[student]  # of the teachers' network; "network = …" names a smaller one
+[student]  # of the teachers' network; "network = …" names a smaller one, which starts fresh
+start = "teacher"  # from the first teacher's weights
 epochs = 30
 batch = {batch}
 {rates}
@@ -60,7 +61,7 @@ step_size = "match"  # where the teachers disagree on training images as they do
 kd = {{ perturb = "clean" }}
 kd-ods = {{ perturb = "ods", temperature = 1 }}
 """
-FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
+FOR_CONVOLUTIONS = "learning_rate = 0.02\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
 schedule = "cosine"
 clip = 1.0

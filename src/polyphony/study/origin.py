@@ -41,6 +41,7 @@ TRAINING = (  # what decides which weights a training ends with; its images have
     "recipe/methods",
     "recipe/networks",
     "recipe/perturbations",
+    "recipe/python",
     "recipe/schema",
     "recipe/table",
     "recipe/training",

@@ -78,6 +78,8 @@ class Study:
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
             spec["teachers"] = [stage.done()["weights"] for stage in stages]
+        if self.recipe.student.start == "teacher":
+            spec["start"] = self.teacher_stage(0).done()["weights"]
         if method and method.source:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
         if method and method.step_size == "match":
@@ -118,9 +120,11 @@ class Study:
         return network
 
     def fresh_student(self, name: str, rng: torch.Generator | None = None) -> Ensemble:
-        """A method's student before training."""
+        """A method's student before training; without a generator its weights are only to be replaced."""
         members, form = self.recipe.members, self.recipe.form(name)
         network = self.network(self.recipe.student_network, rng, form.copies(members))
+        if rng is not None and self.recipe.student.start == "teacher":
+            network.load_state_dict(self.teacher_stage(0).weights())
         return form.build(network, members, rng)
 
     def stages(self, model: str, seed: int | None, teachers: int) -> list[Stage]:
