@@ -22,7 +22,7 @@ from polyphony.ensembles import (
 from polyphony.nn import FACTOR_STD
 from polyphony.perturb import Perturbation
 from polyphony.recipe.python import PythonTable
-from polyphony.recipe.table import RecipeError, Share, Table, as_table
+from polyphony.recipe.table import RecipeError, Share, Table, as_table, as_tuple
 from polyphony.train import Loss
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class BatchEnsembleForm(FormTable):
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
     factor_std: NonNegativeFloat | None = None  # the paper's; small for a student that starts from a teacher
-    keep: Annotated[tuple[str, ...], Field(strict=False)] = ()  # layers that members share
+    keep: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()  # layers that members share
 
     def near(self) -> FormTable:
         return self.model_copy(update={"factor_std": NEAR}) if self.factor_std is None else self

@@ -48,6 +48,11 @@ def as_table(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
+def as_tuple(value: object) -> object:
+    """A list of a table that was given in short: what `as_table` has seen is no JSON any more."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def as_step_size(value: object) -> object:
     """A number, or a fraction such as "1/255", above zero; or "match"."""
     if value == "match":

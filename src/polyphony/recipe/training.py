@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 
 from polyphony.data import Augmentation
 from polyphony.optimise import SGD, AdamW, Optimiser, Rates, cosine, trapezoid
-from polyphony.recipe.table import Count, Table, as_table
+from polyphony.recipe.table import Count, Table, as_table, as_tuple
 from polyphony.train import Plan
 
 
@@ -42,7 +42,7 @@ class AdamWTable(Table):
     """For transformers."""
 
     kind: Literal["adamw"]
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(as_tuple)] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
 
     def build(self, momentum: float) -> Optimiser:
