@@ -40,6 +40,10 @@ def tiny_digits() -> tuple[str, ...]:
         "teachers.batch=25",
         "student.epochs=1",
         "student.batch=25",
+        "student.temperature=4",
+        "methods={scratch={}, kd={perturb='clean'}, kd-gaussian={perturb='gaussian'}}",
+        "methods.kd-ods.perturb=ods",
+        "methods.kd-confods.perturb=confods",
     )
 
 

@@ -40,7 +40,8 @@ def test_a_step_size_is_a_number_or_a_word_or_nothing(step_size: float | str | N
 
 def test_tables_have_the_columns_that_were_promised():
     expected = {
-        "scores.csv": "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params",
+        "scores.csv": "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,"
+        "rank_correlation,distance,voice",
         "sweep.csv": "model,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld",
         "analysis/corrupted.csv": "model,seed,data,corruption,severity,acc,nll,bs,ece",
         "analysis/ood.csv": "model,seed,unknown,score,auroc,aupr,fpr95,known_entropy,unknown_entropy",
@@ -77,7 +78,7 @@ class WithAurc(Score):
 
 
 def test_a_new_column_is_one_field():
-    row = WithAurc("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, 0.03)
+    row = WithAurc("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, None, None, None, 0.03)
     text = to_csv([row], WithAurc)
     assert next(csv.DictReader(io.StringIO(text)))["aurc"] == "0.03"
     assert from_csv(text, WithAurc) == [row]
@@ -92,7 +93,7 @@ def test_a_table_written_before_there_was_a_column_is_read_with_its_default():
 
 
 def test_a_table_of_a_later_version_is_read_without_its_column():
-    row = WithAurc("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, 0.03)
+    row = WithAurc("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, None, None, None, 0.03)
     assert from_csv(to_csv([row], WithAurc), Score)[0].params == 9
 
 

@@ -49,7 +49,7 @@ def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_p
     assert [f"a{p[0]}-t{p[1]}-s{p[2].replace('/', '_')}" for p in printed] == best_first
     assert float(printed[0][3]) == pytest.approx(means[best_first[0]], abs=6e-4)
     alpha, step = printed[0][0], printed[0][2]
-    line = f'kd-ods = {{ perturb = "ods", alpha = {alpha}, temperature = 1, step_size = "{step}" }}'
+    line = f'kd-ods = {{ perturb = "ods", alpha = {alpha}, temperature = 4, step_size = "{step}" }}'
     assert line in first.out
     assert "within one s.d. of the best" in first.out
     assert (folder / "report.html").read_text().startswith("<!doctype html>")

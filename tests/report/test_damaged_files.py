@@ -150,7 +150,7 @@ def test_a_damaged_file_is_one_sentence_that_names_it_and_nothing_is_written(
         main(["report", str(full_run)])
     assert ended.value.code == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert name in said.replace(" ", "")
+    assert Path(name).name in said.replace(" ", "")  # a long path is cut in its middle
     assert "Traceback" not in said
     assert not (full_run / "report.html").exists()
     assert not (full_run / "figures").exists()

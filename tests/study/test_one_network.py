@@ -59,7 +59,10 @@ def test_scores_hold_the_mean_prediction_and_the_divergence_of_draws(finished):
             assert row.kld == pytest.approx((9 / alpha.sum(-1)).mean(), rel=1e-4)
     assert {row.kld for row in outcome.scores if row.model == "mean-kd"} == {0.0}
     with (study.folder / "scores.csv").open() as file:
-        assert file.readline() == "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params\n"
+        assert (
+            file.readline()
+            == "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,rank_correlation,distance,voice\n"
+        )
 
 
 def test_teachers_are_scored_as_members(finished):
@@ -92,7 +95,7 @@ def test_unknown_inputs_are_told_by_the_dirichlets_own_information(finished, her
 def test_the_verdict_does_not_ask_one_network_for_diversity(finished):
     study, outcome = finished
     sentence = verdict(study, outcome.scores)
-    assert "mean-kd is one network, with a DEE" in sentence
+    assert "mean-kd has none, and is worth" in sentence
     assert "proxy keeps" in sentence
 
 

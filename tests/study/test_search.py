@@ -58,7 +58,7 @@ def go_on(search: Search, trials: int, a_round: int = 1) -> list[Point]:
 @needs_optuna
 def test_the_recipes_own_point_comes_first_and_the_others_lie_in_the_ranges(tmp_path):
     points = go_on(searching(tmp_path), 12)
-    assert points[0] == Point(0.9, 4.0, 24 / 255)
+    assert points[0] == Point(0.9, 1.0, 24 / 255)
     assert len(set(points)) == 12
     for point in points:
         assert 0.5 <= point.alpha <= 1

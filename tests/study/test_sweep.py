@@ -201,7 +201,7 @@ def test_another_recipe_is_refused_and_what_is_there_stays(swept, tiny, sweep_th
         sweep_through(tiny(folder, "student.epochs=1", alpha="1"))
     assert files(folder) == before
     outcome, jobs = sweep_through(tiny(folder, "student.epochs=1", alpha="1"), redo=True)
-    assert [job for job in jobs if job.startswith("a1")] == ["a1-t1-s24_255, seed 0", "a1-t1-s24_255, seed 1"]
+    assert [job for job in jobs if job.startswith("a1")] == ["a1-t4-s24_255, seed 0", "a1-t4-s24_255, seed 1"]
     assert len(outcome.scores) == 4
 
 

@@ -80,6 +80,7 @@ def estimates(study: Study, device: str) -> list[Cost]:
     speed = measured_speed(study, plain, counting.of(partial(step, plain, CrossEntropy(), x)))
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
+        look(model, x)  # the first images of a size are tried on it, which is no part of a step
         stepping, looking = counting.of(partial(step, model, loss, x)), counting.of(partial(look, model, x))
         images, valid = len(study.splits.train), len(study.splits.valid)
         seconds = speed.seconds(stepping, images, study.plan(schedule).batch)

@@ -103,6 +103,7 @@ def _lines(
         axes.fill_between(epochs, least, largest, color=look[model].colour, alpha=0.13, linewidth=0)
         axes.plot(epochs, mean, color=look[model].colour, linewidth=1.5)
         axes.plot(epochs[-1], mean[-1], color=look[model].colour, marker=look[model].marker, markersize=5)
-    axes.set_ylim(*limits)
+    if limits[0] < limits[1]:  # else all lines are one, and level
+        axes.set_ylim(*limits)
     axes.set(xlabel="epoch", ylabel=_COLUMNS[column])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
