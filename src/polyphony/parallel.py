@@ -228,3 +228,10 @@ def group_from_environment() -> Group:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     return Group(dist.get_rank(), dist.get_world_size())
+
+
+def leave(group: Group) -> None:
+    """End a group together: a process that ends amid its threads would be aborted."""
+    if group.size > 1:
+        dist.barrier()
+        dist.destroy_process_group()

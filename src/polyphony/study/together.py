@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyphony.parallel import Group, GroupError, group_from_environment
+from polyphony.parallel import Group, GroupError, group_from_environment, leave
 from polyphony.study.jobs import Training
 from polyphony.study.runner import Board, Here, Job, run_job
 from polyphony.tally import DivergedError
@@ -38,14 +38,20 @@ def run_together(command: Callable[[], None]) -> None:
     """Run a command in the first process of a group; the others do their part of its trainings."""
     group = group_from_environment()
     if group.rank:
-        return follow(group)
+        follow(group)
+    else:
+        lead(group, command)
+    leave(group)
+
+
+def lead(group: Group, command: Callable[[], None]) -> None:
+    """Run the command to its end, and tell the others."""
     try:
         command()
     except SystemExit as end:
         if end.code:
             raise  # torchrun ends the others
     tell(group, None)
-    return None
 
 
 def follow(group: Group) -> None:
