@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,3 +166,12 @@ def text_of(value: Value, parameter: str = "") -> str:
         return f"{levels}/{GREY_LEVELS}"
     short = f"{value:.6g}"
     return short if float(short) == value else repr(value)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it in one line."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return text_of(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.recipe.points import PARAMETERS, Value, text_of
+from polyphony.recipe.points import PARAMETERS, Value, text_of, toml
 from polyphony.report.files import Asked, read_object, read_table
 from polyphony.report.paper import Comparison, compare
 from polyphony.report.run import Run
@@ -167,15 +165,6 @@ def front(points: Sequence[Tried]) -> list[Tried]:
 def in_words(settings: dict[str, Value]) -> str:
     """ "α 0.9, τ 4, η 1/255" """
     return ", ".join(f"{SYMBOLS[name]} {text_of(value, name)}" for name, value in _set(settings).items())
-
-
-def toml(value: Any) -> str:
-    """A value as TOML; a table is written in one line."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return text_of(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def _tried(name: str, rows: Sequence[SweepScore]) -> Tried:

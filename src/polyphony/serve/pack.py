@@ -23,6 +23,48 @@ from polyphony.store import StoreError
 from polyphony.words import counted
 
 GRAPH, CARD, FIGURE = "model.onnx", "README.md", "diversity.svg"
+CARD_TEXT = """---
+library_name: polyphony
+pipeline_tag: image-classification
+{licence}
+tags: [image-classification, uncertainty-quantification, ensemble-distillation, onnx]
+---
+
+# {name}
+
+{student}, {origin} on the data set
+`{told.data}` of {classes} classes by Polyphony {told.version}. It gives calibrated probabilities,
+their entropy, how far members disagree (mutual information) and each member's own prediction.
+
+| on test images, calibrated | {headings} |
+|---|{rule}
+{table}
+{picture}
+## How to ask it
+
+With Polyphony:
+
+```python
+from polyphony import load_student
+
+student = load_student("{name}")
+answers = student.predict(["a.jpg", "b.png"])
+answers.probabilities, answers.entropy, answers.mutual_information, answers.members
+```
+
+With onnxruntime alone, images as uint8 [n, {shape}]:
+
+```python
+import json
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{name}/{graph}")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+probabilities, entropy, mutual_information, members = session.run(None, {{"pixels": pixels}})
+```
+
+Recipe {told.recipe:.12}, weights {told.weights:.12} (SHA-256).
+"""
 
 
 def pack_student(
@@ -81,61 +123,31 @@ def diversity(run: Run, description: Description) -> bytes | None:
 
 def card(run: Run, student: Student, name: str, figure: bool) -> str:
     """The model card: what it is, its scores beside the teachers', how to load it."""
-    told, (channels, height, width) = student.description, student.description.shape
+    told, heads = student.description, headings(Score)
     rows = {"teachers": (TEACHERS, None), "student": (told.method, told.seed)}
-    heads = headings(Score)
-    table = "\n".join(
-        f"| {label} | " + " | ".join(score_cells(run, *key, list(heads))) + " |"
-        for label, key in rows.items()
+    cells = {label: " | ".join(score_cells(run, *key, list(heads))) for label, key in rows.items()}
+    return CARD_TEXT.format(
+        name=name,
+        told=told,
+        licence=f"license: {json.dumps(told.licence)}" if told.licence else "# license: not stated",
+        student=student.words[:1].upper() + student.words[1:],
+        origin=origin(run, told.method),
+        classes=len(told.classes),
+        headings=" | ".join(heads.values()),
+        rule="---:|" * len(heads),
+        table="\n".join(f"| {label} | {each} |" for label, each in cells.items()),
+        picture=f"\n![Diversity of the teachers and of the student]({FIGURE})\n" if figure else "",
+        shape=", ".join(map(str, told.shape)),
+        graph=GRAPH,
     )
-    ensemble = (
-        f"a deep ensemble of {counted(run.members, f'{run.recipe.teachers.network_of(0).label} network')}"
-    )
-    distilled = run.recipe.methods[told.method].perturb is not None
-    origin = f"distilled from {ensemble}" if distilled else f"trained on labels alone, beside {ensemble},"
-    picture = f"\n![Diversity of the teachers and of the student]({FIGURE})\n" if figure else ""
-    return f"""---
-library_name: polyphony
-pipeline_tag: image-classification
-{f"license: {json.dumps(told.licence)}" if told.licence else "# license: not stated"}
-tags: [image-classification, uncertainty-quantification, ensemble-distillation, onnx]
----
 
-# {name}
 
-{student.words[:1].upper()}{student.words[1:]}, {origin} on the data set
-`{told.data}` of {len(told.classes)} classes by Polyphony {told.version}. It gives calibrated probabilities,
-their entropy, how far members disagree (mutual information) and each member's own prediction.
-
-| on test images, calibrated | {" | ".join(heads.values())} |
-|---|{"---:|" * len(heads)}
-{table}
-{picture}
-## How to ask it
-
-With Polyphony:
-
-```python
-from polyphony import load_student
-
-student = load_student("{name}")
-answers = student.predict(["a.jpg", "b.png"])
-answers.probabilities, answers.entropy, answers.mutual_information, answers.members
-```
-
-With onnxruntime alone, images as uint8 [n, {channels}, {height}, {width}]:
-
-```python
-import json
-import onnxruntime
-
-session = onnxruntime.InferenceSession("{name}/{GRAPH}")
-classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-probabilities, entropy, mutual_information, members = session.run(None, {{"pixels": pixels}})
-```
-
-Recipe {told.recipe[:12]}, weights {told.weights[:12]} (SHA-256).
-"""
+def origin(run: Run, method: str) -> str:
+    """What a student learned from."""
+    networks = counted(run.members, f"{run.recipe.teachers.network_of(0).label} network")
+    if run.recipe.methods[method].perturb is None:
+        return f"trained on labels alone, beside a deep ensemble of {networks},"
+    return f"distilled from a deep ensemble of {networks}"
 
 
 def score_cells(run: Run, model: str, seed: int | None, columns: list[str]) -> list[str]:

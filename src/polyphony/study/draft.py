@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from polyphony.ensembles import Single
 from polyphony.nn import Adapted
 from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
+from polyphony.recipe.points import toml
 from polyphony.weights import load_weights
 from polyphony.words import counted
 
@@ -165,12 +165,3 @@ def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Spli
     seen = predict(Single(network), splits.valid.some(LOOKED_AT))
     log_probs = seen.log_probs()
     return metrics.accuracy(log_probs, seen.labels), -metrics.nll(log_probs, seen.labels)
-
-
-def toml(value: Any) -> str:
-    """A value as TOML writes it in one line."""
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {toml(each)}' for key, each in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
