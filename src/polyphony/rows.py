@@ -132,7 +132,7 @@ class UnknownScore(_Of):
 
     file: ClassVar[str] = "analysis/ood.csv"
     unknown: str
-    score: str  # what tells them apart: entropy, mutual_information, or doubt (negative confidence)
+    score: str  # what tells them apart: entropy, mutual_information, or doubt (1 − confidence)
     auroc: float
     aupr: float
     fpr95: float

@@ -1,4 +1,4 @@
-"""A trained student as others use it: loaded, asked, exported."""
+"""A trained student as others use it: loaded, asked, exported, packed."""
 
 from polyphony.serve.export import ExportError, export_student
 from polyphony.serve.load import load_student
