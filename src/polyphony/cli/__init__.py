@@ -60,6 +60,9 @@ def run(arguments: Sequence[str] | None) -> None:
         from polyphony.study import run_together
 
         run_together(lambda: app(arguments))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
     else:
         app(arguments)
 
