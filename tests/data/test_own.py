@@ -40,6 +40,12 @@ def test_train_and_test_folders_are_kept_apart(class_folders: Path, tmp_path: Pa
         Image.new("RGB", (10, 10), (200 + k, 0, 0)).save(both / "test" / name / "x.png")
     splits = load(str(both))
     assert levels(splits.test) == [200, 201]
+    assert len(splits.train) + len(splits.valid) == 8
+    (both / "test").rename(both / "val")  # as ImageNet has it: parts, not two classes
+    splits = load(str(both), Options(test=2))
+    assert levels(splits.valid) == [200, 201]
+    assert len(splits.train) + len(splits.test) == 8
+    (both / "val").rename(both / "test")
     (both / "test" / "plum").mkdir()
     with pytest.raises(DataError, match="other class folders"):
         load(str(both))

@@ -18,7 +18,7 @@ from polyphony.data.sound import as_labels, sound
 from polyphony.data.splits import Split
 from polyphony.machine import whole
 
-FORMAT = 1  # raise it when a reader's result changes
+FORMAT = 2  # raise it when a reader's result changes
 
 
 def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[], Contents]) -> Contents:

@@ -84,16 +84,19 @@ def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHI
 
 
 def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
-    """Sets test (unless the data has its own) and validation images aside, then trims and resizes."""
-    train, test = whole.parts.get("train"), whole.parts.get("test")
+    """Sets test and validation images aside, unless the data has its own; then trims and resizes."""
+    train, valid, test = (whole.parts.get(part) for part in ("train", "valid", "test"))
     if train is None:
         raise DataError(f"{dataset.name} has no training images here; use it as unknown or shifted data only")
     if test is None:
         train, test = _set_aside(train, stratified, share(len(train), 5, options.test, "test"), options.seed)
     elif options.test is not None:
         test = first_images(test, options.test, "test", "leave the option test out or shuffle them")
-    count = share(len(train), 10, options.valid, "validation")
-    train, valid = _set_aside(train, dataset.holdout, count, options.seed)
+    if valid is None:
+        count = share(len(train), 10, options.valid, "validation")
+        train, valid = _set_aside(train, dataset.holdout, count, options.seed)
+    elif options.valid is not None:
+        valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
     train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
     return Splits(dataset.name, whole.classes, train, valid, test, whole.origin)
 

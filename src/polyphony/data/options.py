@@ -23,7 +23,8 @@ class Options:
     per_class   the first so many training images of every class (after the validation images are set aside)
     limit       the first so many training images (after per_class); not of data in order of class
     resolution  side of the square images in pixels; CIFAR and the like are area-averaged to it
-    valid       how many training images are set aside for validation (default: a tenth)
+    valid       how many training images are set aside for validation when the data set has no such split
+                of its own (default: a tenth); otherwise the first so many of it
     test        how many images are set aside for the test when the data set has no test split of its own
                 (default: a fifth); otherwise the first so many of its test split
     seed        of the stratified split, for data sets whose split is not fixed by the paper

@@ -21,8 +21,10 @@ from polyphony.data.splits import Split
 
 KEYS = {  # what common tools call the arrays of a part, in the order looked for
     "train": (("images", "labels"), ("train_images", "train_labels"), ("x_train", "y_train")),
+    "valid": (("valid_images", "valid_labels"), ("val_images", "val_labels"), ("x_valid", "y_valid")),
     "test": (("test_images", "test_labels"), ("x_test", "y_test")),
 }
+FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}  # of a part
 
 
 def own(path: Path) -> Dataset:
@@ -39,12 +41,13 @@ def own(path: Path) -> Dataset:
 
 
 def read_folder(path: Path, options: Options) -> Contents:
-    """`path/CLASS/picture`, or `path/train/CLASS/picture` with `path/test/CLASS/picture`; RGB [n 3 h w].
+    """`path/CLASS/picture`, or `path/PART/CLASS/picture` of train with valid, test or both; RGB [n 3 h w].
 
     With a resolution every picture is cropped to a square and brought to it; without, sizes must be equal.
     """
-    halves = {part: path / part for part in ("train", "test")}
-    folders = halves if all(folder.is_dir() for folder in halves.values()) else {"train": path}
+    folders = {part: path / name for name, part in FOLDERS.items() if (path / name).is_dir()}
+    if "train" not in folders or len(folders) == 1:
+        folders = {"train": path}
     classes = _class_names(folders["train"])
     for folder in folders.values():
         if _class_names(folder) != classes:
@@ -87,8 +90,8 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
 def read_npz(path: Path, options: Options) -> Contents:
     """`images` uint8 [n h w], [n h w c] or [n c h w] with `labels` [n] of integers from 0.
 
-    Optional: `test_images`, `test_labels`, and `classes`, the names; without these there are no more classes
-    than images. Objects in the file are refused unread.
+    Optional: `valid_images`, `test_images`, their labels, and `classes`, the names; without these there are
+    no more classes than images. Objects in the file are refused unread.
     """
     arrays = _arrays(path)
     found = {part: next((pair for pair in KEYS[part] if set(pair) <= set(arrays)), None) for part in KEYS}
