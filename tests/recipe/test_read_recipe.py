@@ -121,9 +121,12 @@ def test_a_student_has_the_form_named(small, form, kind, members):
     assert recipe == read_recipe(small, [f"methods.kd.form={{kind = '{form}'}}"])
 
 
-def test_a_method_may_have_a_learning_rate_of_its_own(small):
-    recipe = read_recipe(small, ["methods.kd.learning_rate=0.001"])
-    assert (recipe.schedule("kd").learning_rate, recipe.schedule("scratch").learning_rate) == (0.001, 0.05)
+def test_a_method_may_have_a_schedule_of_its_own(small):
+    recipe = read_recipe(small, ["methods.kd.learning_rate=0.001", "methods.kd.epochs=7"])
+    own, other = recipe.schedule("kd"), recipe.schedule("scratch")
+    assert (own.learning_rate, own.epochs) == (0.001, 7)
+    assert (other.learning_rate, other.epochs) == (0.05, recipe.student.epochs)
+    assert own.epochs != other.epochs
     assert recipe.distillation("kd") == read_recipe(small).distillation("kd")
 
 

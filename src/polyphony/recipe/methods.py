@@ -11,7 +11,7 @@ from polyphony.distill import Passes
 from polyphony.perturb import Chain, Perturbation, Traits
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb, Surroundings
-from polyphony.recipe.table import Share, StepSize, Table, Temperature
+from polyphony.recipe.table import Count, Share, StepSize, Table, Temperature
 
 
 class Method(Table):
@@ -24,6 +24,7 @@ class Method(Table):
     temperature: Temperature | None = None
     step_size: StepSize | None = None
     passes: Passes | None = None
+    epochs: Count | None = None
     learning_rate: PositiveFloat | None = None
 
     @field_serializer("perturb")

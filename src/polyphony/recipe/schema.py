@@ -144,8 +144,8 @@ class Recipe(Table):
 
     def schedule(self, name: str) -> Schedule:
         """How a method's student is trained."""
-        rate = self.methods[name].learning_rate
-        return self.student.model_copy(update={"learning_rate": rate}) if rate else self.student
+        own = self.methods[name].model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
+        return self.student.model_copy(update=own)
 
     def distillation(self, name: str) -> Distillation | None:
         """A method's settings, from `student` where it leaves them open; nothing for one from scratch."""

@@ -105,7 +105,7 @@ class TrainStudent(Training):
 
     @property
     def epochs(self) -> int:
-        return self.study.recipe.student.epochs
+        return self.study.recipe.schedule(self.method).epochs
 
     @property
     def needs(self) -> list[TrainTeacher]:
@@ -141,7 +141,9 @@ class TrainStudent(Training):
         teachers = study.load_teachers(study.recipe.members).folded()
         make = self.perturbation(method, student)
         step_size, form = self.step_size(method, teachers, make), study.recipe.form(self.method)
-        return form.loss(teachers, method, make(step_size), study.student_steps), step_size or None
+        return form.loss(
+            teachers, method, make(step_size), study.student_steps(self.method)
+        ), step_size or None
 
     def step_size(
         self, method: Distillation, teachers: DeepEnsemble, make: Callable[[float], Perturbation]

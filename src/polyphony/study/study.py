@@ -107,10 +107,10 @@ class Study:
             )
         return schedule.plan(self.recipe.data.augment, self.recipe.precision, self.recipe.deterministic)
 
-    @property
-    def student_steps(self) -> int:
-        """How many steps a student's training has."""
-        return batch_count(len(self.splits.train), self.recipe.student.batch) * self.recipe.student.epochs
+    def student_steps(self, method: str) -> int:
+        """How many steps the training of a method's student has."""
+        schedule = self.recipe.schedule(method)
+        return batch_count(len(self.splits.train), schedule.batch) * schedule.epochs
 
     def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
