@@ -1,9 +1,10 @@
-"""What is asked of the machine: files that appear whole or not at all, its memory and its name."""
+"""What is asked of the machine: files that appear whole or not at all, a signal, its memory and its name."""
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,27 @@ def whole(file: Path) -> Iterator[Path]:
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends what is running as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Meanwhile the first SIGTERM raises Terminated; others change nothing."""
+
+    def terminate(*_: object) -> None:
+        signal.signal(
+            signal.SIGTERM, lambda *_: None
+        )  # not SIG_IGN, which processes started now would inherit
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def memory() -> int:

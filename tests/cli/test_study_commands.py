@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -258,11 +259,13 @@ def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, ti
     assert "checkpoint" in said.err
 
 
-def test_an_interrupt_says_how_to_go_on(say, tiny):
-    with mock.patch("polyphony.study.run_study", side_effect=KeyboardInterrupt):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_says_how_to_go_on(say, tiny, sent, code):
+    before = signal.getsignal(sent)
+    with mock.patch("polyphony.study.run_study", side_effect=lambda *_, **__: signal.raise_signal(sent)):
         said = say(*tiny("study"))
-    assert said.code == 130
-    assert "goes on" in said.err
+    assert (said.code, said.err) == (code, "polyphony: stopped; the same command goes on where it was\n")
+    assert signal.getsignal(sent) is before
 
 
 def test_a_fault_of_ours_keeps_its_traceback(say, tiny):

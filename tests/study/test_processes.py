@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from polyphony.machine import Terminated
 from polyphony.store import StoreError
 from polyphony.study import Graph, Here, JobError, Processes
 from polyphony.study.processes import WorkerLostError, next_event, work
@@ -112,6 +113,11 @@ def test_an_error_that_cannot_be_sent_arrives_as_text():
         through_a_worker(Job("a", UnsendableError("first", "second")))
 
 
+def test_a_worker_that_is_terminated_ends_the_study_as_its_parent_would():
+    with pytest.raises(Terminated):
+        next_event(queue.Queue(), [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-15)])
+
+
 @pytest.mark.parametrize("code", [-9, 0])
 def test_a_worker_that_ends_without_a_word_is_noticed(code):
     ended = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=code)]
@@ -140,6 +146,7 @@ def test_processes_are_kept_from_one_graph_to_the_next_and_end_with_the_runner()
         assert len(first) == 2
         runner.run(Graph(simple(repr, 4)), board)
         assert runner.workers == first
+        first[0].kill()  # one that holds the queue while it waits for work
     assert [event[0] for event in board.heard].count("finished") == 7
     assert None not in [worker.exitcode for worker in first]
 
@@ -180,7 +187,13 @@ PROC = Path("/proc")
 SCRIPT = """
 import os, signal, time
 from types import SimpleNamespace
+from polyphony.machine import Terminated, terminable
 from polyphony.study import Graph, Processes
+
+class Terminate:
+    def __call__(self, watch):
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(600)
 
 def jobs(count, run):
     common = dict(epochs=0, run=run, needs=(), is_done=bool, ballast=bytes(10_000))
@@ -198,23 +211,25 @@ FAILURE_WITH_MUCH_LEFT_TO_DO = """
         except TypeError:
             print("stopped")
 """
-IDLE_WORKER_KILLED = """
-        os.kill(runner.workers[0].pid, signal.SIGKILL)
-        print("stopped")
+TERMINATED = """
+        try:
+            with terminable():
+                runner.run(jobs(2, Terminate()), board)
+        except Terminated:
+            print("stopped")
 """
 IDLE = """
         time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(
-    "then", [FAILURE_WITH_MUCH_LEFT_TO_DO, IDLE_WORKER_KILLED], ids=["failure", "killed"]
-)
+@pytest.mark.parametrize("then", [FAILURE_WITH_MUCH_LEFT_TO_DO, TERMINATED], ids=["failure", "terminated"])
 def test_a_runner_ends_whatever_has_happened_to_it(tmp_path, then):
     (tmp_path / "script.py").write_text(SCRIPT + then)
     command = [sys.executable, tmp_path / "script.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.endswith("stopped\n")
+    assert done.stderr == ""  # of no semaphore that was left behind, for one
 
 
 @pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc to see whether a process runs")

@@ -12,6 +12,7 @@ from polyphony import words
 from polyphony.cli import analyse, data, export, init, predict, report, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
+from polyphony.machine import Terminated, terminable
 
 app = App(
     name="polyphony",
@@ -43,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
     try:
         run(arguments)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         complain("stopped; the same command goes on where it was")
-        sys.exit(130)
+        sys.exit(143 if isinstance(stop, Terminated) else 130)
     except Exception as error:
         code = exit_code(error)
         if code is None:
@@ -59,12 +60,13 @@ def run(arguments: Sequence[str] | None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.study import run_together
 
-        run_together(lambda: app(arguments))
+        run_together(lambda: app(arguments))  # which torchrun ends by SIGTERM, and at once
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
     else:
-        app(arguments)
+        with terminable():
+            app(arguments)
 
 
 def sentence(error: Exception) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 
+from polyphony.machine import Terminated
 from polyphony.study.runner import Board, Event, Graph, Here, Job, JobError, Relay, pass_on, run_job
 from polyphony.study.study import Study
 
@@ -98,11 +99,16 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def next_event(events: Any, workers: Sequence[SpawnProcess]) -> Event | None:
-    """What a worker reports next, or nothing yet; raises where one has ended and left nothing to read."""
+    """What a worker reports next, or nothing yet; raises where one has ended and left nothing to read.
+
+    A SIGTERM to one of several processes is meant for all.
+    """
     try:
         event: Event = events.get(timeout=LOOK_SECONDS)
     except queue.Empty:
         codes = [worker.exitcode for worker in workers]
+        if -signal.SIGTERM in codes:
+            raise Terminated from None
         if any(code is not None for code in codes) and events.empty():
             raise WorkerLostError(f"a worker process ended early (exit codes {codes})") from None
         return None
