@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import subprocess
 from pathlib import Path
 from unittest import mock
 
@@ -407,3 +408,19 @@ def test_a_lock_is_released_when_the_work_fails(tmp_path):
     with pytest.raises(KeyError), locked(tmp_path):
         raise KeyError
     FileLock(tmp_path / ".lock", timeout=0).acquire().lock.release()
+
+
+def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_written_stays(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, living, foreign = (
+        tmp_path / "deep" / name
+        for name in (f".scores.csv.{ended.pid}.part", f".page.html.{os.getpid()}.part", ".notes.txt.part")
+    )
+    dead.parent.mkdir()
+    for path in (dead, living, foreign):
+        path.write_text("half")
+    with locked(tmp_path):
+        assert not dead.exists()
+        assert living.exists()
+        assert foreign.exists()

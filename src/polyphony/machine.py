@@ -46,6 +46,25 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def clear_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine that are no more have left half written by `whole`."""
+    for path in folder.rglob(".*.part"):
+        pid = path.name.split(".")[-2]
+        if pid.isdecimal() and not is_alive(int(pid)):
+            path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # somebody else's; or no number of a process
+        pass
+    return True
+
+
 def memory() -> int:
     """How many bytes of memory the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

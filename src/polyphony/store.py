@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony.machine import whole
+from polyphony.machine import clear_leftovers, whole
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.words import SentenceError, first_line
 
@@ -236,13 +236,14 @@ def opened(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Nobody else works in this folder meanwhile."""
+    """Nobody else works in this folder meanwhile; what a killed process has left half written is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FolderError(f"{folder} cannot be made ({error.strerror})") from error
     try:
         with FileLock(folder / ".lock", timeout=0):
+            clear_leftovers(folder)
             yield
     except Timeout as error:
         raise FolderError(f"{folder} is in use by another process, which may take a while") from error

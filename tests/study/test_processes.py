@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import subprocess
 import sys
@@ -79,7 +78,7 @@ def through_a_worker(*jobs: Job) -> Board:
     while (job := graph.next()) is not None:
         todo.put(job)
     todo.put(None)
-    work(todo, events, 1, os.getppid())
+    work(todo, events, 1)
     while graph.left():
         pass_on(next_event(events, [SimpleNamespace(exitcode=None)]), graph, board)
     return board
@@ -199,6 +198,9 @@ def jobs(count, run):
     common = dict(epochs=0, run=run, needs=(), is_done=bool, ballast=bytes(10_000))
     return Graph([SimpleNamespace(name=str(k), **common) for k in range(count)])
 
+def wait(watch):
+    time.sleep(600)
+
 if __name__ == "__main__":
     board = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
     with Processes(2, 1) as runner:
@@ -218,8 +220,8 @@ TERMINATED = """
         except Terminated:
             print("stopped")
 """
-IDLE = """
-        time.sleep(600)
+BUSY = """
+        runner.run(jobs(2, wait), board)
 """
 
 
@@ -233,8 +235,8 @@ def test_a_runner_ends_whatever_has_happened_to_it(tmp_path, then):
 
 
 @pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc to see whether a process runs")
-def test_idle_processes_end_when_their_parent_is_killed(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT + IDLE)
+def test_processes_end_amid_their_work_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT + BUSY)
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True)
     with parent:
         pids = next(line for line in parent.stdout if line.startswith("pids")).split()[1:]

@@ -10,13 +10,15 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
+from threading import Thread
 from typing import Any, Self
 
 import torch
 
 from polyphony.machine import Terminated
-from polyphony.study.runner import Board, Event, Graph, Here, Job, JobError, Relay, pass_on, run_job
+from polyphony.study.runner import Board, Event, Graph, Here, JobError, Relay, pass_on, run_job
 from polyphony.study.study import Study
 
 LOOK_SECONDS = 0.2  # between looks whether the other processes are alive
@@ -67,7 +69,7 @@ class Processes:
             self._todo.put(job)
 
     def _start_worker(self) -> None:
-        details = (self._todo, self._events, self.threads, os.getpid())
+        details = (self._todo, self._events, self.threads)
         worker = self._context.Process(target=work, args=details, daemon=True)
         with interrupts_blocked():
             worker.start()
@@ -115,32 +117,23 @@ def next_event(events: Any, workers: Sequence[SpawnProcess]) -> Event | None:
     return event
 
 
-def work(todo: Any, events: Any, threads: int, parent: int) -> None:
+def work(todo: Any, events: Any, threads: int) -> None:
     """A worker process: jobs until one fails, until it is told to end, or until its parent is gone."""
-
-    def send(event: Event) -> None:
-        if os.getppid() != parent:  # nobody waits for this work any more
-            os._exit(1)
-        events.put(event)
-
+    Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    while (job := next_job(todo, parent)) is not None:
+    while (job := todo.get()) is not None:
         try:
-            run_job(job, Relay(send))
+            run_job(job, Relay(events.put))
         except Exception as error:
             events.put(("failed", job.name, sendable(error)))
             return
 
 
-def next_job(todo: Any, parent: int) -> Job | None:
-    """What to do next; nothing when the parent is gone."""
-    while os.getppid() == parent:
-        try:
-            job: Job | None = todo.get(timeout=LOOK_SECONDS)
-        except queue.Empty:
-            continue
-        return job
-    return None
+def end_with_parent() -> None:
+    """End this process, even amid its work, when its parent is gone: the next run may have begun already."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def sendable(error: Exception) -> Exception:

@@ -1,0 +1,297 @@
+"""A study killed by the hundred: each time it is resumed, and must end with the undisturbed run's files.
+
+Run from the project's root, on Linux: `python benchmarks/kills.py 100 --seed 1`. A study of the digits in two
+worker processes is killed at random moments until it gets to its end, then compared, and another is begun,
+until there were so many kills. Who is killed: the parent, one worker, the whole process group, or whoever is
+amid writing a file, which is left half written; by SIGKILL or SIGTERM. The next call comes at once.
+
+Files must be equal bit for bit. Only times may differ, `seconds` and `images_per_second` in log.jsonl, the
+sum of seconds in done.json, and tables and figures made of them: they are measured. So they are set to 1 in
+copies of both folders, pages and figures are made again from those, and then every file is compared; a file
+that only one of the folders has is a fault, too.
+
+Importing PyTorch takes longer than all else here: nine of ten times the study's processes are forks of this
+one, with the signals and the open files of fresh ones; the tenth time they are fresh.
+Prints and writes a row a kill, `benchmarks/results/kills.csv`, and ends with 1 if there was a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "kills.csv"
+SETTINGS = (
+    "members=2",
+    "seeds=[0]",
+    "data={name='digits', per_class=10, valid=100, test=200, augment={pad=1, flip=false}}",
+    "teachers={network={kind='resnet', depth=8, width=4}, extra=1, epochs=6, batch=25, learning_rate=0.05}",
+    "student={epochs=6, batch=25, learning_rate=0.05}",
+    "methods={kd={perturb='clean'}, kd-ods={perturb='ods'}}",
+)
+TIMES = ("seconds", "images_per_second")
+VICTIMS = ("parent", "worker", "group", "writer", "group amid a write")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+MOST_CHANGES = 16  # of files, between the start of a study and its death
+MOST_WRITES = 8  # of one process, before it dies amid one
+FRESH = 0.1  # how many studies are started as processes of their own
+PATIENCE = 300  # seconds for a study to end
+AMID_WRITE = "POLYPHONY_BENCHMARK_KILL"  # tells a study's processes at which write to die, and how
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a study died."""
+
+    victim: str
+    signal: str
+    processes: str  # fresh or forked
+    newest: str  # the file written last, or half written
+    exit: int | None
+    fault: str = ""  # what should not have been
+
+
+def arm() -> None:
+    """Let this process, and those that it starts, die amid a write if they are told to."""
+    if AMID_WRITE not in os.environ:
+        return
+    bomb = json.loads(os.environ[AMID_WRITE])
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        """At the chosen write the new file is cut short, before it is renamed, and the signal is sent."""
+        part = Path(str(arguments[0])) if event == "os.rename" else Path()
+        if part.suffix != ".part":
+            return
+        bomb["writes"] -= 1
+        if bomb["writes"] == 0:
+            os.truncate(part, int(part.stat().st_size * bomb["share"]))
+            os.kill(0 if bomb["group"] else os.getpid(), bomb["signal"])
+            time.sleep(PATIENCE)
+
+    sys.addaudithook(hook)
+
+
+if __name__ == "__mp_main__":  # in a fresh worker
+    arm()
+
+
+def live(folder: Path, fresh: bool, bomb: dict[str, float] | None) -> None:
+    """The study as a command in a session of its own; its last words go to a file beside its folder."""
+    from polyphony.cli import main as polyphony
+
+    os.setsid()
+    words = os.open(folder.with_name("words"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    if bomb:
+        os.environ[AMID_WRITE] = json.dumps(bomb)
+        arm()
+    if not fresh:
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
+        os.register_at_fork(after_in_child=like_fresh)
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    polyphony(["study", "digits", "--out", str(folder), "--workers", "2", "--device", "cpu", *settings])
+
+
+def like_fresh() -> None:
+    """Give a forked worker what a fresh one has: the usual signals, and no hold on the folder's lock."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for path in Path("/proc/self/fd").iterdir():
+        if path.exists() and path.readlink().name == ".lock":
+            os.close(int(path.name))
+
+
+def start(folder: Path, fresh: bool, bomb: dict[str, float] | None = None) -> Any:
+    """A process in which the study runs."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    context: Any = multiprocessing.get_context("spawn" if fresh else "fork")
+    process = context.Process(target=live, args=(folder, fresh, bomb))
+    process.start()
+    return process
+
+
+def death(folder: Path, rng: random.Random, sessions: list[int]) -> Death | None:
+    """One life of a study and how it was ended; nothing if it got to its end."""
+    victim, number, fresh = rng.choice(VICTIMS), rng.choice(SIGNALS), rng.random() < FRESH
+    amid, group = "writ" in victim, "group" in victim
+    bomb = {"writes": rng.randint(1, MOST_WRITES), "share": rng.random(), "signal": number, "group": group}
+    process = start(folder, fresh, bomb if amid else None)
+    sessions.append(process.pid)
+    if not amid:
+        disturb(process, folder, victim, number, rng)
+    last, code = newest(folder), ended(process)
+    if code == 0:
+        return None
+    told = 143 if number == signal.SIGTERM else 1 if victim in ("worker", "writer") else -number
+    fault = "" if code in (-number, told) else f"exit code {code}: {last_words(folder)}"
+    last = newest(folder) if amid else last
+    return Death(victim, number.name, "fresh" if fresh else "forked", last, code, fault)
+
+
+def last_words(folder: Path) -> str:
+    """What a study said in the end."""
+    return folder.with_name("words").read_text()[-300:]
+
+
+def ended(process: Any) -> int | None:
+    """A process's exit code; none for one that hung, which is killed."""
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.exitcode  # type: ignore[no-any-return]
+
+
+def disturb(process: Any, folder: Path, victim: str, number: signal.Signals, rng: random.Random) -> None:
+    """Kill after some changes of files and a pause, unless the study has ended before."""
+    target, pause = rng.randint(0, MOST_CHANGES), rng.uniform(0, 0.5)
+    changes, seen = 0, states(folder)
+    while changes < target or (victim == "worker" and not workers_of(process.pid)):
+        if not process.is_alive():
+            return
+        time.sleep(0.01)
+        now = states(folder)
+        changes, seen = changes + len(now - seen), now
+    time.sleep(pause)
+    pids = workers_of(process.pid) if victim == "worker" else [process.pid]
+    with contextlib.suppress(ProcessLookupError):
+        (os.killpg if victim == "group" else os.kill)(rng.choice(pids or [process.pid]), number)
+
+
+def states(folder: Path) -> set[tuple[int, str]]:
+    """When each file of a folder was changed last, and its name."""
+    found = set()
+    for path in folder.rglob("*"):
+        try:
+            found |= {(path.stat().st_mtime_ns, str(path.relative_to(folder)))} if path.is_file() else set()
+        except FileNotFoundError:  # renamed meanwhile
+            continue
+    return found
+
+
+def newest(folder: Path) -> str:
+    """The file written last."""
+    return max(states(folder), default=(0, ""))[1]
+
+
+def workers_of(parent: int) -> list[int]:
+    """The worker processes of a study: those of its children that do more than track what is shared."""
+    try:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [int(pid) for pid in children if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    except OSError:
+        return []
+
+
+def alive(sessions: list[int]) -> bool:
+    """Whether any process of these sessions is left."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if state != "Z" and int(fields[2]) in sessions:
+            return True
+    return False
+
+
+def without_times(folder: Path, scratch: Path) -> Path:
+    """A copy of a run in which everything took a second, with the page and figures that belong to it."""
+    from polyphony.report import write_report
+
+    copy = scratch / "compared" / "run"  # the page says the folder's name
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    for path in (*copy.rglob("done.json"), *copy.rglob("log.jsonl")):
+        rows = [json.loads(path.read_text())] if path.suffix == ".json" else map(json.loads, path.open())
+        timeless = [{name: 1 if name in TIMES else value for name, value in row.items()} for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in timeless))
+    write_report([copy], None)
+    return copy
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def differences(folder: Path, whole: dict[str, bytes], scratch: Path) -> str:
+    """The files in which a run differs from the undisturbed one, but for times, in words."""
+    if contents(folder).keys() != whole.keys():
+        return f"other files: {sorted(contents(folder).keys() ^ whole.keys())}"
+    found = contents(without_times(folder, scratch))
+    return ", ".join(name for name in whole if found[name] != whole[name])
+
+
+def killed_study(
+    folder: Path, most: int, rng: random.Random, whole: dict[str, bytes], scratch: Path
+) -> list[Death]:
+    """The deaths of one study, at most so many, until it gets to its end; the last one says what is wrong"""
+    deaths: list[Death] = []
+    sessions: list[int] = []
+    while len(deaths) < most and (latest := death(folder, rng, sessions)) is not None:
+        deaths.append(latest)
+        print(latest, flush=True)
+    code = ended(start(folder, fresh=False)) if len(deaths) == most else 0
+    fault = differences(folder, whole, scratch) if code == 0 else last_words(folder)
+    if alive(sessions):
+        fault += " processes are left behind"
+    if fault:
+        print(fault, flush=True)
+        deaths[-1:] = [replace(each, fault=f"{each.fault} {fault}".strip()) for each in deaths[-1:]]
+    return deaths
+
+
+def main(count: int, seed: int) -> None:
+    """So many kills: a row each, and 1 for a fault."""
+    import torch
+
+    from polyphony.machine import processor
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    rng, studies = random.Random(seed), 0
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        assert ended(start(scratch / "whole" / "run", fresh=True)) == 0
+        whole = contents(without_times(scratch / "whole" / "run", scratch))
+        while len(rows) < count:
+            studies += 1
+            folder = scratch / str(studies) / "run"  # runs side by side would share trainings
+            for each in killed_study(folder, count - len(rows), rng, whole, scratch):
+                begin = {"kill": len(rows) + 1, "study": studies}
+                rows.append(begin | asdict(each) | {"seed": seed, "machine": processor()})
+            shutil.rmtree(folder.parent)
+            write(rows)
+    faults = [row for row in rows if row["fault"]]
+    print(f"{len(rows)} kills of {studies} studies, {len(faults)} faults", *faults, sep="\n")
+    sys.exit(bool(faults))
+
+
+def write(rows: list[dict[str, object]]) -> None:
+    """The table so far."""
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))
