@@ -5,10 +5,9 @@ worker processes is killed at random moments until it gets to its end, then comp
 until there were so many kills. Who is killed: the parent, one worker, the whole process group, or whoever is
 amid writing a file, which is left half written; by SIGKILL or SIGTERM. The next call comes at once.
 
-Files must be equal bit for bit. Only times may differ, `seconds` and `images_per_second` in log.jsonl, the
-sum of seconds in done.json, and tables and figures made of them: they are measured. So they are set to 1 in
-copies of both folders, pages and figures are made again from those, and then every file is compared; a file
-that only one of the folders has is a fault, too.
+Every file must be equal bit for bit, and no other may be there. Only what is measured would differ: `seconds`
+and `images_per_second` in log.jsonl, their sum in done.json, and the tables and figures made of them; so a
+training's clock counts here how often it was looked at.
 
 Importing PyTorch takes longer than all else here: nine of ten times the study's processes are forks of this
 one, with the signals and the open files of fresh ones; the tenth time they are fresh.
@@ -20,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import itertools
 import json
 import multiprocessing
 import os
@@ -30,25 +30,33 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+
+import polyphony.cli
+import polyphony.report
+import polyphony.train
+from polyphony.machine import processor
 
 RESULTS = Path(__file__).parent / "results" / "kills.csv"
 SETTINGS = (
     "members=2",
     "seeds=[0]",
     "data={name='digits', per_class=10, valid=100, test=200, augment={pad=1, flip=false}}",
-    "teachers={network={kind='resnet', depth=8, width=4}, extra=1, epochs=6, batch=25, learning_rate=0.05}",
-    "student={epochs=6, batch=25, learning_rate=0.05}",
+    "teachers={network={kind='resnet', depth=8, width=4}, extra=1, epochs=5, batch=25, learning_rate=0.05}",
+    "student={epochs=5, batch=25, learning_rate=0.05}",
     "methods={kd={perturb='clean'}, kd-ods={perturb='ods'}}",
 )
-TIMES = ("seconds", "images_per_second")
 VICTIMS = ("parent", "worker", "group", "writer", "group amid a write")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 MOST_CHANGES = 16  # of files, between the start of a study and its death
 MOST_WRITES = 8  # of one process, before it dies amid one
 FRESH = 0.1  # how many studies are started as processes of their own
-PATIENCE = 300  # seconds for a study to end
+PATIENCE = 1800  # seconds for a study to end
 AMID_WRITE = "POLYPHONY_BENCHMARK_KILL"  # tells a study's processes at which write to die, and how
 
 
@@ -64,8 +72,10 @@ class Death:
     fault: str = ""  # what should not have been
 
 
-def arm() -> None:
-    """Let this process, and those that it starts, die amid a write if they are told to."""
+def prepare() -> None:
+    """Give trainings here a clock that counts looks; and die amid a write if the environment says so."""
+    looks = itertools.count()
+    polyphony.train.time = SimpleNamespace(perf_counter=lambda: float(next(looks)))  # type: ignore[assignment]
     if AMID_WRITE not in os.environ:
         return
     bomb = json.loads(os.environ[AMID_WRITE])
@@ -85,26 +95,26 @@ def arm() -> None:
 
 
 if __name__ == "__mp_main__":  # in a fresh worker
-    arm()
+    prepare()
 
 
 def live(folder: Path, fresh: bool, bomb: dict[str, float] | None) -> None:
     """The study as a command in a session of its own; its last words go to a file beside its folder."""
-    from polyphony.cli import main as polyphony
-
     os.setsid()
     words = os.open(folder.with_name("words"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(words, 1)
     os.dup2(words, 2)
     if bomb:
         os.environ[AMID_WRITE] = json.dumps(bomb)
-        arm()
+    prepare()
     if not fresh:
         fork = multiprocessing.get_context("fork")
         multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
         os.register_at_fork(after_in_child=like_fresh)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    polyphony(["study", "digits", "--out", str(folder), "--workers", "2", "--device", "cpu", *settings])
+    polyphony.cli.main(
+        ["study", "digits", "--out", str(folder), "--workers", "2", "--device", "cpu", *settings]
+    )
 
 
 def like_fresh() -> None:
@@ -208,38 +218,21 @@ def alive(sessions: list[int]) -> bool:
     return False
 
 
-def without_times(folder: Path, scratch: Path) -> Path:
-    """A copy of a run in which everything took a second, with the page and figures that belong to it."""
-    from polyphony.report import write_report
-
-    copy = scratch / "compared" / "run"  # the page says the folder's name
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy)
-    for path in (*copy.rglob("done.json"), *copy.rglob("log.jsonl")):
-        rows = [json.loads(path.read_text())] if path.suffix == ".json" else map(json.loads, path.open())
-        timeless = [{name: 1 if name in TIMES else value for name, value in row.items()} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in timeless))
-    write_report([copy], None)
-    return copy
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     """The bytes of every file."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def differences(folder: Path, whole: dict[str, bytes], scratch: Path) -> str:
-    """The files in which a run differs from the undisturbed one, but for times, in words."""
-    if contents(folder).keys() != whole.keys():
-        return f"other files: {sorted(contents(folder).keys() ^ whole.keys())}"
-    found = contents(without_times(folder, scratch))
-    return ", ".join(name for name in whole if found[name] != whole[name])
+def differences(folder: Path, whole: dict[str, bytes]) -> str:
+    """The files in which a run differs from the undisturbed one."""
+    found = contents(folder)
+    return ", ".join(
+        name for name in sorted(found.keys() | whole.keys()) if found.get(name) != whole.get(name)
+    )
 
 
-def killed_study(
-    folder: Path, most: int, rng: random.Random, whole: dict[str, bytes], scratch: Path
-) -> list[Death]:
+def killed_study(folder: Path, most: int, rng: random.Random, whole: dict[str, bytes]) -> list[Death]:
     """The deaths of one study, at most so many, until it gets to its end; the last one says what is wrong"""
     deaths: list[Death] = []
     sessions: list[int] = []
@@ -247,7 +240,7 @@ def killed_study(
         deaths.append(latest)
         print(latest, flush=True)
     code = ended(start(folder, fresh=False)) if len(deaths) == most else 0
-    fault = differences(folder, whole, scratch) if code == 0 else last_words(folder)
+    fault = differences(folder, whole) if code == 0 else last_words(folder)
     if alive(sessions):
         fault += " processes are left behind"
     if fault:
@@ -258,21 +251,19 @@ def killed_study(
 
 def main(count: int, seed: int) -> None:
     """So many kills: a row each, and 1 for a fault."""
-    import torch
-
-    from polyphony.machine import processor
-
     torch.set_num_threads(1)  # threads do not survive a fork
+    for slow in ("torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg"):
+        import_module(slow)  # once, and not in every fork
     rng, studies = random.Random(seed), 0
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        assert ended(start(scratch / "whole" / "run", fresh=True)) == 0
-        whole = contents(without_times(scratch / "whole" / "run", scratch))
+        assert ended(start(scratch / "whole" / "run", fresh=False)) == 0
+        whole = contents(scratch / "whole" / "run")
         while len(rows) < count:
             studies += 1
             folder = scratch / str(studies) / "run"  # runs side by side would share trainings
-            for each in killed_study(folder, count - len(rows), rng, whole, scratch):
+            for each in killed_study(folder, count - len(rows), rng, whole):
                 begin = {"kill": len(rows) + 1, "study": studies}
                 rows.append(begin | asdict(each) | {"seed": seed, "machine": processor()})
             shutil.rmtree(folder.parent)

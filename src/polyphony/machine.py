@@ -7,6 +7,7 @@ import platform
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 
@@ -63,6 +64,15 @@ def is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):  # somebody else's; or no number of a process
         pass
     return True
+
+
+def whereabouts() -> dict[str, str | int]:
+    """Where this is asked: on which host, in which process, and when."""
+    return {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def memory() -> int:

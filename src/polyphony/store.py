@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony.machine import clear_leftovers, whole
+from polyphony.machine import clear_leftovers, whereabouts, whole
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.words import SentenceError, first_line
 
@@ -88,9 +88,10 @@ class Stage:
         return None
 
     def start(self) -> None:
-        """Claim the folder for this spec."""
+        """Claim the folder for this spec, and say who works there from now on."""
         if not self.is_done():
-            write_json(self.folder / "started.json", {"key": self.key, "spec": self.spec})
+            record = {"key": self.key, **whereabouts(), "spec": self.spec}
+            write_json(self.folder / "started.json", record)
 
     def discard_if_changed(self) -> bool:
         """Throw away what was made with another spec; whether there was any."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from polyphony import words
-from polyphony.cli import analyse, data, export, init, predict, report, study, sweep
+from polyphony.cli import analyse, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
 from polyphony.machine import Terminated, terminable
@@ -32,6 +32,7 @@ for verb in (
     sweep.sweep,
     analyse.analyse,
     report.report,
+    status.status,
     predict.predict,
     export.export,
     export.pack,

@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-from polyphony.recipe import Schedule, check
+from polyphony.recipe import Recipe, Schedule, check
 from polyphony.rows import Score
 from polyphony.store import StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
@@ -154,13 +154,18 @@ def write_provenance(study: Study) -> None:
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
     """The study whose results are in a folder."""
     refuse_sweep(folder)
+    return Study(stored_recipe(folder), folder, data_root, device)
+
+
+def stored_recipe(folder: Path, code: bool = True) -> Recipe:
+    """The recipe of a run; without code, nothing that it names is imported."""
     path = folder / "recipe.json"
     if not path.is_file():
         raise StoreError(f"{folder} is not a run folder: it has no recipe.json; 'polyphony study' makes one")
     table = read_json(path).get("recipe")
     if not isinstance(table, dict):
         raise StoreError(f"{path} does not hold a recipe: give 'polyphony study' the recipe again")
-    return Study(check(table, str(path)), folder, data_root, device)
+    return check(table, str(path), code=code)
 
 
 def refuse_sweep(folder: Path) -> None:

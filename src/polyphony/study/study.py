@@ -56,6 +56,14 @@ class Study:
         height, width = self.splits.train.images.shape[-2:]
         return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else os.cpu_count() or 1)
 
+    def teacher_folder(self, j: int) -> Path:
+        """Where teacher j is."""
+        return self.folder / "teachers" / str(j)
+
+    def student_folder(self, name: str, seed: int) -> Path:
+        """Where one student is."""
+        return self.folder / "students" / name / str(seed)
+
     def teacher_stage(self, j: int) -> Stage:
         """The folder of teacher j."""
         teachers = self.recipe.teachers
@@ -64,7 +72,7 @@ class Study:
         else:
             spec = self._spec("teacher", teachers.number(j), teachers)
         spec |= {"network": teachers.network_of(j).spec()}
-        return Stage(self.folder / "teachers" / str(j), spec)
+        return Stage(self.teacher_folder(j), spec)
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
@@ -84,7 +92,7 @@ class Study:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
-        return Stage(self.folder / "students" / name / str(seed), spec)
+        return Stage(self.student_folder(name, seed), spec)
 
     def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
         return {

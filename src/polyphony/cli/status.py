@@ -1,0 +1,70 @@
+"""The verb that says how far a run is: status."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from polyphony.cli import terminal
+from polyphony.words import counted, duration
+
+if TYPE_CHECKING:
+    from polyphony.study.status import Part, Status
+
+
+def status(
+    folder: Path,
+    /,
+    *,
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON, done parts too.")
+    ] = False,
+) -> None:
+    """Say what of a study or sweep is done, running (where, since when, how far) and missing.
+
+    It reads the run's folder alone, wherever the run goes on.
+
+    Parameters
+    ----------
+    folder
+        A run folder, for example runs/digits.
+    """
+    from polyphony.study.status import run_status
+
+    found = run_status(folder)
+    if as_json:
+        terminal.plain(json.dumps(asdict(found), indent=1))
+    else:
+        show(found, time.time())
+
+
+def show(found: Status, now: float) -> None:
+    """A line for all, and a table of the trainings that are not done."""
+    states = ", ".join(
+        f"{n} {state}" for state in ("running", "stopped", "missing") if (n := found.count(state))
+    )
+    done = f"{found.count('done')} of {counted(len(found.trainings), 'training')} done"
+    predicted = f"{found.predicted} of {counted(found.predictions, 'prediction')}"
+    scores = "scores are written" if found.scored else "no scores yet"
+    terminal.line(f"{found.folder}: {done}{f' ({states})' if states else ''}; {predicted}; {scores}.")
+    table = Table("training", "state", "epochs", "where", "for", "last sign")
+    for part in found.trainings:
+        if part.state != "done":
+            table.add_row(*cells(part, now))
+    if table.rows:
+        terminal.console.print(table)
+
+
+def cells(part: Part, now: float) -> list[str]:
+    """A training as text."""
+    where = f"{part.host}, process {part.pid}" if part.host else ""
+    since = duration(now - datetime.fromisoformat(part.since).timestamp()) if part.since else ""
+    last = f"{duration(now - part.changed)} ago" if part.changed else ""
+    return [part.name, part.state, f"{part.epochs} of {part.of}", where, since, last]

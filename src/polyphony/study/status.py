@@ -1,0 +1,81 @@
+"""What a run's folder says: which trainings are done, running (where, since when, how far) or missing."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyphony.machine import is_alive
+from polyphony.rows import Score, SweepScore
+from polyphony.store import read_bytes, read_json
+from polyphony.study.run import stored_recipe, students_of, teachers_of
+from polyphony.study.score_table import score_jobs
+from polyphony.study.study import Study
+from polyphony.study.sweep import predictions
+
+
+@dataclass(frozen=True)
+class Part:
+    """One training of a run. It is done, running, stopped (killed, and not begun again yet) or missing."""
+
+    name: str
+    state: str
+    epochs: int  # that are over
+    of: int
+    host: str | None = None  # where it was begun last,
+    pid: int | None = None  # by which process,
+    since: str | None = None  # and when
+    changed: float | None = None  # when its folder changed last, in seconds since 1970
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a run has so far."""
+
+    folder: str
+    trainings: list[Part]
+    predicted: int
+    predictions: int  # how many there will be
+    scored: bool
+
+    def count(self, state: str) -> int:
+        """How many trainings are in a state."""
+        return sum(part.state == state for part in self.trainings)
+
+
+def run_status(folder: Path) -> Status:
+    """What is in the folder of a study or of a sweep; raises a StoreError for any other.
+
+    Of a search that goes on, the points that were asked for so far count.
+    """
+    study = Study(stored_recipe(folder, code=False), folder)
+    is_sweep = (folder / "sweep.json").exists()
+    paths = [job.path for job in (predictions if is_sweep else score_jobs)(study)]
+    table = (SweepScore if is_sweep else Score).file
+    return Status(
+        str(folder), list(parts(study)), sum(map(Path.exists, paths)), len(paths), (folder / table).exists()
+    )
+
+
+def parts(study: Study) -> Iterator[Part]:
+    """Every training of a study."""
+    for teacher in teachers_of(study):
+        yield part(teacher.name, teacher.epochs, study.teacher_folder(teacher.j))
+    for student in students_of(study):
+        yield part(student.name, student.epochs, study.student_folder(student.method, student.seed))
+
+
+def part(name: str, epochs: int, folder: Path) -> Part:
+    """One training, from its folder."""
+    done, started, log = (folder / each for each in ("done.json", "started.json", "log.jsonl"))
+    if done.exists():
+        return Part(name, "done", epochs, epochs, changed=done.stat().st_mtime)
+    if not started.exists():
+        return Part(name, "missing", 0, epochs)
+    record, so_far = read_json(started), read_bytes(log).count(b"\n") if log.exists() else 0
+    host, pid, since = (record.get(field) for field in ("host", "pid", "since"))
+    ended = host is None or (host == platform.node() and not (isinstance(pid, int) and is_alive(pid)))
+    changed = max(path.stat().st_mtime for path in (started, log) if path.exists())
+    return Part(name, "stopped" if ended else "running", so_far, epochs, host, pid, since, changed)
