@@ -19,6 +19,7 @@ from polyphony.devices import arithmetic
 from polyphony.ensembles import Ensemble
 from polyphony.limits import not_negative, positive
 from polyphony.nn import factors
+from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
 from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
 from polyphony.parallel import Group
 from polyphony.predictions import predict
@@ -51,6 +52,7 @@ class Plan:
     precision: torch.dtype = torch.float32  # of autocast; float16 scales its loss, and waits each step
     tf32: bool = False  # whether CUDA may take TF32 for float32
     deterministic: bool = False  # whether a device must take kernels that give the same bits each time
+    way: str = AUTO  # how rank-one layers compute: auto, weights, grouped or activations (nn/ways.py)
 
     def __post_init__(self) -> None:
         positive(epochs=self.epochs, batch=self.batch, learning_rate=self.learning_rate)
@@ -161,6 +163,7 @@ class Training:
         if halves := {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}:
             raise ValueError(f"weights are trained in float32, not {halves.pop()}: give the plan a precision")
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
+        set_way(model, plan.way, model.device)
         self.optimiser = plan.optimiser(parameter_groups(model, plan))
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == torch.float16)
         self.best: dict[str, Tensor] = {}
@@ -197,6 +200,7 @@ class Training:
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
             "scaler": self.scaler.state_dict(),
+            "ways": ways_of(self.model),
             "rng": self.rng.get_state(),
             "best": self.best,
             "log": self.log,
@@ -210,6 +214,8 @@ class Training:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
+            if self.plan.way == AUTO:
+                restore_ways(self.model, state.get("ways", {}))
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

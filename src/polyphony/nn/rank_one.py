@@ -1,20 +1,25 @@
 """Members by rank-one factors: member j of a layer has the weight W ∘ s_j r_jᵀ and a bias of its own.
 
-Rows come folded, member-major: [(m b) …]. Scaling the small weights and running one ordinary layer for each
-member's block of rows is the same function as scaling activations by r_j before and s_j after (BatchEnsemble,
-Wen et al. 2019), without four passes over the activations.
+Rows come folded, member-major: [(m b) …]. There are several ways to the same function: scaling the small
+weights and running one ordinary layer for each member's block of rows, all of them as groups of one
+convolution, or scaling activations by r_j before and s_j after (BatchEnsemble, Wen et al. 2019), which is
+four passes over the activations and the fewest kernels.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 NOBODY = -1  # between two turns
+Way = Callable[[Tensor], Tensor]
+"""A way to compute a layer: every member on its own rows. [(m b) …] → [(m b) …]"""
 
 
 class OfMembers(nn.Module):
@@ -48,8 +53,13 @@ class RankOne(OfMembers):
     """A layer that all members share, with factors r [m i], s [m o] and a bias [m o] for each member.
 
     It keeps the attributes of the layer it was, `.weight`, `.stride` and all others: those of the shared
-    layer, and while members run in turn the weight and bias of the one whose turn it is.
+    layer, and while members run in turn the weight and bias of the one whose turn it is. It goes one `way`,
+    by its name; one that is to `choose` does so when it is first trained.
     """
+
+    channels: int  # in which dimension of [m b …] they are
+    way = "weights"
+    choose: Callable[[dict[str, Way], Tensor, list[Tensor]], str] | None = None
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
         super().__init__()
@@ -84,11 +94,32 @@ class RankOne(OfMembers):
         bias = self._parameters["bias"]
         return weight, None if bias is None else bias[j]
 
+    def ways(self) -> dict[str, Way]:
+        """All ways to compute this layer, by name: they differ in rounding and in time alone."""
+        return {"weights": self.by_weights}
+
     def all(self, x: Tensor) -> Tensor:
+        if self.choose is not None and torch.is_grad_enabled():
+            self.way, self.choose = self.choose(self.ways(), x, trained(self)), None
+        return self.ways()[self.way](x)
+
+    def by_weights(self, x: Tensor) -> Tensor:
+        """One layer for each member, with its scaled weight."""
         bias = self._parameters["bias"]
         biases = self.members * [None] if bias is None else bias.unbind()
         blocks = zip(split_rows(x, self.members), self.member_weights().unbind(), biases, strict=True)
         return torch.cat([self.run(*block) for block in blocks])
+
+    def by_activations(self, x: Tensor) -> Tensor:
+        """The shared layer alone, its inputs scaled before and its outputs after."""
+        bias, rows = self._parameters["bias"], unfold_rows(x, self.members)
+        shape = [self.members, *rows.dim() * [1]][: rows.dim()]
+        shape[self.channels] = -1
+        scaled = (rows * self.r.view(shape)).flatten(0, 1)
+        out: Tensor = self.run(scaled, self.shared.weight, None).unflatten(0, rows.shape[:2])
+        out = out * self.s.view(shape)
+        out = out if bias is None else out + bias.view(shape)
+        return out.flatten(0, 1)
 
     def one(self, x: Tensor, j: int) -> Tensor:
         return self.run(x, *self.member(j))
@@ -112,6 +143,7 @@ class RankOneConv2d(RankOne):
     """[(m b) c h w] → [(m b) c' h' w'], whatever the stride, padding, dilation and groups."""
 
     shared: nn.Conv2d
+    channels = 2
 
     def scales(self, r: Tensor, s: Tensor) -> Tensor:
         """A group of outputs sees only its own inputs' factors. [m o i/groups 1 1]"""
@@ -119,6 +151,24 @@ class RankOneConv2d(RankOne):
         inputs = r.unflatten(1, (self.shared.groups, 1, -1))
         scale: Tensor = (outputs * inputs).flatten(1, 2)[..., None, None]
         return scale
+
+    def ways(self) -> dict[str, Way]:
+        if not is_plain(self.shared):  # which may do anything with its weight
+            return super().ways()
+        return super().ways() | {"grouped": self.by_groups, "activations": self.by_activations}
+
+    def by_groups(self, x: Tensor) -> Tensor:
+        """One convolution in which every member has groups of its own."""
+        layer, weights, bias = self.shared, self.member_weights().flatten(0, 1), self._parameters["bias"]
+        rows = torch.cat(split_rows(x, self.members), 1)
+        padding: str | tuple[int, ...] = layer.padding
+        if layer.padding_mode != "zeros":
+            rows = F.pad(rows, layer._reversed_padding_repeated_twice, layer.padding_mode)
+            padding = (0, 0)
+        biases = None if bias is None else bias.flatten()
+        groups = self.members * layer.groups
+        out = F.conv2d(rows, weights, biases, layer.stride, padding, layer.dilation, groups)
+        return torch.cat(out.chunk(self.members, 1))
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if is_plain(self.shared):
@@ -131,14 +181,19 @@ class RankOneLinear(RankOne):
     """[(m b) … i] → [(m b) … o]"""
 
     shared: nn.Linear
+    channels = -1
 
     def scales(self, r: Tensor, s: Tensor) -> Tensor:
         """s_j r_jᵀ for every member. [m o i]"""
         return s[:, :, None] * r[:, None, :]
 
-    def all(self, x: Tensor) -> Tensor:
+    def ways(self) -> dict[str, Way]:
         if not is_plain(self.shared):
-            return super().all(x)
+            return super().ways()
+        return {"weights": self.by_product, "activations": self.by_activations}
+
+    def by_product(self, x: Tensor) -> Tensor:
+        """One product of all members' rows with their weights."""
         rows, bias = torch.stack(split_rows(x, self.members)).flatten(1, -2), self._parameters["bias"]
         weights = self.member_weights().mT
         out = rows @ weights if bias is None else torch.baddbmm(bias[:, None], rows, weights)
@@ -194,10 +249,20 @@ class InTurn(nn.Module):
 
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:
     """The rows of each member. [(m b) …] → m × [b …]"""
+    blocks: tuple[Tensor, ...] = unfold_rows(x, members).unbind()
+    return blocks
+
+
+def unfold_rows(x: Tensor, members: int) -> Tensor:
+    """All rows, members first. [(m b) …] → [m b …]"""
     if x.shape[0] % members:
         raise ValueError(f"{x.shape[0]} rows do not divide among {members} members")
-    blocks: tuple[Tensor, ...] = x.unflatten(0, (members, -1)).unbind()
-    return blocks
+    return x.unflatten(0, (members, -1))  # type: ignore[no-any-return]
+
+
+def trained(layer: nn.Module) -> list[Tensor]:
+    """The parameters of a layer that have gradients."""
+    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -8,6 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from polyphony.data import Augmentation
+from polyphony.nn.ways import AUTO
 from polyphony.optimise import SGD, AdamW, Optimiser, Rates, cosine, trapezoid
 from polyphony.recipe.table import Count, Table, as_table, as_tuple
 from polyphony.train import Plan
@@ -85,7 +86,7 @@ class Schedule(Table):
     schedule: RateTable = TrapezoidTable()  # of the learning rate over the epochs
     clip: PositiveFloat | None = None  # the longest that the gradient of a step may be
 
-    def plan(self, augment: Crop, precision: str, deterministic: bool = False) -> Plan:
+    def plan(self, augment: Crop, precision: str, deterministic: bool = False, way: str = AUTO) -> Plan:
         """The plan that `fit` follows."""
         same = {"epochs", "batch", "learning_rate", "weight_decay", "warm_up", "clip"}
         return Plan(
@@ -96,4 +97,5 @@ class Schedule(Table):
             precision=getattr(torch, precision, torch.float32),  # TF32 is no type of its own
             tf32=precision == "tf32",
             deterministic=deterministic,
+            way=way,
         )

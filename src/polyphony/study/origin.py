@@ -87,5 +87,6 @@ def machine(study: Study) -> dict[str, Any]:
         "processes": group_from_environment().size,
         "precision": study.recipe.precision,
         "deterministic": study.recipe.deterministic,
+        "way": study.recipe.way,
         "system": platform.platform(),
     }

@@ -113,7 +113,8 @@ class Study:
                 f"{self.recipe.name}: a batch of {schedule.batch} is larger than"
                 f" the data's {len(self.splits.train)} training images"
             )
-        return schedule.plan(self.recipe.data.augment, self.recipe.precision, self.recipe.deterministic)
+        recipe = self.recipe
+        return schedule.plan(recipe.data.augment, recipe.precision, recipe.deterministic, recipe.way)
 
     def student_steps(self, method: str) -> int:
         """How many steps the training of a method's student has."""
