@@ -17,6 +17,7 @@ from polyphony.report.compare import comparison_table
 from polyphony.report.figures.quality import dee_chart
 from polyphony.report.paper import Comparison
 from polyphony.report.paper_tables import paper_tables
+from polyphony.report.pool import pools
 from polyphony.report.provenance import one_line
 from polyphony.report.summary import TakeHome, clear_winner, health_checks, score_table, take_home
 from polyphony.report.tables import Cell
@@ -161,7 +162,7 @@ def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Pat
     assert "no diversity to keep" in said.headlines[0].meaning
     best = next(method for method in run.methods if f"by NLL, {method}," in said.sentence)
     assert said.headlines[0].number == f"{run.mean(best, 'kld').mean:.3f}"
-    last = [row[-2].text for row in comparison_table([run], ["run"]).rows]
+    last = [row[-2].text for row in comparison_table(pools([run])).rows]
     assert last == ["–"] * len(run.models)
     words = [said.sentence, *said.qualified, *(each.number + each.meaning for each in said.headlines)]
     assert not any("nan" in each for each in words)

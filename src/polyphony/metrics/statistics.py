@@ -25,6 +25,24 @@ def mean_sd(values: Sequence[float]) -> MeanSd:
     return MeanSd(len(values), statistics.fmean(values), statistics.stdev(values) if finite else math.nan)
 
 
+@dataclass(frozen=True)
+class Paired:
+    """The mean of n differences between pairs, and half of its 95 % t-interval: NaN for one pair."""
+
+    n: int
+    mean: float
+    half: float
+
+
+def paired(differences: Sequence[float]) -> Paired:
+    """How far two sides are apart, judged by the differences of their pairs; NaN where one is infinite."""
+    from scipy.special import stdtrit  # slow to import, and seldom needed
+
+    apart = mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))
+    half = stdtrit(apart.n - 1, 0.975) * apart.sd / math.sqrt(apart.n)
+    return Paired(apart.n, apart.mean, float(half))
+
+
 def format_mean_sd(value: MeanSd, digits: int = 3) -> str:
     """ "0.180 ± 0.004", or the mean alone where there is no deviation."""
     mean = f"{value.mean:.{digits}f}"

@@ -5,38 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyphony.report.compare import comparison_page
+from polyphony.report.compare import comparison
 from polyphony.report.page import Report, report_of
 from polyphony.report.run import Run
 from polyphony.report.sweep_page import sweep_report
 from polyphony.report.sweep_run import SweepRun
 from polyphony.store import StoreError, write_whole
 
-__all__ = ["Run", "comparison_page", "report_of", "write_report"]
+__all__ = ["Run", "comparison", "report_of", "write_report"]
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of one run or sweep, or of several runs compared; where it was written.
 
     One run: RUN/report.html unless `out` is given, and RUN/figures/*. Several: report.html here unless `out`
-    is given. Raises StoreError, in one sentence, for a folder that is not an evaluated run.
+    is given, and figures/* beside it. Raises StoreError, in one sentence, for a folder that is not an
+    evaluated run.
     """
     if len(folders) == 1:
-        return _write_one(folders[0], _report(folders[0]), out)
+        return _write(_report(folders[0]), out or folders[0] / "report.html", folders[0])
     for folder in filter(SweepRun.holds, folders):
         raise StoreError(f"{folder} is a sweep, which has no test scores: report on it by itself")
     page = out or Path("report.html")
-    write_whole(page, comparison_page([Run.open(folder) for folder in folders]).encode())
-    return page
+    return _write(comparison([Run.open(folder) for folder in folders]), page, page.parent)
 
 
 def _report(folder: Path) -> Report:
     return sweep_report(SweepRun.open(folder)) if SweepRun.holds(folder) else report_of(Run.open(folder))
 
 
-def _write_one(folder: Path, report: Report, out: Path | None) -> Path:
+def _write(report: Report, page: Path, folder: Path) -> Path:
     for name, data in report.files().items():
         write_whole(folder / "figures" / name, data)
-    page = out or folder / "report.html"
     write_whole(page, report.html.encode())
     return page

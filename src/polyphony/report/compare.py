@@ -6,16 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from matplotlib.axes import Axes
 
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel, spread
-from polyphony.report.page import render
+from polyphony.report.differences import difference_chart, difference_table
+from polyphony.report.page import Report, render
+from polyphony.report.pool import Pool, differences, pools
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.style import Look, assign
-from polyphony.report.summary import kept, scored_text
 from polyphony.report.tables import Cell, Numbers, Table
 from polyphony.scores import HEADINGS, TEACHERS
 
@@ -28,77 +30,87 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A model's score in one run."""
+    """A model's score in one study."""
 
-    run: str
+    study: str
     model: str
     value: MeanSd
 
 
-def comparison_page(runs: Sequence[Run]) -> str:
-    """The page that compares runs."""
-    names = labels(runs)
-    methods = dict.fromkeys((method, run.perturbation(method)) for run in runs for method in run.methods)
-    look = assign(list({name: (name, kind) for name, kind in methods}.values()))
-    return render(
+def comparison(runs: Sequence[Run]) -> Report:
+    """The page that compares runs, and its figures and tables; sets of teachers of one study are one."""
+    studies = pools(runs)
+    methods = {name: study.first.perturbation(name) for study in studies for name in study.methods}
+    look = assign(list(methods.items()))
+    tables = [comparison_table(studies)]
+    charts = [comparison_chart(studies, look)]
+    if found := [each for study in studies for each in differences(study)]:
+        tables.append(difference_table(found))
+        charts.append(difference_chart(found, look))
+    html = render(
         "comparison.html",
-        title=", ".join(names),
-        table=comparison_table(runs, names),
-        chart=comparison_chart(runs, names, look),
-        warnings=warnings(runs),
-        runs=[(name, one_line(run), provenance(run)) for name, run in zip(names, runs, strict=True)],
+        title=", ".join(study.name for study in studies),
+        tables=tables,
+        charts=charts,
+        warnings=warnings(studies),
+        runs=[
+            (
+                f"{study.name}: {run.folder}" if len(study.runs) > 1 else study.name,
+                one_line(run),
+                provenance(run),
+            )
+            for study in studies
+            for run in study.runs
+        ],
     )
+    return Report(html, (*tables, *charts))
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its recipe's, or its folder's where two have the same recipe."""
-    names = [run.name for run in runs]
-    folders = [run.folder.resolve().name for run in runs]
-    if len(set(names)) == len(runs):
-        return names
-    return folders if len(set(folders)) == len(runs) else [str(run.folder) for run in runs]
-
-
-def warnings(runs: Sequence[Run]) -> list[str]:
-    """What makes the runs' numbers hard to compare."""
+def warnings(studies: Sequence[Pool]) -> list[str]:
+    """What makes the studies' numbers hard to compare."""
     said = []
-    if len({str(run.facts.data.get("test")) for run in runs}) > 1:
-        said.append("These runs were tested on different images: their scores cannot be compared directly.")
-    if len({run.teacher_count for run in runs}) > 1:
+    if len({tuple(str(run.facts.data.get("test")) for run in study.runs) for study in studies}) > 1:
+        said.append("They were tested on different images: their scores cannot be compared directly.")
+    if len({study.first.teacher_count for study in studies}) > 1:
         said.append("Their DEE curves have different numbers of teachers, so “>N” means different things.")
     return said
 
 
-def comparison_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
-    """All models of all runs in one table, calibrated."""
+def comparison_table(studies: Sequence[Pool]) -> Table:
+    """All models of all studies in one table, calibrated."""
     rows = [
         (
-            Cell(f"{name}: {model}"),
-            Cell(f"{run.scored(model)[0].params:,}"),
-            *(Cell(scored_text(run, model, column, "calibrated")) for column in HEADINGS),
-            Cell(_share(run, model)),
-            Cell(str(len(run.seeds(model)))),
+            Cell(f"{study.name}: {model}"),
+            Cell(f"{study.first.scored(model)[0].params:,}"),
+            *(Cell(study.text(model, column)) for column in HEADINGS),
+            Cell(study.text(model, "nll", "standard")),
+            Cell(_share(study, model)),
+            Cell(str(len(study.scored(model)))),
         )
-        for name, run in zip(names, runs, strict=True)
-        for model in run.models
+        for study in studies
+        for model in study.models
     ]
-    header = ("Run: model", "Parameters", *HEADINGS.values(), "of teachers' KLD", "n")
-    caption = "Test scores at the temperature fitted on validation; mean ± s.d. over n seeds."
+    header = ("Run: model", "Parameters", *HEADINGS.values(), "NLL, as predicted ↓", "of teachers' KLD", "n")
+    caption = (
+        "Test scores at the temperature fitted on validation, and NLL without it; mean ± s.d. over n seeds,"
+        " in all sets of teachers where a study has several."
+    )
     return Table("comparison", caption, header, tuple(rows))
 
 
-def _share(run: Run, model: str) -> str:
-    share = None if model == TEACHERS else kept(run, model)
-    return f"{share:.0%}" if share else "–"
+def _share(study: Pool, model: str) -> str:
+    shares = {} if model == TEACHERS else study.kept(model)
+    return f"{fmean(shares.values()):.0%}" if any(shares.values()) else "–"
 
 
-def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[str, Look]) -> Chart:
-    """NLL, DEE and mean-KLD: a column for each run, a mark for each model."""
+def comparison_chart(studies: Sequence[Pool], look: Mapping[str, Look]) -> Chart:
+    """NLL, DEE and mean-KLD: a column for each study, a mark for each model."""
+    names = [study.name for study in studies]
     found = {
         column: [
-            Compared(name, model, run.mean(model, column))
-            for name, run in zip(names, runs, strict=True)
-            for model in run.models
+            Compared(study.name, model, study.mean(model, column))
+            for study in studies
+            for model in study.models
         ]
         for column in _SHOWN
     }
@@ -107,7 +119,7 @@ def comparison_chart(runs: Sequence[Run], names: Sequence[str], look: Mapping[st
         for column, words in _SHOWN.items()
     )
     rows = [
-        (column, each.run, each.model, each.value.mean, each.value.sd, each.value.n)
+        (column, each.study, each.model, each.value.mean, each.value.sd, each.value.n)
         for column, values in found.items()
         for each in values
     ]
@@ -127,7 +139,7 @@ def _marks(axes: Axes, *, found: Sequence[Compared], names: Sequence[str], look:
         if not math.isfinite(each.value.mean):
             continue
         offset = (order.index(each.model) - (len(order) - 1) / 2) * 0.7 / len(order)
-        place, drawn = names.index(each.run) + offset, look[each.model]
+        place, drawn = names.index(each.study) + offset, look[each.model]
         axes.errorbar(
             place, each.value.mean, spread(each.value), color=drawn.colour, marker=drawn.marker,
             markersize=6.5, linestyle="", elinewidth=1.4,

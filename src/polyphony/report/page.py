@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from polyphony.report.chart import Absent, Chart, Panel
+from polyphony.report.differences import difference_table
 from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
 from polyphony.report.figures.efficiency import quality_for_cost
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching
@@ -20,6 +21,7 @@ from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper_tables import paper_tables
+from polyphony.report.pool import Pool, differences
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
@@ -94,7 +96,8 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
 def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = SECTIONS) -> Report:
     """The page of one run, and its figures and tables."""
     calibrated, standard = (score_table(run, calibration) for calibration in CALIBRATIONS)
-    scores = [calibrated, student_table(run), standard]
+    found = differences(Pool(run.name, (run,)))
+    scores = [calibrated, student_table(run), standard, *([difference_table(found)] if found else [])]
     filled = [Section.of(run, *section) for section in sections]
     health = health_checks(run)
     html = render(

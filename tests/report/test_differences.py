@@ -1,0 +1,104 @@
+"""Methods judged over several runs: which are sets of one study, and how far apart methods are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from polyphony import metrics
+from polyphony.report import comparison
+from polyphony.report.differences import difference_table
+from polyphony.report.pool import differences, pools
+from polyphony.report.run import Run
+
+
+@pytest.fixture
+def sets(tmp_path: Path, maker) -> list[Run]:
+    """Two sets of teachers of one study, and another study."""
+    folders = [maker.write(tmp_path / name) for name in ("a-0", "a-1", "b-0")]
+    for place, folder in enumerate(folders):
+        path = folder / "recipe.json"
+        facts = json.loads(path.read_text())
+        facts["recipe"]["data"]["seed"] = place
+        facts["recipe"]["teachers"]["seed"] = place
+        facts["recipe"]["student"] = facts["recipe"]["student"] | {"epochs": 4 + (place == 2)}
+        path.write_text(json.dumps(facts))
+    return [Run.open(folder) for folder in folders]
+
+
+@pytest.mark.parametrize("n", [2, 3, 12])
+def test_the_interval_of_paired_differences_is_scipys(n):
+    one, other = np.random.default_rng(n).normal(size=(2, n))
+    found = metrics.paired(list(one - other))
+    low, high = stats.ttest_rel(one, other).confidence_interval(0.95)
+    assert (found.n, found.mean) == (n, pytest.approx((one - other).mean()))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("values", [[0.5], [math.inf, 1.0]])
+def test_one_pair_and_an_infinite_difference_have_no_interval(values):
+    assert math.isnan(metrics.paired(values).half)
+
+
+def test_runs_that_differ_in_seeds_alone_are_one_study(sets: list[Run]):
+    found = pools(sets)
+    assert [(pool.name, len(pool.runs)) for pool in found] == [("a", 2), ("b-0", 1)]
+    assert len(found[0].scored("kd")) == 4
+    assert [pool.name for pool in pools(sets[:2])] == ["small"]
+
+
+def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[Run]):
+    (pool, _) = pools(sets)
+    found = {(each.method, each.reference, each.judged.name): each for each in differences(pool)}
+    ods, noise = ("kd-ods", "kd"), ("kd-gaussian", "kd")
+    assert {key[:2] for key in found} == {ods, noise, ("kd-ods", "kd-gaussian")}
+    for column, name in (("nll", "nll"), ("acc", "acc")):
+        rows = {
+            method: [getattr(score, column) for run in sets[:2] for score in run.scored(method)]
+            for method in ("kd", "kd-ods")
+        }
+        apart = np.subtract(rows["kd-ods"], rows["kd"])
+        each = found[*ods, name]
+        assert each.paired.mean == pytest.approx(apart.mean())
+        assert each.paired.half == pytest.approx(stats.sem(apart) * stats.t.ppf(0.975, 3))
+        assert each.ahead == int((apart < 0).sum() if column == "nll" else (apart > 0).sum())
+    kept = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd-ods")]
+    theirs = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd")]
+    assert found[*ods, "kept"].paired.mean == pytest.approx(np.subtract(kept, theirs).mean())
+
+
+def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run]):
+    (pool, _) = pools(sets)
+    (each,) = (
+        d for d in differences(pool) if (d.method, d.reference, d.judged.name) == ("kd-ods", "kd", "dee")
+    )
+    assert each.text == "2 of 4"  # 3 against 2.5, and against ∞
+
+
+def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list[Run]):
+    page = comparison(sets)
+    assert "a: kd-ods − kd" in page.html
+    files = page.files()
+    assert {"comparison.md", "differences.md", "differences.csv", "differences.svg"} <= files.keys()
+    (row,) = (
+        line for line in files["differences.csv"].decode().splitlines() if line.startswith("a,kd-ods,kd,nll,")
+    )
+    found = {
+        (each.method, each.judged.name): each
+        for each in differences(pools(sets)[0])
+        if each.reference == "kd"
+    }
+    assert float(row.split(",")[5]) == found["kd-ods", "nll"].paired.mean
+
+
+def test_differences_need_two_pairs(sets: list[Run], tmp_path: Path):
+    text = (sets[0].folder / "scores.csv").read_text().splitlines()
+    (sets[0].folder / "scores.csv").write_text("".join(f"{line}\n" for line in text if ",1," not in line))
+    (pool,) = pools([Run.open(sets[0].folder)])
+    assert differences(pool) == []
+    assert difference_table([]).rows == ()
