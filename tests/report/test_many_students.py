@@ -132,7 +132,7 @@ def test_a_best_student_that_is_one_network_is_called_one(maker: Any, tmp_path: 
         "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows), ""])
     )
     told = take_home(Run.open(folder), {})
-    assert told.sentence.startswith("The best student by NLL, kd, is one network")
+    assert told.sentence.startswith("The student chosen on validation images, kd, is one network")
 
 
 def test_a_form_of_the_users_own_is_called_by_its_name_and_its_code_is_not_run(small_run: Path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -121,29 +122,32 @@ def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path
     assert paper_tables(Run.open(small_run)) == []
 
 
-def test_the_verdict_names_the_student_of_least_nll_and_its_three_numbers(small_run: Path):
+def test_the_verdict_names_the_student_of_least_validation_nll_and_its_three_numbers(small_run: Path):
     run = Run.open(small_run)
-    means = {m: np.mean([s.nll for s in run.scored(m)]) for m in run.methods}
+    means = {m: np.mean([s.nll for s in run.scored(m, "valid")]) for m in run.methods if m != "scratch"}
     champion = min(means, key=lambda name: means[name])
     said = told(run)
-    assert said.sentence.startswith(f"The best student by NLL, {champion},")
+    assert said.sentence.startswith(f"The student chosen on validation images, {champion},")
     kld = np.mean([s.kld for s in run.scored(champion)]) / run.scored("teachers")[0].kld
-    assert [each.number for each in said.headlines] == [f"{kld:.0%}", "3.00", "37%"]
+    dee = ">5" if champion == "kd" else "3.00"  # one of its two seeds is past the curve
+    assert [each.number for each in said.headlines] == [f"{kld:.0%}", dee, "37%"]
 
 
 def test_the_page_and_the_terminal_rank_students_alike(small_run: Path):
     run = Run.open(small_run)
     sentence = by_quality({name: run.mean(name, "nll") for name in run.methods})
     best = min(run.methods, key=lambda name: np.mean([s.nll for s in run.scored(name)]))
-    said = told(run)
     assert sentence.startswith(f"The student of least calibrated NLL is {best} (")
-    assert said.sentence.startswith(f"The best student by NLL, {best},")
-    (page,) = (words for words in said.qualified if words.startswith("In NLL it is "))
-    assert sentence.endswith(f"), {page.removeprefix('In NLL it is ')}")
+    (page,) = (words for words in told(run).qualified if "NLL" in words)
+    words = (
+        f"On test images {best} has the least NLL, " if best not in told(run).sentence else "In NLL it is "
+    )
+    assert page.startswith(words)
+    assert sentence.endswith(f"), {page.removeprefix(words)}")
 
 
 def test_the_verdict_says_when_a_student_is_worse_than_one_teacher(small_run: Path):
-    rows = (small_run / "scores.csv").read_text().replace(",3.0,", ",0.5,")
+    rows = re.sub(",(2.5|3.0|inf),", ",0.5,", (small_run / "scores.csv").read_text())
     (small_run / "scores.csv").write_text(rows)
     assert "predicts worse than a single teacher (DEE 0.50)" in told(Run.open(small_run)).sentence
 
@@ -160,7 +164,7 @@ def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Pat
     said = told(run)
     assert "though its teachers do not disagree" in said.sentence
     assert "no diversity to keep" in said.headlines[0].meaning
-    best = next(method for method in run.methods if f"by NLL, {method}," in said.sentence)
+    best = next(method for method in run.methods if f"images, {method}," in said.sentence)
     assert said.headlines[0].number == f"{run.mean(best, 'kld').mean:.3f}"
     last = [row[-2].text for row in comparison_table(pools([run])).rows]
     assert last == ["–"] * len(run.models)

@@ -179,17 +179,20 @@ def references(pool: Pool, method: str) -> list[str]:
 
 def _is_plainer(recipe: Recipe, name: str, than: str) -> bool:
     """Whether a method is another one at the same temperature with less to it."""
-    plain, special = recipe.distillation(name), recipe.distillation(than)
-    if plain is None or special is None:
+    plain, special = (recipe.methods[each].label for each in (name, than))
+    same = all(_setting(recipe, name, key) == _setting(recipe, than, key) for key in ("temperature", "alpha"))
+    if not (plain and special and same):
         return False
-    if (plain.temperature, plain.alpha) != (special.temperature, special.alpha):
-        return False
-    labels = tuple(recipe.methods[each].label for each in (name, than))
     if recipe.form_table(name) != recipe.form_table(than):
-        return labels == ("clean", "clean") and recipe.form_table(name).label == "single"
-    if labels[0] == labels[1]:
-        return (plain.passes, special.passes) == ("two", "one")
-    return _PLAINER.get(labels[0], 2) < _PLAINER.get(labels[1], 2)
+        return plain == special == "clean" and recipe.form_table(name).label == "single"
+    if plain == special:
+        return [_setting(recipe, each, "passes") for each in (name, than)] == ["two", "one"]
+    return _PLAINER.get(plain, 2) < _PLAINER.get(special, 2)
+
+
+def _setting(recipe: Recipe, method: str, key: str) -> Any:
+    own = getattr(recipe.methods[method], key)
+    return getattr(recipe.student, key) if own is None else own
 
 
 def differences(pool: Pool) -> list[Difference]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import Health, MeanSd
+from polyphony.report.hints import hints
 from polyphony.report.paper import PaperRow
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, Table
@@ -107,16 +108,27 @@ def clear_winner(values: dict[str, MeanSd], *, larger: bool) -> str | None:
 
 
 def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
-    """The best student by calibrated NLL against its teachers, and what else a reader must know."""
+    """The student chosen on validation images against its teachers, and what else a reader must know."""
     standing = Standing.of({method: run.mean(method, "nll") for method in run.methods})
-    champion = standing.best
+    champion = chosen(run)
     small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
     sentence = (
-        f"The best student by NLL, {champion}, {_as_diverse_as(run, champion)}"
+        f"The student chosen on validation images, {champion}, {_as_diverse_as(run, champion)}"
         f" and {_as_good_as(run, champion)}, with {small:.0%} of the teachers’ parameters."
     )
-    qualified = [*_spread(run, standing), *_most_diverse(run, champion), *_collapsed(health)]
-    return TakeHome(sentence, tuple(qualified), _headlines(run, champion))
+    qualified = [*_spread(run, champion, standing), *_most_diverse(run, champion), *_collapsed(health)]
+    return TakeHome(sentence, (*qualified, *hints(run)), _headlines(run, champion))
+
+
+def chosen(run: Run) -> str:
+    """The distilled student of least calibrated NLL on validation images; of all where none is distilled."""
+    known = {
+        name: statistics.fmean(score.nll for score in rows)
+        for name in run.methods
+        if (rows := run.scored(name, "valid"))
+    }
+    distilled = [name for name in known if run.perturbation(name) is not None]
+    return min(distilled or known or run.methods, key=lambda name: known.get(name, 0.0))
 
 
 def kept(run: Run, model: str) -> float | None:
@@ -152,9 +164,11 @@ def _as_good_as(run: Run, model: str) -> str:
     return f"predicts as well as {count} teachers averaged"
 
 
-def _spread(run: Run, standing: Standing) -> list[str]:
+def _spread(run: Run, champion: str, standing: Standing) -> list[str]:
     if standing.nll.n == 1:
         return [f"{TRAINED_ONCE.capitalize()}."]
+    if champion != standing.best:
+        return [f"On test images {standing.best} has the least NLL, {standing.words}."]
     return [f"In NLL it is {standing.words}."] if len(run.methods) > 1 else []
 
 

@@ -1,0 +1,57 @@
+"""What the teachers' disagreement says about how to distil them, in words that a person can follow."""
+
+from __future__ import annotations
+
+from polyphony.metrics import Predictions
+from polyphony.report.run import Run
+from polyphony.scores import TEACHERS
+
+LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
+
+
+def hints(run: Run) -> list[str]:
+    """Whether the teachers show on training images what they know, at the student's temperature."""
+    clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
+    if clean is None or held is None or run.members == 1 or not held.mean_kld():
+        return []
+    warmth = run.recipe.student.temperature
+    share = _shown(clean, held, warmth)
+    said = (
+        f"At τ = {warmth:g} the teachers’ disagreement on training images is {_kld(clean, warmth):.2g}"
+        f" (mean-KLD), {share:.0%} of that on validation images:"
+    )
+    if share >= LITTLE:
+        return [f"{said} plain distillation sees their diversity, and a perturbation has little to add."]
+    return [f"{said} plain distillation learns little more than labels.", *_ways_out(run, held)]
+
+
+def _ways_out(run: Run, held: Predictions) -> list[str]:
+    """How far each perturbation of the run, and a high temperature, bring the disagreement out."""
+    clean = run.pooled(TEACHERS, "train")
+    found = {
+        name: _shown(seen, held, 1.0)
+        for name in run.methods
+        if (seen := run.pooled(TEACHERS, f"train+{name}")) is not None
+    }
+    said = [_of_perturbation(name, share) for name, share in found.items()]
+    warm = _shown(clean, held, 4.0) if clean is not None else 0.0
+    if warm >= LITTLE:
+        said.append(
+            f"At τ = 4 training images show {warm:.0%} of it without any: a temperature is the cheaper way."
+        )
+    return said
+
+
+def _of_perturbation(name: str, share: float) -> str:
+    shown = f"Where {name} moves them they show {share:.0%} of it"
+    if share > MUCH:
+        return f"{shown}, more than there is to learn: a smaller step may do better."
+    return f"{shown}{', enough to learn from' if share >= ENOUGH else ': a larger step would show more'}."
+
+
+def _shown(clean: Predictions, held: Predictions, temperature: float) -> float:
+    return _kld(clean, temperature) / _kld(held, temperature)
+
+
+def _kld(teachers: Predictions, temperature: float) -> float:
+    return Predictions(teachers.logits / temperature, teachers.labels).mean_kld()

@@ -1,0 +1,48 @@
+"""What the page says of teachers that agree on training images, and of those that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyphony.report.hints import hints
+from polyphony.report.run import Run
+
+
+@pytest.fixture
+def said(small_run: Path, maker):
+    """The hints at τ = 1 for confident teachers who differ by so much on each split."""
+
+    def run(**spreads: float) -> str:
+        path = small_run / "recipe.json"
+        path.write_text(path.read_text().replace('"student": {', '"student": {"temperature": 1, '))
+        confident = 12.0 * np.eye(4)[maker.labels]
+        for split, spread in spreads.items():
+            noise = spread * maker.rng.normal(size=(3, *confident.shape))
+            name = split.replace("moved", "train+kd-ods")
+            maker.save(small_run, "teachers", name, (confident + noise).astype(np.float32))
+        return " ".join(hints(Run.open(small_run)))
+
+    return run
+
+
+def test_teachers_that_agree_on_training_images_are_said_to(said):
+    words = said(train=0.5, valid=3.0, moved=3.0)
+    assert "plain distillation learns little more than labels" in words
+    assert "Where kd-ods moves them" in words
+    assert "enough to learn from" in words
+
+
+def test_a_step_that_shows_little_is_said_to_be_small(said):
+    assert "a larger step would show more" in said(train=0.5, valid=3.0, moved=1.0)
+
+
+def test_a_temperature_that_shows_it_is_named(said):
+    assert "At τ = 4 training images show" in said(train=2.0, valid=3.0)
+    assert "At τ = 4 training images show" not in said(train=0.5, valid=3.0)
+
+
+def test_teachers_that_disagree_on_training_images_need_no_perturbation(said):
+    assert "a perturbation has little to add" in said(train=3.0, valid=3.0)
