@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from polyphony import words
-from polyphony.cli import analyse, data, export, init, predict, report, status, study, sweep
+from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
 from polyphony.machine import Terminated, terminable
@@ -33,6 +33,7 @@ for verb in (
     analyse.analyse,
     report.report,
     status.status,
+    check.check,
     predict.predict,
     export.export,
     export.pack,

@@ -1,0 +1,258 @@
+"""Does this device compute what is exact elsewhere? The oracle tests, for the device of whoever asks.
+
+Each check is a function of the device: it compares what is done there in float32 with float64 on the CPU,
+with itself, or with chance, and says what it found.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyphony.collapse import Row
+from polyphony.data import Augmentation, Split
+from polyphony.devices import arithmetic, send, wait_for
+from polyphony.distill import Distill
+from polyphony.ensembles import BatchEnsemble, DeepEnsemble, evaluating
+from polyphony.nn import resnet
+from polyphony.nn.ways import rank_ones, set_way
+from polyphony.perturb import ODS, logits_of_one
+from polyphony.recipe import check as checked_recipe
+from polyphony.scores import TEACHERS
+from polyphony.study.run import run_study
+from polyphony.study.runner import Here
+from polyphony.study.score_table import mean, select
+from polyphony.study.study import Study
+from polyphony.train import Plan, fit
+from polyphony.words import first_line
+
+MEMBERS, CLASSES, SIDE, TEMPERATURE = 3, 4, 12, 4.0
+PLAN = Plan(2, 16, 0.05, warm_up=1, augment=Augmentation(1, True), deterministic=True)
+STUDY = {  # of the pictures of `stripes`, in seconds
+    "name": "check",
+    "members": 2,
+    "teachers": {
+        "network": {"kind": "resnet", "depth": 8, "width": 8},
+        "epochs": 6,
+        "batch": 16,
+        "learning_rate": 0.1,
+        "warm_up": 1,
+    },
+    "student": {"epochs": 6, "batch": 16, "learning_rate": 0.1, "warm_up": 1},
+    "methods": {"kd-ods": {"perturb": "ods"}},
+}
+DATA = {"valid": 32, "test": 64, "augment": {"pad": 0, "flip": False}}
+TIMED_SECONDS = 3.0
+TIMED_BATCH = {"cpu": 16}  # elsewhere the paper's
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found, what is allowed, and whether it is."""
+
+    check: str
+    found: str
+    allowed: str
+    passed: bool
+
+
+def findings(device: str) -> Iterator[Finding]:
+    """The outcome of every check; one that cannot be done at all has not passed."""
+    for name, check in CHECKS.items():
+        try:
+            with arithmetic():
+                found, allowed, passed = check(device)
+        except Exception as error:  # a device may fail in any way
+            found, allowed, passed = f"{type(error).__name__}: {first_line(error)}", "", False
+        yield Finding(name, found, allowed, passed)
+
+
+def members(device: str) -> tuple[str, str, bool]:
+    """Logits of a student, in every way that rank-one layers go, against scaled activations."""
+    exact, x = student().double(), images(MEMBERS * 4).double().unflatten(0, (MEMBERS, -1))
+    set_way(exact, "activations", exact.device)
+    there, worst = student().to(device), 0.0
+    with torch.no_grad(), evaluating(exact), evaluating(there):
+        expected = exact(x)
+        for way in ("weights", "grouped", "activations"):
+            set_way(there, way, there.device)
+            worst = max(worst, distance(there(send(x.float(), device)), expected))
+    return within(worst, 1e-4)
+
+
+def direction(device: str) -> tuple[str, str, bool]:
+    """The ODS direction against autograd through the softmax, for a confident teacher."""
+    teachers, x = confident_teachers(), images(8)
+    pixels, logits = logits_of_one(copy.deepcopy(teachers).double(), x.double(), rng := seeded())
+    guide = 2 * torch.rand(len(x), CLASSES, generator=rng).double() - 1
+    (exact,) = torch.autograd.grad((guide * (logits / TEMPERATURE).softmax(-1)).sum(), pixels)
+    there, labels = send(x, device), torch.zeros(len(x), dtype=torch.int64)
+    moved = ODS()(there, send(labels, device), teachers.to(device), TEMPERATURE, seeded())
+    turned = 1 - torch.cosine_similarity((moved.cpu() - x).double().flatten(1), exact.flatten(1)).min()
+    return within(float(turned), 1e-4)
+
+
+def step(device: str) -> tuple[str, str, bool]:
+    """The gradients of a distillation step by ConfODS."""
+    expected, found = gradients("cpu", torch.float64), gradients(device, torch.float32)
+    return within(distance(found, expected), 1e-3)
+
+
+def gradients(device: str, dtype: torch.dtype) -> Tensor:
+    """All gradients of one step in a row."""
+    model, teachers = student().to(device, dtype).train(), confident_teachers().to(device, dtype)
+    loss = Distill(teachers, temperature=TEMPERATURE, perturb=ODS(scale_by_confidence=True))
+    x, y = send(images(8).to(dtype), device), send(torch.arange(8) % CLASSES, device)
+    loss(model, x, y, seeded())["loss"].backward()
+    return torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None])
+
+
+def resume(device: str) -> tuple[str, str, bool]:
+    """A training taken up after half of its epochs against one that was not stopped, bit for bit."""
+    whole = Kept()
+    expected = trained(device, whole)
+    resumed = trained(device, Kept(whole.states[PLAN.epochs // 2 - 1]))
+    differ = sum(not torch.equal(value, resumed[name]) for name, value in expected.items())
+    return f"{differ} of {len(expected)} tensors differ", "none", not differ
+
+
+def trained(device: str, checkpoint: Kept) -> dict[str, Tensor]:
+    """The weights that a student ends with, on the CPU."""
+    model, data = student(), stripes(32)
+    loss = Distill(confident_teachers().to(device), perturb=ODS())
+    fit(model, loss, data, data, PLAN, seeded(), device=device, checkpoint=checkpoint)
+    return {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+class Kept:
+    """A checkpoint in memory."""
+
+    def __init__(self, *states: dict[str, Any]) -> None:
+        self.states = list(states)
+
+    def load(self) -> dict[str, Any] | None:
+        """The state saved last, or nothing."""
+        return copy.deepcopy(self.states[-1]) if self.states else None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a state."""
+        self.states.append(copy.deepcopy(state))
+
+
+def study(device: str) -> tuple[str, str, bool]:
+    """A whole study of pictures that are easy to tell apart: its student must be better than chance."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, path = stripes(160), Path(folder) / "stripes.npz"
+        np.savez(path, images=data.images.permute(0, 2, 3, 1).numpy(), labels=data.labels.numpy())
+        table = STUDY | {"data": DATA | {"name": str(path)}}
+        made = Study(checked_recipe(table, "check"), Path(folder) / "run", None, device)
+        rows = run_study(made, Here(torch.get_num_threads()), Unseen()).scores
+    kinds = {
+        name: mean(select(rows, name, "test", "calibrated"), "acc").mean for name in (TEACHERS, "kd-ods")
+    }
+    words = ", ".join(f"{name} {accuracy:.0%}" for name, accuracy in kinds.items())
+    return f"{words} correct", "over 50%", min(kinds.values()) > 0.5
+
+
+class Unseen:
+    """A board that nobody looks at."""
+
+    def started(self, name: str, epochs: int) -> None:
+        """Nothing to do."""
+
+    def step(self, name: str, done: int, steps: int, row: Row) -> None:
+        """Nothing to do."""
+
+    def epoch(self, name: str, row: Row) -> None:
+        """Nothing to do."""
+
+    def warn(self, name: str, sentence: str) -> None:
+        """Nothing to do."""
+
+    def finished(self, name: str) -> None:
+        """Nothing to do."""
+
+
+def speed(device: str) -> tuple[str, str, bool]:
+    """Images a second of the paper's CIFAR-10 distillation: ResNet-32, four members, ConfODS."""
+    batch = TIMED_BATCH.get(device, 128)
+    model = BatchEnsemble(resnet(32, 10, rng=seeded()), 4, rng=seeded()).to(device)
+    set_way(model, "auto", model.device)
+    teachers = DeepEnsemble([resnet(32, 10, rng=seeded(j)) for j in range(4)]).folded().to(device)
+    loss, rng = Distill(teachers, perturb=ODS(scale_by_confidence=True)), seeded()
+    x, y = send(torch.rand(batch, 3, 32, 32), device), send(torch.arange(batch) % 10, device)
+
+    def once() -> None:
+        model.zero_grad(set_to_none=True)
+        loss(model, x, y, rng)["loss"].backward()
+        wait_for(model.device)
+
+    once()
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < TIMED_SECONDS:
+        once()
+        steps += 1
+    ways = sorted({layer.way for layer in rank_ones(model).values()})
+    rate = steps * batch / (time.perf_counter() - start)
+    return f"{rate:.3g} images a second, rank-one layers by {' and '.join(ways)}", "any", True
+
+
+CHECKS: dict[str, Callable[[str], tuple[str, str, bool]]] = {
+    "members": members,
+    "ODS direction": direction,
+    "a step's gradients": step,
+    "resume": resume,
+    "a small study": study,
+    "speed": speed,
+}
+
+
+def student() -> BatchEnsemble:
+    """A small student with the same weights each time."""
+    return BatchEnsemble(resnet(8, CLASSES, width=8, rng=seeded(1)), MEMBERS, rng=seeded(2))
+
+
+def confident_teachers() -> DeepEnsemble:
+    """As many teachers, sure of themselves, with the same weights each time."""
+    networks = [resnet(8, CLASSES, width=8, rng=seeded(10 + j)) for j in range(MEMBERS)]
+    for network in networks:
+        network.classifier.weight.data *= 10
+    return DeepEnsemble(networks).folded()
+
+
+def images(count: int) -> Tensor:
+    """Random pixels, away from black and white. [b c h w]"""
+    return 0.25 + 0.5 * torch.rand(count, 3, SIDE, SIDE, generator=seeded(3))
+
+
+def stripes(count: int) -> Split:
+    """Pictures of noise with a bright stripe, whose place is the label."""
+    labels = torch.arange(count) % CLASSES
+    pictures = torch.randint(128, (count, 3, SIDE, SIDE), generator=seeded(4))
+    pictures[torch.arange(count), :, :, 3 * labels] += 100
+    return Split(pictures.to(torch.uint8), labels)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The length of a difference as a share of the length of what is expected."""
+    return float((found.cpu().double() - expected).norm() / expected.norm())
+
+
+def within(found: float, allowed: float) -> tuple[str, str, bool]:
+    """A difference in words, and whether it is small enough."""
+    return f"differs by {found:.1g}", f"{allowed:.0g}", math.isfinite(found) and found <= allowed
