@@ -401,7 +401,7 @@ def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path, below):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(StoreError) as caught, locked(tmp_path / "taken" / below):
         pass
-    one_sentence(caught, tmp_path / "taken", "cannot be made")
+    one_sentence(caught, tmp_path / "taken", "cannot be written")
 
 
 def test_a_lock_is_released_when_the_work_fails(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +12,49 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
+class WriteError(OSError):
+    """A file or folder that the system would not let us write, in one sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written ({self.strerror})"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses meanwhile is a WriteError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
+
+
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
     """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.{os.getpid()}.part")
-    beside.unlink(missing_ok=True)  # a killed process of the same number may have left a link there
-    try:
-        yield beside
-        with beside.open("rb") as stream:
-            os.fsync(stream.fileno())
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)  # a killed process of the same number may have left a link there
+        try:
+            yield beside
+            with beside.open("rb") as stream:
+                os.fsync(stream.fileno())
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` to fill; renamed to it at the end, removed if anything fails."""
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    with writing(folder):
+        beside.mkdir(parents=True)
+        try:
+            yield beside
+            beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 class Terminated(KeyboardInterrupt):
@@ -51,7 +82,7 @@ def clear_leftovers(folder: Path) -> None:
     """Remove what processes of this machine that are no more have left half written by `whole`."""
     for path in folder.rglob(".*.part"):
         pid = path.name.split(".")[-2]
-        if pid.isdecimal() and not is_alive(int(pid)):
+        if pid.isdecimal() and path.is_file() and not is_alive(int(pid)):
             path.unlink(missing_ok=True)
 
 

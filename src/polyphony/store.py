@@ -240,14 +240,14 @@ def locked(folder: Path) -> Iterator[None]:
     """Nobody else works in this folder meanwhile; what a killed process has left half written is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(f"{folder} cannot be made ({error.strerror})") from error
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            clear_leftovers(folder)
-            yield
+        held = FileLock(folder / ".lock", timeout=0).acquire()
     except Timeout as error:
         raise FolderError(f"{folder} is in use by another process, which may take a while") from error
+    except OSError as error:
+        raise FolderError(f"{folder} cannot be written ({error.strerror})") from error
+    with held:
+        clear_leftovers(folder)
+        yield
 
 
 def spec_key(spec: Spec) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -233,6 +234,20 @@ def test_results_cannot_go_where_a_file_is(say, tiny, refused, tmp_path):
     (tmp_path / "taken").write_text("mine")
     refused(say(*tiny("study", "--out", tmp_path / "taken")), "taken")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(say, tiny, refused, tmp_path):
+    limit, folder = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "run"
+    command = tiny("teach", "--out", folder, "--set", "teachers.extra=0")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # of any file: that of the cache is larger
+    try:
+        said = say(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    refused(said, folder / "teachers" / "0" / "resume.pt", "cannot be written (File too large): make room")
+    assert [path.name for path in tmp_path.rglob("*.part")] == []
+    assert say(*command).code == 0
+    assert len(list(folder.rglob("weights.safetensors"))) == 2
 
 
 def test_a_folder_in_use_is_refused(say, tiny, refused, tmp_path):

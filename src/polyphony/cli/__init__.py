@@ -12,7 +12,7 @@ from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice
 from polyphony.cli.terminal import complain
-from polyphony.machine import Terminated, terminable
+from polyphony.machine import Terminated, WriteError, terminable
 
 app = App(
     name="polyphony",
@@ -83,8 +83,10 @@ def sentence(error: Exception) -> str:
     }
     if words := what_to_type.get(type(error)):
         return f"{error}: {words}"
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}; check the disk, its space and whether it may be written"
+    if isinstance(error, WriteError):
+        return f"{error}: make room, or name a place that can be written; the same command goes on"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the system says'}: {error.strerror or error}; check the disk and its space"
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 
 

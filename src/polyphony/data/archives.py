@@ -14,6 +14,7 @@ from typing import IO
 
 from polyphony.data.errors import DataError
 from polyphony.data.files import Inflated, bound, damaged, read_bytes, regular, there, walk
+from polyphony.machine import writing
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ def unpack(archive: Path, folder: str, root: Path) -> None:
     """
     if (root / folder).exists():
         raise DataError(f"{root / folder} is there already; remove it to unpack {archive.name} again")
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+    with writing(root / folder), tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
         with damaged(archive, "archive"):
             packed = zipfile.is_zipfile(regular(archive))
             for name, stream in _zip_entries(archive) if packed else _tar_entries(archive, bound(archive)):
@@ -110,9 +112,10 @@ def unpack(archive: Path, folder: str, root: Path) -> None:
 
 
 def _write(target: Path, stream: IO[bytes]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as out:
-        shutil.copyfileobj(stream, out, 1 << 20)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as out:
+            shutil.copyfileobj(stream, out, 1 << 20)
 
 
 def _zip_entries(path: Path) -> Iterator[tuple[str, IO[bytes]]]:

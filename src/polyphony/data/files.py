@@ -12,6 +12,7 @@ from hashlib import md5
 from pathlib import Path
 
 from polyphony.data.errors import DataError
+from polyphony.machine import WriteError
 
 LARGEST = 1 << 30  # no official file that is read whole into memory comes near a gigabyte
 RATIO, SLACK = 100, 1 << 24  # of what a file may unpack to
@@ -47,7 +48,7 @@ def damaged(where: object, what: str, advice: str = "download it again") -> Iter
     """Whatever a library raises while it reads is a DataError: `where` is no whole `what`."""
     try:
         yield
-    except DataError:
+    except (DataError, WriteError):
         raise
     except Exception as error:  # a damaged file can make a library raise anything
         if isinstance(error, OSError) and error.strerror:  # the system's own, no fault of the file

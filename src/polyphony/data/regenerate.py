@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from polyphony.data.cifar_c import MARK, SEVERITIES
 from polyphony.data.corruptions import CORRUPTIONS, corrupt
 from polyphony.data.errors import DataError
 from polyphony.data.splits import Split
+from polyphony.machine import whole_folder
 
 
 def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[tuple[str, int]]:
@@ -23,9 +22,7 @@ def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[
     """
     if folder.exists():
         raise DataError(f"{folder} is there already; remove it to make the corrupted images again")
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    beside.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as beside:
         for corruption in CORRUPTIONS:
             yield from _write(beside / f"{corruption}.npy", corruption, test, seed)
         kind = np.min_scalar_type(int(test.labels.max()))  # uint8, as the official file, up to 256 classes
@@ -37,9 +34,6 @@ def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[
             "seed": seed,
         }
         (beside / MARK).write_text(json.dumps(facts, indent=1) + "\n")
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _write(file: Path, corruption: str, test: Split, seed: int) -> Iterator[tuple[str, int]]:

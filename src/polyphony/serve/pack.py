@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
+from polyphony.machine import whole_folder
 from polyphony.report.figures.diversity import Group, diversity_chart
 from polyphony.report.run import Run
 from polyphony.rows import Score, headings
@@ -75,6 +73,8 @@ def pack_student(
     Images, uint8 [n c h w], are what the ONNX file is compared with the student on. A StoreError if there is
     something at `to` already.
     """
+    if to.exists():
+        raise StoreError(f"{to} is there already: name a folder that is not")
     run = Run.open(folder)
     chosen = choose(run, method, seed)
     description, weights = describe(run, *chosen)
@@ -91,20 +91,6 @@ def pack_student(
             (beside / FIGURE).write_bytes(drawn)
         (beside / CARD).write_text(card(run, student, to.name, bool(drawn)), encoding="utf-8")
     return student
-
-
-@contextmanager
-def whole_folder(to: Path) -> Iterator[Path]:
-    """A folder beside `to` to fill; renamed to it at the end, removed if anything fails."""
-    if to.exists():
-        raise StoreError(f"{to} is there already: name a folder that is not")
-    beside = to.with_name(f".{to.name}.{os.getpid()}.part")
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        beside.rename(to)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def diversity(run: Run, description: Description) -> bytes | None:
