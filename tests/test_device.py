@@ -186,7 +186,7 @@ def test_teachers_left_on_the_cpu_are_named():
     for perturb in ("clean", "confods", "diversify"):
         student = FORMS["batch_ensemble"]()
         loss = loss_of(student, "one_to_one", perturb)
-        with pytest.raises(ValueError, match=r"images are on sim:0, the teachers on cpu: move them by .to"):
+        with pytest.raises(ValueError, match=r"images are on sim:0, the network on cpu: move it by .to"):
             fit(student, loss, TRAIN, VALID, PLAN, seeded(), device="sim")
 
 

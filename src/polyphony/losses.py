@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyphony.limits import SettingError
 from polyphony.mixture import mean_log_probs
 
 AGREEMENT = 1e-6
@@ -19,11 +20,7 @@ AGREEMENT = 1e-6
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """−log softmax(logits)[label], mean over members and examples (§2.2). [m b k], [m b] → []"""
-    if labels.device.type == "cpu" and labels.numel():  # elsewhere to look is to wait
-        least, most = int(labels.min()), int(labels.max())
-        if least < 0 or most >= logits.shape[-1]:
-            wrong = most if least >= 0 else least
-            raise ValueError(f"there is a label {wrong}, but the network has {logits.shape[-1]} classes")
+    check_labels(logits, labels)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -36,10 +33,21 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     return temperature**2 * kl.mean()
 
 
+def check_labels(logits: Tensor, labels: Tensor) -> None:
+    """Raise unless there are classes to tell apart, and labels are among them. [… k], […]"""
+    if logits.shape[-1] < 2:
+        raise SettingError("the network has one class: there is nothing to tell apart")
+    if labels.device.type == "cpu" and labels.numel():  # elsewhere to look is to wait
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= logits.shape[-1]:
+            wrong = most if least >= 0 else least
+            raise SettingError(f"there is a label {wrong}, but the network has {logits.shape[-1]} classes")
+
+
 def check_classes(student: Tensor, teachers: Tensor) -> None:
     """Raise unless both know the same number of classes. 2 × [… k]"""
     if student.shape[-1] != teachers.shape[-1]:
-        raise ValueError(
+        raise SettingError(
             f"the student has {student.shape[-1]} classes, its teachers {teachers.shape[-1]}: "
             "they must be the same"
         )
@@ -71,6 +79,7 @@ def dirichlet_nll(log_concentrations: Tensor, log_probs: Tensor) -> Tensor:
     distribution distillation (Malinin, Mlodozeniec and Gales 2020). It is linear in log π, so that the
     teachers enter by their mean log-probability.
     """
+    check_classes(log_concentrations, log_probs)
     alpha, total = concentrations(log_concentrations)
     target = precise(log_probs).mean(0)
     likelihood = total.lgamma() - alpha.lgamma().sum(-1) + ((alpha - 1) * target).sum(-1)
@@ -86,6 +95,7 @@ def proxy_dirichlet(log_concentrations: Tensor, log_probs: Tensor) -> Tensor:
     concentrations (β₀ − K) p̄ + 1, which would weigh the first term by 1 − K/β₀; they leave that factor out,
     and so do we. With it left out the loss is KL(Dir(α) ‖ Dir(β₀ p̄ + 1)) / β₀.
     """
+    check_classes(log_concentrations, log_probs)
     alpha, total = concentrations(log_concentrations)
     mean_log = alpha.digamma() - total.digamma()[:, None]  # E[log π_k]
     expected = -(mean_log_probs(precise(log_probs)).exp() * mean_log).sum(-1)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from polyphony.devices import full_precision
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
-from polyphony.limits import not_negative, positive
+from polyphony.limits import SettingError, not_negative, positive
+from polyphony.losses import check_labels
 from polyphony.parallel import drawn, whole
 
 
@@ -196,6 +197,7 @@ def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
 
 def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
     """The direction of ∇_z −log softmax(z)_y = p − e_y, to float accuracy for any p_y. [b k], [b] → [b k]"""
+    check_labels(logits, labels)
     return completed(logits, labels[:, None], torch.ones_like(logits))
 
 
@@ -204,6 +206,8 @@ def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
 
     Where the slopes are all zero (a guide whose entries that count are equal) there is no direction: zeros.
     """
+    if logits.shape[-1] < 2:
+        raise SettingError("the networks have one class: there is no direction in which they could differ")
     others = logits.scatter(-1, pivot, -torch.inf)
     v = (others - others.amax(-1, keepdim=True)).exp() * slope
     v = v.scatter(-1, pivot, -v.sum(-1, keepdim=True))

@@ -10,6 +10,7 @@ from torch import Tensor
 from polyphony.data import Split, pixels
 from polyphony.devices import send
 from polyphony.ensembles import Ensemble, evaluating
+from polyphony.limits import counts
 from polyphony.metrics import Predictions
 
 BATCH = 250  # images that are predicted at a time
@@ -31,6 +32,7 @@ def predict(
 
     The images go where the ensemble is; what comes out is on the CPU.
     """
+    counts(batch=batch)
     blocks = []
     with torch.no_grad(), evaluating(ensemble):
         for images, labels in zip(split.images.split(batch), split.labels.split(batch), strict=True):

@@ -17,7 +17,7 @@ from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split, batch_count, batches
 from polyphony.devices import arithmetic
 from polyphony.ensembles import Ensemble
-from polyphony.limits import not_negative, positive
+from polyphony.limits import SettingError, counts, not_negative, one_of, positive
 from polyphony.nn import factors
 from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
 from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
@@ -55,8 +55,11 @@ class Plan:
     way: str = AUTO  # how rank-one layers compute: auto, weights, grouped or activations (nn/ways.py)
 
     def __post_init__(self) -> None:
-        positive(epochs=self.epochs, batch=self.batch, learning_rate=self.learning_rate)
-        not_negative(weight_decay=self.weight_decay, warm_up=self.warm_up, factor_rate=self.factor_rate)
+        counts(epochs=self.epochs, batch=self.batch)
+        counts(0, warm_up=self.warm_up)
+        positive(learning_rate=self.learning_rate)
+        not_negative(weight_decay=self.weight_decay, factor_rate=self.factor_rate)
+        one_of((torch.float32, torch.bfloat16, torch.float16), precision=self.precision)
         if self.clip is not None:
             positive(clip=self.clip)
 
@@ -156,12 +159,16 @@ class Training:
     """All that changes while a model trains, and so all that a resumed run needs."""
 
     def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator, group: Group) -> None:
+        if not isinstance(model, Ensemble):
+            raise SettingError(f"an ensemble is trained, not a {type(model).__name__}: put it into a Single")
         if rng.device.type != "cpu":
-            raise ValueError(
+            raise SettingError(
                 f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
             )
         if halves := {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}:
-            raise ValueError(f"weights are trained in float32, not {halves.pop()}: give the plan a precision")
+            raise SettingError(
+                f"weights are trained in float32, not {halves.pop()}: give the plan a precision"
+            )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         set_way(model, plan.way, model.device)
         self.optimiser = plan.optimiser(parameter_groups(model, plan))

@@ -156,5 +156,5 @@ def test_a_member_that_is_not_there_is_refused(j):
 
 
 def test_a_hydra_of_no_heads_is_refused():
-    with pytest.raises(ValueError, match="at least one member"):
+    with pytest.raises(ValueError, match="members must be a whole number from 1"):
         Hydra(network(), 0)

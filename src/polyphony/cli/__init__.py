@@ -86,7 +86,9 @@ def sentence(error: Exception) -> str:
     if isinstance(error, WriteError):
         return f"{error}: make room, or name a place that can be written; the same command goes on"
     if isinstance(error, OSError):
-        return f"{error.filename or 'the system says'}: {error.strerror or error}; check the disk and its space"
+        return (
+            f"{error.filename or 'the system says'}: {error.strerror or error}; check the disk and its space"
+        )
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 
 
@@ -95,6 +97,7 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, CycloptsError | study.UsageError):
         return 2
     from polyphony.data import DataError
+    from polyphony.limits import SettingError
     from polyphony.parallel import GroupError
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
@@ -102,7 +105,7 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.tally import DivergedError
     from polyphony.train import ResumeError
 
-    if isinstance(error, DataError | RecipeError | ResumeError | StoreError | OSError):
+    if isinstance(error, DataError | RecipeError | ResumeError | SettingError | StoreError | OSError):
         return 2
     if isinstance(error, DivergedError | GroupError | JobError):
         return 1

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyphony.data.splits import Split
 from polyphony.devices import send
+from polyphony.limits import counts
 from polyphony.parallel import drawn, share
 
 
@@ -24,6 +25,9 @@ class Augmentation:
 
     pad: int = 4
     flip: bool = True
+
+    def __post_init__(self) -> None:
+        counts(0, 10**4, pad=self.pad)
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """uint8 [b c h w] → uint8 [b c h w], augmented."""

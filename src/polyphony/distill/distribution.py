@@ -15,6 +15,7 @@ from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.mean import all_teachers
 from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
+from polyphony.limits import counts, positive, shares
 from polyphony.perturb import Clean, Perturbation
 
 
@@ -43,6 +44,12 @@ class DistillDistribution:
     gradient_limit: float = 1.0
     perturb: Perturbation = field(default_factory=Clean)
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
+
+    def __post_init__(self) -> None:
+        counts(steps=self.steps)
+        positive(start_temperature=self.start_temperature, temperature=self.temperature)
+        positive(gradient_limit=self.gradient_limit)
+        shares(smoothing=self.smoothing)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         temperature = self.temperature_at(dirichlet(student, offset=0).steps)
@@ -76,6 +83,9 @@ class DistillProxy:
     teachers: DeepEnsemble
     perturb: Perturbation = field(default_factory=Clean)
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
+
+    def __post_init__(self) -> None:
+        positive(temperature=self.temperature)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         dirichlet(student, offset=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.one_to_one import Passes, answers
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
-from polyphony.limits import positive, shares
+from polyphony.limits import one_of, positive, shares
 from polyphony.perturb import Clean, Perturbation
 
 
@@ -31,6 +32,7 @@ class DistillMean:
     def __post_init__(self) -> None:
         shares(alpha=self.alpha)
         positive(temperature=self.temperature)
+        one_of(get_args(Passes), passes=self.passes)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees

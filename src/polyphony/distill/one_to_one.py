@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
-from polyphony.limits import positive, shares
+from polyphony.limits import one_of, positive, shares
 from polyphony.perturb import ODS, Perturbation
 
 Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
@@ -35,6 +35,7 @@ class Distill:
     def __post_init__(self) -> None:
         shares(alpha=self.alpha)
         positive(temperature=self.temperature)
+        one_of(get_args(Passes), passes=self.passes)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from polyphony.limits import SettingError
 from polyphony.metrics import Predictions
 from polyphony.nn import Size, check_members
 from polyphony.nn.folding import fold_norms
@@ -89,7 +90,7 @@ class Runner:
 
     def __init__(self, network: nn.Module, folded: int = 1, size: Size | None = None) -> None:
         self.folded, self.size = folded, size
-        self.seen: set[Size] = set()
+        self.seen: set[tuple[object, ...]] = set()  # sizes of images, with their types and devices
         fatal = any(isinstance(layer, nn.Conv2d) and is_fatal(layer) for layer in network.modules())
         self.lay_out(network, torch.contiguous_format if fatal else torch.channels_last)
 
@@ -101,12 +102,13 @@ class Runner:
     def __call__(self, network: nn.Module, rows: Tensor) -> Tensor:
         """The network's outputs. [b c h w] → [b k]"""
         size = tuple(rows.shape[1:])
-        if size in self.seen:
+        if (kind := (size, rows.dtype, rows.device)) in self.seen:
             return self.run(network, rows)
+        check_weights(network, rows)
         if self.folded > 1 and size != self.size:
             check_members(network, self.folded, size)
         outputs = self.first_run(network, rows)
-        self.seen.add(size)
+        self.seen.add(kind)
         return outputs
 
     def first_run(self, network: nn.Module, rows: Tensor) -> Tensor:
@@ -131,6 +133,19 @@ class Runner:
         if rows.dim() == 4:
             rows = rows.contiguous(memory_format=self.memory_format)
         return cast(Tensor, network(rows))
+
+
+def check_weights(network: nn.Module, rows: Tensor) -> None:
+    """Raise where a network's weights are on another device than its images, or of half precision alone."""
+    weight = next(network.parameters(), rows)
+    if weight.device != rows.device:
+        where = f"the images are on {rows.device}, the network on {weight.device}"
+        raise SettingError(f"{where}: move it by .to('{rows.device}')")
+    halved = weight.dtype in (torch.float16, torch.bfloat16) and weight.dtype != rows.dtype
+    if halved and not torch.is_autocast_enabled(rows.device.type):
+        raise SettingError(
+            f"the network's weights are {weight.dtype}, the images {rows.dtype}: call .float()"
+        )
 
 
 def is_fatal(layer: nn.Conv2d) -> bool:

@@ -37,10 +37,6 @@ class DeepEnsemble(Ensemble):
 
     def ask(self, j: int, x: Tensor) -> Tensor:
         """Network j's logits. [b c h w] → [b k]"""
-        if x.device != self.device:
-            raise ValueError(
-                f"the images are on {x.device}, the teachers on {self.device}: move them by .to('{x.device}')"
-            )
         return self.runners[j](self.networks[j], x)
 
     def folded(self) -> DeepEnsemble:

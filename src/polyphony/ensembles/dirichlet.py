@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.limits import not_negative
 from polyphony.metrics import DirichletPredictions
 
 
@@ -27,8 +28,7 @@ class Dirichlet(Ensemble):
 
     def __init__(self, network: nn.Module, offset: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= offset < float("inf"):
-            raise ValueError(f"an offset of concentrations is a number from 0 on, not {offset}")
+        not_negative(offset=offset)
         self.offset = offset
         self.network, self.run = network, Runner(network)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))

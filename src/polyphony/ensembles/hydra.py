@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, Runner, check_leading, share_rows
+from polyphony.limits import MOST_MEMBERS, counts
 from polyphony.nn.conversion import every_module, replace
 
 
@@ -24,8 +25,7 @@ class Hydra(Ensemble):
         self, network: nn.Module, members: int, *, head: str | None = None, rng: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        if members < 1:
-            raise ValueError(f"a network has at least one member, not {members}")
+        counts(most=MOST_MEMBERS, members=members)
         self.members = members
         self.head, classifier = find_head(network, head)
         self.heads = Heads(classifier, members, rng)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.limits import MOST_MEMBERS, counts, shares
 from polyphony.parallel import drawn
 
 
@@ -21,10 +22,9 @@ class MIMO(Ensemble):
         self, network: nn.Module, members: int, *, batch_repetition: int = 1, input_repetition: float = 0.0
     ) -> None:
         super().__init__()
-        if batch_repetition < 1:
-            raise ValueError(f"batch_repetition must be 1 or more, not {batch_repetition}")
-        if not 0 <= input_repetition <= 1:
-            raise ValueError(f"input_repetition must be a share from 0 to 1, not {input_repetition}")
+        counts(most=MOST_MEMBERS, members=members)
+        counts(batch_repetition=batch_repetition)
+        shares(input_repetition=input_repetition)
         self.members = members
         self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
         self.network, self.run = network, Runner(network)

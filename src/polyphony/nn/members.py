@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyphony.limits import MOST_MEMBERS, counts, not_negative
 from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import OfMembers
@@ -49,10 +50,8 @@ def add_members(
     that the network declares or else runs on. A ConversionError says which layers cannot have members, or
     would have wrong ones, and leaves the network untouched.
     """
-    if members < 1:
-        raise ValueError(f"a network has at least one member, not {members}")
-    if factor_std < 0:
-        raise ValueError(f"a standard deviation of factors is not negative, as {factor_std}")
+    counts(most=MOST_MEMBERS, members=members)
+    not_negative(factor_std=factor_std)
     names = convertible(unless_kept(every_module(network), keep), member_norm)
     order = find_order(network, names, size)
     network = network if inplace else copy.deepcopy(network)

@@ -8,6 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from polyphony.limits import SettingError, counts
+
 
 class Normalize(nn.Module):
     """(x − mean) / std per channel, kept with the weights, so that a network takes pixels in [0, 1].
@@ -20,6 +22,7 @@ class Normalize(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        counts(channels=channels)
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("std", torch.ones(channels, 1, 1))
 
@@ -29,6 +32,8 @@ class Normalize(nn.Module):
         self.std.copy_(torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        if len(self.mean) not in (1, x.shape[-3]):  # which would be repeated in silence
+            raise SettingError(f"the images have {x.shape[-3]} channels, the network takes {len(self.mean)}")
         return (x - self.mean) / self.std
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyphony.limits import counts
 from polyphony.nn.parts import Normalize, initialise, stages
 
 
@@ -35,6 +36,7 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"a WideResNet has depth 6n + 4 (10, 16, 22, 28, …), not {depth}")
+        counts(widen=widen, classes=classes)
         widths = [16, 16 * widen, 32 * widen, 64 * widen]
         self.normalize = Normalize(channels)
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)

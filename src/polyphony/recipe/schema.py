@@ -18,6 +18,7 @@ from pydantic import (
 
 from polyphony.data import Options
 from polyphony.distill import Passes
+from polyphony.limits import MOST_MEMBERS
 from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method
@@ -114,7 +115,7 @@ class Recipe(Table):
     """One experiment."""
 
     name: Name
-    members: Annotated[int, Field(gt=0, le=1024)]
+    members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.ensembles import Ensemble, evaluating
+from polyphony.limits import counts
 from polyphony.metrics import Predictions
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
@@ -81,6 +82,7 @@ class Student:
 
     def predict(self, images: Picture | Sequence[Picture], batch: int = 250) -> Answers:
         """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`)."""
+        counts(batch=batch)
         blocks = []
         with torch.no_grad(), evaluating(self.ensemble):
             for x in batches_of(images, self.description.shape, batch):
