@@ -283,6 +283,25 @@ def test_a_signal_says_how_to_go_on(say, tiny, sent, code):
     assert signal.getsignal(sent) is before
 
 
+def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(say, tiny, refused, tmp_path):
+    with mock.patch("polyphony.study.cost.memory", return_value=10**5):
+        refused(say(*tiny("study", "--out", tmp_path / "run")), "a step takes at least", "smaller batch")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("x can't allocate memory: 9")], ids=repr
+)
+def test_memory_that_runs_out_is_one_sentence(say, tiny, error):
+    with mock.patch("polyphony.study.run_study", side_effect=error):
+        said = say(*tiny("study"))
+    assert said.code == 1
+    assert (
+        said.err
+        == f"polyphony: there is too little memory ({error}): take smaller images, batches or networks\n"
+    )
+
+
 def test_a_fault_of_ours_keeps_its_traceback(say, tiny):
     with (
         mock.patch("polyphony.study.run_study", side_effect=RuntimeError("ours")),

@@ -15,7 +15,7 @@ from torch import nn
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Ensemble, Single
 from polyphony.nn import resnet
-from polyphony.recipe import read_recipe
+from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
 from polyphony.study import OutlinedStudy, Study, costs, parameter_counts
 from polyphony.study.cost import (
@@ -183,3 +183,13 @@ def test_a_network_that_needs_numbers_is_counted_with_them(tmp_path, monkeypatch
     images = len(study.splits.train) * study.recipe.teachers.epochs
     assert teacher.flops == images * 2 * 2 * 64 * 10  # forward, and the gradient of the one that was used
     assert blank(study, 3, "meta").shape == (3, 1, 8, 8)
+
+
+def test_a_network_larger_than_the_memory_is_one_sentence_with_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("polyphony.study.cost.memory", lambda: 16 << 30)
+    width = 4096  # of which a ResNet-8 has 288 w² weights in six 3×3 convolutions, and little else
+    recipe = read_recipe("digits", (f"teachers.network={{kind='resnet', depth=8, width={width}}}",))
+    with pytest.raises(RecipeError, match=r"a step takes at least .* this machine has 16\.0") as caught:
+        costs(Study(recipe, tmp_path / "run"))
+    size = float(str(caught.value).split("at least ")[1].split()[0])
+    assert size == pytest.approx(3 * 4 * 288 * width**2 / 2**30, rel=0.02)  # gradients and momentum too

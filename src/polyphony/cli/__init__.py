@@ -81,8 +81,11 @@ def sentence(error: Exception) -> str:
         FolderError: "give --out another folder",
         WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
     }
-    if words := what_to_type.get(type(error)):
-        return f"{error}: {words}"
+    if type(error) in what_to_type:
+        return f"{error}: {what_to_type[type(error)]}"
+    if out_of_memory(error):
+        said = words.first_line(error)
+        return f"there is too little memory ({said}): take smaller images, batches or networks"
     if isinstance(error, WriteError):
         return f"{error}: make room, or name a place that can be written; the same command goes on"
     if isinstance(error, OSError):
@@ -90,6 +93,12 @@ def sentence(error: Exception) -> str:
             f"{error.filename or 'the system says'}: {error.strerror or error}; check the disk and its space"
         )
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether it says that there is no memory left: Python's, PyTorch's for CUDA, PyTorch's for the rest."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def exit_code(error: Exception) -> int | None:
@@ -107,7 +116,7 @@ def exit_code(error: Exception) -> int | None:
 
     if isinstance(error, DataError | RecipeError | ResumeError | SettingError | StoreError | OSError):
         return 2
-    if isinstance(error, DivergedError | GroupError | JobError):
+    if isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error):
         return 1
     from polyphony.serve import ExportError  # last, since it takes a second
 

@@ -228,10 +228,11 @@ def runner(study: Study, workers: int | None) -> Runner:
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool) -> None:
     """Run a study up to a part, and print what came out."""
-    from polyphony.study import Upto, costs, run_study
+    from polyphony.study import Upto, check_memory, costs, run_study
 
     if not study.folder.exists():
         trainings = costs(study)
+        check_memory(study, max((cost.memory for cost in trainings), default=0))
         terminal.announce(study, trainings[:1] if upto == "TEACH" else trainings, place.at_once)
     with terminal.board() as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)

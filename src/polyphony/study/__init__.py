@@ -1,7 +1,7 @@
 """recipe → graph of runs → run it here → scores."""
 
 from polyphony.rows import Score
-from polyphony.study.cost import Cost, costs
+from polyphony.study.cost import Cost, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.processes import Processes, default_workers
@@ -32,6 +32,7 @@ __all__ = [
     "TrainStudent",
     "TrainTeacher",
     "Upto",
+    "check_memory",
     "check_trained",
     "costs",
     "default_workers",

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from polyphony.data import batch_count
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
+from polyphony.machine import memory
 from polyphony.predictions import BATCH
 from polyphony.recipe import RecipeError, Schedule, Surroundings
 from polyphony.study.study import Study, built_once
@@ -34,12 +35,16 @@ REPEATS, ENOUGH = 3, 0.5  # how often a step is measured, unless it has taken so
 
 @dataclass(frozen=True)
 class Cost:
-    """One training: operations for all its steps, and seconds on this machine with the study's threads."""
+    """One training: operations for all its steps, and seconds on this machine with the study's threads.
+
+    A step takes `memory` at least, in bytes: weights, gradients and momentum, and what a plain network keeps.
+    """
 
     name: str
     runs: int
     flops: float
     seconds: float
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,20 @@ def estimates(study: Study, device: str) -> list[Cost]:
     sketch, counting, x = study.sketch(), Counting(), blank(study, FEW, device)
     with torch.device(device):
         plain = Single(sketch.network(study.recipe.student_network))
+    weights = 3 * sum(weight.nbytes for weight in plain.parameters())
+    an_image = (kept(plain, blank(study, 2 * FEW, device)) - kept(plain, x)) // FEW
+    check_memory(study, weights + FEW * an_image)
     speed = measured_speed(study, plain, counting.of(partial(step, plain, CrossEntropy(), x)))
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
         look(model, x)  # the first images of a size are tried on it, which is no part of a step
         stepping, looking = counting.of(partial(step, model, loss, x)), counting.of(partial(look, model, x))
         images, valid = len(study.splits.train), len(study.splits.valid)
-        seconds = speed.seconds(stepping, images, study.plan(schedule).batch)
+        batch = study.plan(schedule).batch
+        seconds = speed.seconds(stepping, images, batch)
         seconds += speed.seconds(looking, valid, BATCH)
-        return Cost(name, runs, schedule.epochs * images * stepping.flops, schedule.epochs * seconds)
+        flops, seconds = schedule.epochs * images * stepping.flops, schedule.epochs * seconds
+        return Cost(name, runs, flops, seconds, weights + batch * an_image)
 
     return [cost(*training) for training in trainings(sketch, device)]
 
@@ -128,6 +138,28 @@ def step(model: Ensemble, loss: Loss, x: Tensor) -> Tensor:
     model.zero_grad(set_to_none=True)
     found.backward()
     return found
+
+
+def kept(model: Ensemble, x: Tensor) -> int:
+    """Bytes that a step keeps until its gradients are taken."""
+    sizes: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        step(model, CrossEntropy(), x)
+    return sum(sizes)
+
+
+def check_memory(study: Study, size: int) -> None:
+    """Raise where a step takes more than the memory of this machine, which trains it."""
+    if study.device == "cpu" and size > memory():
+        raise RecipeError(
+            f"a step takes at least {size / 2**30:,.1f} GiB of memory where this machine has"
+            f" {memory() / 2**30:,.1f}: take smaller images, a smaller network or a smaller batch"
+        )
 
 
 def look(model: Ensemble, x: Tensor) -> None:
