@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 from polyphony.cli import terminal
 
 if TYPE_CHECKING:
-    from polyphony.study import Runner, Study
+    from polyphony.study import Board, Runner, Study
 
 DataRoot = Annotated[
     Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
@@ -54,6 +54,10 @@ class Running:
         Parameter(
             negative="", show_default=False, help="Replace results that were made with another recipe."
         ),
+    ] = False
+    tensorboard: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Write what is logged for TensorBoard, too."),
     ] = False
 
 
@@ -210,7 +214,7 @@ def run(recipe: str, running: Running, upto: str) -> Study:
     """Run the study of a recipe so far."""
     study = prepare(recipe, running)
     with runner(study, running.workers) as place:
-        run_to(study, upto, place, running.redo)
+        run_to(study, upto, place, running.redo, running.tensorboard)
     return study
 
 
@@ -226,7 +230,7 @@ def runner(study: Study, workers: int | None) -> Runner:
     return Here(study.threads) if at_once == 1 else Processes(at_once, study.threads)
 
 
-def run_to(study: Study, upto: str, place: Runner, redo: bool) -> None:
+def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:
     """Run a study up to a part, and print what came out."""
     from polyphony.study import Upto, check_memory, costs, run_study
 
@@ -235,5 +239,13 @@ def run_to(study: Study, upto: str, place: Runner, redo: bool) -> None:
         check_memory(study, max((cost.memory for cost in trainings), default=0))
         terminal.announce(study, trainings[:1] if upto == "TEACH" else trainings, place.at_once)
     with terminal.board() as board:
-        outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
+        seen = on_tensorboard(board, study.folder) if tensorboard else board
+        outcome = run_study(study, place, seen, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)
+
+
+def on_tensorboard(board: Board, folder: Path) -> Board:
+    """A board of which TensorBoard hears too."""
+    from polyphony.cli.tensorboard import TensorBoard
+
+    return TensorBoard(board, folder)

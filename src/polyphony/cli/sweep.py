@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.study import AtLeastOne, Running, chosen, runner
+from polyphony.cli.study import AtLeastOne, Running, chosen, on_tensorboard, runner
 from polyphony.words import counted
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
         if not folder.exists():
             announce(asked, trials, place.at_once)
         with terminal.board() as board:
-            outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
+            seen = on_tensorboard(board, folder) if running.tensorboard else board
+            outcome = run_sweep(asked, place, seen, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     terminal.line(f"Page: {write_report([folder], None)}")
 

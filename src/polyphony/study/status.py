@@ -11,6 +11,7 @@ from polyphony.machine import is_alive
 from polyphony.rows import Score, SweepScore
 from polyphony.store import read_bytes, read_json
 from polyphony.study.run import stored_recipe, students_of, teachers_of
+from polyphony.study.runner import Job
 from polyphony.study.score_table import score_jobs
 from polyphony.study.study import Study
 from polyphony.study.sweep import predictions
@@ -50,21 +51,30 @@ def run_status(folder: Path) -> Status:
 
     Of a search that goes on, the points that were asked for so far count.
     """
-    study = Study(stored_recipe(folder, code=False), folder)
+    study = stored_study(folder)
     is_sweep = (folder / "sweep.json").exists()
     paths = [job.path for job in (predictions if is_sweep else score_jobs)(study)]
     table = (SweepScore if is_sweep else Score).file
     return Status(
-        str(folder), list(parts(study)), sum(map(Path.exists, paths)), len(paths), (folder / table).exists()
+        str(folder),
+        [part(job.name, job.epochs, place) for job, place in trainings(study)],
+        sum(map(Path.exists, paths)),
+        len(paths),
+        (folder / table).exists(),
     )
 
 
-def parts(study: Study) -> Iterator[Part]:
-    """Every training of a study."""
+def stored_study(folder: Path) -> Study:
+    """The study, or the sweep's, that a folder holds, without its data and without code that it names."""
+    return Study(stored_recipe(folder, code=False), folder)
+
+
+def trainings(study: Study) -> Iterator[tuple[Job, Path]]:
+    """Every training of a study, with its folder."""
     for teacher in teachers_of(study):
-        yield part(teacher.name, teacher.epochs, study.teacher_folder(teacher.j))
+        yield teacher, study.teacher_folder(teacher.j)
     for student in students_of(study):
-        yield part(student.name, student.epochs, study.student_folder(student.method, student.seed))
+        yield student, study.student_folder(student.method, student.seed)
 
 
 def part(name: str, epochs: int, folder: Path) -> Part:
