@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from filelock import FileLock
 
+from polyphony import store
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.store import (
     FileError,
@@ -424,3 +425,24 @@ def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_wr
         assert not dead.exists()
         assert living.exists()
         assert foreign.exists()
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["before the first file", "between the two"])
+def test_a_save_that_is_cut_short_leaves_no_state_without_its_log(tmp_path, monkeypatch, kept):
+    """A training that was killed then has nothing left to do in its last epoch, and would not log it."""
+    stage, log = Stage(tmp_path, SPEC), [{"epoch": 0}, {"epoch": 1}]
+    stage.save({"log": log[:1]})
+    allowed = iter(range(kept))
+    real = store.write_whole
+
+    def write_whole(path, data):
+        if next(allowed, None) is None:
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(store, "write_whole", write_whole)
+    with pytest.raises(KeyboardInterrupt):
+        stage.save({"log": log})
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert stage.load()["log"] == [json.loads(line) for line in lines][:1]
+    assert len(lines) == 1 + kept

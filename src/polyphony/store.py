@@ -117,12 +117,12 @@ class Stage:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Keep a training state and its log."""
+        """Keep a training state and its log; the log first, which a training that goes on may write again."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_whole(self.folder / "resume.pt", buffer.getbuffer())
         lines = "".join(json.dumps(row) + "\n" for row in state["log"])
         write_whole(self.folder / "log.jsonl", lines.encode())
+        write_whole(self.folder / "resume.pt", buffer.getbuffer())
 
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Keep the final weights, and say so."""
