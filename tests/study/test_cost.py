@@ -71,15 +71,12 @@ def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
     assert {cost.name: cost.flops for cost in without} == {cost.name: cost.flops for cost in real}
 
 
-@pytest.mark.parametrize(
-    "name", ["cifar10-resnet32-be4", "cifar100-wrn28x10-be4", "tinyimagenet-wrn28x5-be4"]
-)
-def test_the_papers_recipes_are_counted_within_seconds(name):
-    study = OutlinedStudy(read_recipe(name), Path("nowhere"))
+def test_the_papers_largest_recipe_is_counted_within_seconds():
+    study = OutlinedStudy(read_recipe("cifar100-wrn28x10-be4"), Path("nowhere"))
     start = time.process_time()
     parameter_counts(study)
     costs(study)
-    assert time.process_time() - start < 8  # half of it on a machine that does nothing else
+    assert time.process_time() - start < 30  # 3 on a machine that does nothing else; by doing a step, minutes
 
 
 # Time

@@ -29,8 +29,8 @@ from polyphony.study.study import Study, built_once
 from polyphony.train import Loss
 
 FEW = 2  # images, which normalisation needs
-MOST_FLOPS = 8e9  # of a measured step, if it is not one of a few images
-REPEATS, ENOUGH = 3, 0.5  # how often a step is measured, unless it has taken so many seconds
+MOST_FLOPS = 4e9  # of a measured step, if it is not one of a few images
+REPEATS, ENOUGH = 3, 0.3  # how often a step is measured, unless it has taken so many seconds
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def costs(study: Study) -> list[Cost]:
 def estimates(study: Study, device: str) -> list[Cost]:
     """The costs, counted on one device and timed on the study's."""
     sketch, counting, x = study.sketch(), Counting(), blank(study, FEW, device)
-    with torch.device(device):
+    with torch.device(device), counting:
         plain = Single(sketch.network(study.recipe.student_network))
     weights = 3 * sum(weight.nbytes for weight in plain.parameters())
     an_image = (kept(plain, blank(study, 2 * FEW, device)) - kept(plain, x)) // FEW
@@ -88,7 +88,7 @@ def estimates(study: Study, device: str) -> list[Cost]:
     speed = measured_speed(study, plain, counting.of(partial(step, plain, CrossEntropy(), x)))
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
-        look(model, x)  # the first images of a size are tried on it, which is no part of a step
+        counting.of(partial(look, model, x))  # the first images of a size are tried: no part of a step
         stepping, looking = counting.of(partial(step, model, loss, x)), counting.of(partial(look, model, x))
         images, valid = len(study.splits.train), len(study.splits.valid)
         batch = study.plan(schedule).batch
@@ -97,13 +97,15 @@ def estimates(study: Study, device: str) -> list[Cost]:
         flops, seconds = schedule.epochs * images * stepping.flops, schedule.epochs * seconds
         return Cost(name, runs, flops, seconds, weights + batch * an_image)
 
-    return [cost(*training) for training in trainings(sketch, device)]
+    return [cost(*training) for training in trainings(sketch, device, counting)]
 
 
-def trainings(study: Study, device: str) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
+def trainings(
+    study: Study, device: str, counting: Counting
+) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
     """A name, how often it is done, and what it begins with: for each kind of training."""
     recipe, table = study.recipe, study.recipe.teachers.network_of
-    with torch.device(device):
+    with torch.device(device), counting:
         teacher = Single(study.network(table(0)))
         folded = built_once(range(recipe.members), table, lambda j: folded_teacher(study, j))
         students = built_once(recipe.methods, recipe.form_table, study.fresh_student)
@@ -229,7 +231,8 @@ class Counting(TorchDispatchMode):
     """Counts operations, and the arithmetic of matrix products and convolutions, backward passes included.
 
     On the meta device, an operation that was seen with the same shapes is not run again, which is slow there:
-    its outputs are their shapes. (PyTorch's FlopCounterMode has hooks that fail inside torch.autograd.grad.)
+    its outputs are their shapes, and nothing is written.
+    (PyTorch's FlopCounterMode has hooks that fail inside torch.autograd.grad.)
     """
 
     def __init__(self) -> None:
@@ -245,19 +248,28 @@ class Counting(TorchDispatchMode):
         return Count(self.calls, self.flops / FEW)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, or recall what it gave, and count it."""
+        """Run an operation, or say what it would give, and count it."""
+        kwargs, aliasing = kwargs or {}, any(result.alias_info is not None for result in func._schema.returns)
+        self.calls += 1
+        if aliasing:
+            return args[0] if fills(func) and args[0].is_meta else func(*args, **kwargs)
         key = (func, shapes(args), shapes(kwargs))
         if key in self.seen:
             flops, kept = self.seen[key]
             out = blanks(kept)
         else:
-            out = func(*args, **(kwargs or {}))
+            out = func(*args, **kwargs)
             formula = flop_registry.get(func._overloadpacket)
-            flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
-            if all(alias.alias_info is None for alias in func._schema.returns) and is_blank(out):
+            flops = formula(*args, **kwargs, out_val=out) if formula else 0
+            if is_blank(out):
                 self.seen[key] = flops, shapes(out)
-        self.calls, self.flops = self.calls + 1, self.flops + flops
+        self.flops += flops
         return out
+
+
+def fills(func: Any) -> bool:
+    """Whether an operation writes numbers into its first argument, and leaves its shape."""
+    return func._schema.name.endswith("_") and torch.Tag.inplace_view not in func.tags
 
 
 def shapes(value: Any) -> Any:

@@ -16,6 +16,7 @@ from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import TEACHERS, by_quality
 from polyphony.seeds import generator
 from polyphony.store import FileError, load_predictions
+from polyphony.study.cost import Counting
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
 from polyphony.study.study import Study, built_once
@@ -94,7 +95,7 @@ def parameter_counts(study: Study) -> dict[str, int]:
     """Parameters of the teachers together, and of each method's student as it predicts."""
     sketch = study.sketch()
     try:
-        with torch.device("meta"):  # where networks are built without their numbers
+        with torch.device("meta"), Counting():  # where networks are built at once, without their numbers
             return counted(sketch)
     except Exception:  # which one's own network may need
         return counted(sketch)
