@@ -2,7 +2,8 @@
 
 Run from the project's root: `python benchmarks/fuzz.py 20000 --seed 1` for so many inputs, or `600s` for so
 long. Prints a row a kind, writes it to `benchmarks/results/fuzz.csv`, and ends with 1 if there was a fault.
-The inputs and rules are those of `tests/fuzz`; `--only KIND --replay SEED` judges one input again.
+The inputs and rules are those of `tests/fuzz`; `--only KIND …` tries some kinds and leaves the others' rows,
+`--replay SEED` judges one input again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
 
-from judge import SECONDS, FaultError, Kind, Outcome, judge, status
+from judge import PATIENCE, SECONDS, FaultError, Kind, Outcome, judge, status
 from kinds import KINDS
 
 from polyphony.machine import processor
@@ -100,7 +101,7 @@ def judged(kind: Kind, seed: int, first: int, count: int) -> Iterator[tuple[str,
         worker.start()
         theirs.close()
         try:
-            while seeds and ours.poll(3 * SECONDS):
+            while seeds and ours.poll(2 * PATIENCE * SECONDS):
                 yield seeds[0], ours.recv()
                 seeds.pop(0)
         except EOFError:
@@ -142,10 +143,17 @@ def show(tallies: list[Tally], seed: int) -> None:
             print(f"FAULT {fault}")
     faults = sum(len(tally.faults) for tally in tallies)
     print(f"{sum(tally.inputs for tally in tallies):,} inputs, {faults} faults")
+    save({str(row["kind"]): row for row in rows})
+
+
+def save(found: dict[str, dict[str, object]]) -> None:
+    """Write the rows; those of kinds that were not tried now stay as they are."""
+    with RESULTS.open(newline="") as file:
+        kept = {row["kind"]: row for row in csv.DictReader(file)}
     with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(next(iter(found.values()))), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows((kept | found)[kind.name] for kind in KINDS if kind.name in kept | found)
 
 
 def main() -> None:
@@ -153,10 +161,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("amount", help="how many inputs in all, or how many seconds with an s behind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="kinds whose name has this in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="kinds whose name has one of these in it")
     parser.add_argument("--replay", help="judge one input again, by its seed")
     given = parser.parse_args()
-    kinds = [kind for kind in KINDS if given.only in kind.name]
+    kinds = [kind for kind in KINDS if any(word in kind.name for word in given.only)]
     if given.replay:
         print(judge(kinds[0], given.replay))
         return

@@ -6,6 +6,7 @@ Its key is the hash of its `spec`: a nested dict that says everything the result
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -107,7 +108,7 @@ class Stage:
         if not path.exists():
             return None
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(regular(path), map_location="cpu", weights_only=True)
         except Exception as error:
             raise StoreError(
                 f"{path} cannot be read ({first_line(error)}): delete it to start over"
@@ -229,7 +230,7 @@ def _shape(tensor: Tensor) -> str:
 def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, open to be read."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with safetensors.safe_open(regular(path), framework="pt") as file:
             yield file
     except (safetensors.SafetensorError, OSError) as error:
         raise damaged(path, first_line(error)) from error
@@ -317,11 +318,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """A file's bytes, or a sentence."""
     try:
-        return path.read_bytes()
+        return regular(path).read_bytes()
     except OSError as error:
         raise StoreError(
             f"{path} cannot be read ({error.strerror}): check that it is there and may be read"
         ) from error
+
+
+def regular(path: Path) -> Path:
+    """The path; an OSError for a pipe, socket or device, since who opens one may wait for ever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return path
 
 
 def sha256(data: bytes) -> str:

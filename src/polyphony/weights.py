@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.data import DataError
-from polyphony.data.files import read_bytes
+from polyphony.data.archives import open_zip
+from polyphony.data.files import regular
 from polyphony.words import first_line
 
 NESTS = ("state_dict", "model", "model_state_dict", "network")  # under which trainers keep the weights
@@ -43,11 +44,12 @@ def load_weights(network: nn.Module, path: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file, or of a file of torch.save, by name. Nothing in it is executed."""
-    data = read_bytes(path)
+    if zipfile.is_zipfile(regular(path)):
+        open_zip(path, "file of weights").close()  # one that would unpack out of proportion is refused
     try:
         if path.suffix == ".safetensors":
-            return safetensors.torch.load(data)
-        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return safetensors.torch.load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise WeightsError(
             f"{path} cannot be read as weights ({first_line(error)}): save the network's state_dict,"

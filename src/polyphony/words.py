@@ -31,7 +31,11 @@ def counted(number: int, thing: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type where it has none."""
-    return cut((str(error).splitlines() or [type(error).__name__])[0], 100)
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # of an error that somebody else has written
+        lines = []
+    return cut((lines or [type(error).__name__])[0], 100)
 
 
 def listed(names: Sequence[str]) -> str:

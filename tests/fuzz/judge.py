@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 
 Call = Callable[[], object]
-SECONDS = 20  # longer is a hang, also on a busy machine
+SECONDS = 20  # of processor time: longer is a hang
+PATIENCE = 6  # times as many by the clock: who waits for nothing takes no processor time
 
 
 def most(size: int) -> int:
@@ -36,7 +37,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one input: "read" or "refused", the sentence, seconds, and bytes of memory at the most."""
+    """What came of one input: "read" or "refused", the sentence, processor seconds, bytes at the most."""
 
     verdict: str
     sentence: str
@@ -58,9 +59,9 @@ def judge(kind: Kind, seed: str) -> Outcome:
     with scratch() as folder:
         call = kind.make(Random(seed), folder)
         before = contents(folder)
-        started, resident = time.perf_counter(), reset_peak()
+        started, resident = time.process_time(), reset_peak()
         verdict, sentence = answer(kind, call, seed)
-        seconds, memory = time.perf_counter() - started, peak() - resident
+        seconds, memory = time.process_time() - started, peak() - resident
         size = sum(size for _, size in before)
         if contents(folder) != before:
             raise FaultError(f"{kind.name} {seed}: files were changed")
@@ -90,13 +91,16 @@ def in_time() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    before = {each: signal.signal(each, stop) for each in (signal.SIGALRM, signal.SIGPROF)}
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(PATIENCE * SECONDS)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager

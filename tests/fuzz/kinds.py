@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import data_inputs
+import door_inputs
 import recipe_inputs
 import run_inputs
 from judge import Kind
 
-KINDS: tuple[Kind, ...] = (*data_inputs.KINDS, *recipe_inputs.KINDS, *run_inputs.KINDS)
+KINDS: tuple[Kind, ...] = (*data_inputs.KINDS, *recipe_inputs.KINDS, *run_inputs.KINDS, *door_inputs.KINDS)

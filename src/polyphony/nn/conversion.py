@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.nn.rank_one import InTurn, MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
+from polyphony.words import SentenceError
 
 Places = list[tuple[str, nn.Module]]
 Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer
@@ -19,7 +20,7 @@ SHARED = -1  # in place of a dimension: the layer sees nothing that is a member'
 LOST = -2  # its rows are in no order that can be followed
 
 
-class ConversionError(ValueError):
+class ConversionError(SentenceError, ValueError):
     """A network cannot be given members as it is."""
 
 

@@ -40,8 +40,9 @@ class Normalize(nn.Module):
 def initialise(network: nn.Module, rng: torch.Generator | None) -> None:
     """Draw the weights: Kaiming normal by fan-out for Conv2d and the classifier, whose bias is zero."""
     for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
+        if not isinstance(module, nn.Conv2d | nn.Linear) or module.weight.is_meta:
+            continue  # without numbers there is nothing to draw, and PyTorch takes seconds to find that out
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
 

@@ -12,7 +12,7 @@ from polyphony import perturb
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.perturb import ODS, Perturbation, Traits
 from polyphony.recipe.python import PythonTable
-from polyphony.recipe.table import Table, Temperature, as_table
+from polyphony.recipe.table import RecipeError, Table, Temperature, as_table
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,8 @@ class PythonPerturbTable(PythonTable, PerturbTable):
     @property
     def traits(self) -> Traits:
         found: Traits = getattr(self.load(), "traits", Traits())
+        if not isinstance(found, Traits):
+            raise RecipeError(f"the traits of '{self.name}' are a {type(found).__name__}, not perturb.Traits")
         return found
 
 

@@ -38,7 +38,8 @@ class PythonTable(Table):
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
         """Not where the module lies, but what it says."""
-        text = inspect.getsource(self.module()).encode()
+        with explained(self.name):
+            text = inspect.getsource(self.module()).encode()
         return super().spec(type(self).model_fields.keys() - {"folder"}) | {
             "source": hashlib.sha256(text).hexdigest()
         }
@@ -60,19 +61,29 @@ class PythonTable(Table):
     def load(self) -> Any:
         """What the name stands for."""
         found: Any = self.module()
-        for attribute in self.label.split("."):
-            if not hasattr(found, attribute):
-                raise RecipeError(f"'{self.name}' is not there: the module has no '{attribute}'")
-            found = getattr(found, attribute)
+        with explained(self.name):
+            for attribute in self.label.split("."):
+                if not hasattr(found, attribute):
+                    raise RecipeError(f"'{self.name}' is not there: the module has no '{attribute}'")
+                found = getattr(found, attribute)
         return found
 
     def make(self, **given: Any) -> Any:
         """What it makes of its arguments and what it is given."""
         maker = self.load()
-        try:
+        with explained(self.name):
             return maker(**given, **self.args)
-        except Exception as error:
-            raise RecipeError(f"'{self.name}' raised {said(error)}") from error
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Whatever the user's code raises meanwhile is a RecipeError that names it, also where it would exit."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"'{name}' raised {said(error)}") from error
 
 
 def said(error: BaseException) -> str:

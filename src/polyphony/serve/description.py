@@ -6,14 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
 from polyphony import __version__
+from polyphony.data.options import MOST
 from polyphony.ensembles import Ensemble
+from polyphony.limits import MOST_MEMBERS
+from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.recipe import Form
 from polyphony.recipe.networks import Network
 from polyphony.recipe.table import Table
 from polyphony.store import StoreError
+
+Side = Annotated[int, Field(gt=0, le=MOST["resolution"])]
 
 
 class Description(Table):
@@ -21,10 +26,10 @@ class Description(Table):
 
     network: Network
     form: Form
-    members: PositiveInt
+    members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
-    shape: tuple[PositiveInt, PositiveInt, PositiveInt]  # of an image: channels, height, width
-    temperature: PositiveFloat
+    shape: tuple[Side, Side, Side]  # of an image: channels, height, width
+    temperature: Annotated[float, Field(ge=TEMPERATURE_BOUNDS[0], le=TEMPERATURE_BOUNDS[1])]
     method: str
     seed: int
     data: str

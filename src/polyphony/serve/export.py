@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from polyphony.machine import whole
 from polyphony.serve.graph import Graph, Levels
 from polyphony.serve.student import Answers, Student
-from polyphony.words import first_line, sentence
+from polyphony.words import SentenceError, first_line
 
 BATCHES = (1, 2, 7)  # at which a file is compared with the student
 TOLERANCE = 1e-5  # of every number; a temperature below one magnifies rounding, and so this
@@ -30,7 +30,7 @@ OUTPUTS = tuple(field.name for field in fields(Answers))
 Run = Callable[[Tensor], dict[str, Tensor]]
 
 
-class ExportError(RuntimeError):
+class ExportError(SentenceError, RuntimeError):
     """A student cannot be exported; the message says why, in one sentence."""
 
 
@@ -45,6 +45,16 @@ def export_student(student: Student, to: Path | str, images: Tensor, levels: Lev
     to = Path(to)
     if to.suffix not in makers:
         raise ExportError(f"{to} must end in {' or '.join(makers)}, the forms there are")
+    shape = student.description.shape
+    if (
+        not isinstance(images, Tensor)
+        or images.dtype != torch.uint8
+        or images.shape[1:] != shape
+        or not len(images)
+    ):
+        raise ExportError(
+            f"the images to compare on must be uint8 [n, {', '.join(map(str, shape))}], one or more"
+        )
     data, run = makers[to.suffix](student, levels)
     compare(student, run, images, levels)
     with whole(to) as beside:
@@ -154,7 +164,7 @@ def one_sentence(student: Student, what: str) -> Iterator[None]:
         lacking = re.search(r"op='\w+\.(\w+)", str(error))
         why = f"ONNX has nothing for {lacking[1]}; .pt2 has" if lacking else first_line(error)
         network = student.description.network.label
-        raise ExportError(sentence(f"the network '{network}' cannot be {what} ({why})")) from error
+        raise ExportError(f"the network '{network}' cannot be {what} ({why})") from error
 
 
 @contextmanager

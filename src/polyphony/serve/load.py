@@ -7,6 +7,7 @@ from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from polyphony.recipe.python import PythonTable
@@ -64,6 +65,7 @@ def load_packed(folder: Path, device: str, *, code: bool) -> Student:
 
 def assemble(description: Description, weights: dict[str, Tensor], device: str) -> Student:
     """The student that a description and weights are, as it predicts."""
+    check_size(description, weights)
     student = description.build()
     try:
         student.load_state_dict(weights)
@@ -71,6 +73,18 @@ def assemble(description: Description, weights: dict[str, Tensor], device: str) 
         fault = first_line(error).rstrip(":")
         raise StoreError(f"the weights of '{description.method}' do not fit its network ({fault})") from error
     return Student(description.form.resolved().trained(student).to(device).eval(), description)
+
+
+def check_size(description: Description, weights: dict[str, Tensor]) -> None:
+    """Raise for a network larger than all the weights there are for it, before it takes any memory."""
+    if isinstance(description.network, PythonTable):
+        return
+    with torch.device("meta"):  # where networks are built without their numbers
+        network = description.network.build(len(description.classes), description.shape[0])
+    size, most = (sum(each.numel() for each in some) for some in (network.parameters(), weights.values()))
+    if size > most:
+        words = f"the weights of '{description.method}' do not fit its network"
+        raise StoreError(f"{words}: it has {size:,} numbers, and there are {most:,}")
 
 
 def choose(run: Run, method: str | None, seed: int | None) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from polyphony.data.archives import tree
 from polyphony.data.files import read_bytes
 from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
 from polyphony.data.splits import describe
+from polyphony.words import first_line
 
 Array = np.ndarray[Any, np.dtype[Any]] | Tensor
 Picture = str | Path | Image.Image | Array
@@ -34,6 +35,12 @@ def batches_of(images: Picture | Sequence[Picture], shape: Shape, size: int) -> 
     """
     if isinstance(images, str | Path | Image.Image):
         images = [images]
+    if not isinstance(images, np.ndarray | Tensor | Sequence) or isinstance(images, bytes):
+        raise DataError(f"images must be files, PIL images or arrays, not a {type(images).__name__}")
+    if isinstance(images, np.ndarray | Tensor) and not images.ndim:
+        raise DataError("an array of images must be [n h w c], [n c h w] or [n h w], not one number")
+    if isinstance(images, Tensor) and images.layout != torch.strided:
+        raise DataError(f"images must be a plain array, not a tensor of layout {images.layout}")
     if not len(images):
         raise DataError("there are no images to predict; give one or more")
     for start in range(0, len(images), size):
@@ -86,7 +93,10 @@ def _from_picture(picture: Picture, shape: Shape) -> Tensor:
 
 def _from_array(array: Array, shape: Shape) -> Tensor:
     """uint8 or float [n …] → [n c h w]"""
-    images = torch.as_tensor(array).cpu()
+    try:
+        images = torch.as_tensor(array).cpu()
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"this array cannot be read as images ({first_line(error)})") from error
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(f"images must be uint8, or floats in [0, 1], not {describe(images)}")
     images = _with_channels(_channels_first(images), shape[0])
