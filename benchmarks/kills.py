@@ -9,8 +9,9 @@ Every file must be equal bit for bit, and no other may be there. Only what is me
 and `images_per_second` in log.jsonl, their sum in done.json, and the tables and figures made of them; so a
 training's clock counts here how often it was looked at.
 
-Importing PyTorch takes longer than all else here: nine of ten times the study's processes are forks of this
-one, with the signals and the open files of fresh ones; the tenth time they are fresh.
+Importing PyTorch and drawing figures take longer than all else here: nine of ten times the study's processes
+are forks of this one, with the signals and the open files of fresh ones, and the tenth time they are fresh;
+one study in four, the first of them, draws its page and figures.
 Prints and writes a row a kill, `benchmarks/results/kills.csv`, and ends with 1 if there was a fault.
 """
 
@@ -98,7 +99,7 @@ if __name__ == "__mp_main__":  # in a fresh worker
     prepare()
 
 
-def live(folder: Path, fresh: bool, bomb: dict[str, float] | None) -> None:
+def live(folder: Path, fresh: bool, page: bool, bomb: dict[str, float] | None) -> None:
     """The study as a command in a session of its own; its last words go to a file beside its folder."""
     os.setsid()
     words = os.open(folder.with_name("words"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -107,6 +108,8 @@ def live(folder: Path, fresh: bool, bomb: dict[str, float] | None) -> None:
     if bomb:
         os.environ[AMID_WRITE] = json.dumps(bomb)
     prepare()
+    if not page:
+        polyphony.report.write_report = lambda runs, out: runs[0]  # type: ignore[assignment]
     if not fresh:
         fork = multiprocessing.get_context("fork")
         multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
@@ -125,21 +128,21 @@ def like_fresh() -> None:
             os.close(int(path.name))
 
 
-def start(folder: Path, fresh: bool, bomb: dict[str, float] | None = None) -> Any:
+def start(folder: Path, fresh: bool, page: bool, bomb: dict[str, float] | None = None) -> Any:
     """A process in which the study runs."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     context: Any = multiprocessing.get_context("spawn" if fresh else "fork")
-    process = context.Process(target=live, args=(folder, fresh, bomb))
+    process = context.Process(target=live, args=(folder, fresh, page, bomb))
     process.start()
     return process
 
 
-def death(folder: Path, rng: random.Random, sessions: list[int]) -> Death | None:
+def death(folder: Path, page: bool, rng: random.Random, sessions: list[int]) -> Death | None:
     """One life of a study and how it was ended; nothing if it got to its end."""
     victim, number, fresh = rng.choice(VICTIMS), rng.choice(SIGNALS), rng.random() < FRESH
     amid, group = "writ" in victim, "group" in victim
     bomb = {"writes": rng.randint(1, MOST_WRITES), "share": rng.random(), "signal": number, "group": group}
-    process = start(folder, fresh, bomb if amid else None)
+    process = start(folder, fresh, page, bomb if amid else None)
     sessions.append(process.pid)
     if not amid:
         disturb(process, folder, victim, number, rng)
@@ -224,23 +227,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def differences(folder: Path, whole: dict[str, bytes]) -> str:
-    """The files in which a run differs from the undisturbed one."""
+def differences(folder: Path, whole: dict[str, bytes], page: bool) -> str:
+    """The files in which a run differs from the undisturbed one; without a page it has no figures."""
     found = contents(folder)
+    drawn = set() if page else {name for name in whole if name.startswith(("figures/", "report.html"))}
+    whole = {name: data for name, data in whole.items() if name not in drawn}
     return ", ".join(
         name for name in sorted(found.keys() | whole.keys()) if found.get(name) != whole.get(name)
     )
 
 
-def killed_study(folder: Path, most: int, rng: random.Random, whole: dict[str, bytes]) -> list[Death]:
+def killed_study(
+    folder: Path, page: bool, most: int, rng: random.Random, whole: dict[str, bytes]
+) -> list[Death]:
     """The deaths of one study, at most so many, until it gets to its end; the last one says what is wrong"""
     deaths: list[Death] = []
     sessions: list[int] = []
-    while len(deaths) < most and (latest := death(folder, rng, sessions)) is not None:
+    while len(deaths) < most and (latest := death(folder, page, rng, sessions)) is not None:
         deaths.append(latest)
         print(latest, flush=True)
-    code = ended(start(folder, fresh=False)) if len(deaths) == most else 0
-    fault = differences(folder, whole) if code == 0 else last_words(folder)
+    code = ended(start(folder, False, page)) if len(deaths) == most else 0
+    fault = differences(folder, whole, page) if code == 0 else last_words(folder)
     if alive(sessions):
         fault += " processes are left behind"
     if fault:
@@ -258,12 +265,12 @@ def main(count: int, seed: int) -> None:
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        assert ended(start(scratch / "whole" / "run", fresh=False)) == 0
+        assert ended(start(scratch / "whole" / "run", False, True)) == 0
         whole = contents(scratch / "whole" / "run")
         while len(rows) < count:
             studies += 1
             folder = scratch / str(studies) / "run"  # runs side by side would share trainings
-            for each in killed_study(folder, count - len(rows), rng, whole):
+            for each in killed_study(folder, studies % 4 == 1, count - len(rows), rng, whole):
                 begin = {"kill": len(rows) + 1, "study": studies}
                 rows.append(begin | asdict(each) | {"seed": seed, "machine": processor()})
             shutil.rmtree(folder.parent)
