@@ -34,6 +34,7 @@ from polyphony.serve.description import Description
 from polyphony.serve.export import ExportError
 from polyphony.serve.load import CONFIG, WEIGHTS
 from polyphony.study.draft import draft
+from polyphony.study.status import run_status
 from polyphony.words import SentenceError
 
 OWN = (SentenceError, SettingError)
@@ -205,6 +206,7 @@ def runs(random: Random, folder: Path) -> Call:
         special(folder / name)
 
     def call() -> None:
+        run_status(folder)
         run = Run.open(folder)
         assert all(0 < value < inf for value in run.temperatures.values())
         assert run.curves is not None
