@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyphony.recipe.python import PythonTable
 from polyphony.recipe.read import suggestion
@@ -76,15 +78,32 @@ def assemble(description: Description, weights: dict[str, Tensor], device: str) 
 
 
 def check_size(description: Description, weights: dict[str, Tensor]) -> None:
-    """Raise for a network larger than all the weights there are for it, before it takes any memory."""
-    if isinstance(description.network, PythonTable):
-        return
-    with torch.device("meta"):  # where networks are built without their numbers
-        network = description.network.build(len(description.classes), description.shape[0])
-    size, most = (sum(each.numel() for each in some) for some in (network.parameters(), weights.values()))
-    if size > most:
-        words = f"the weights of '{description.method}' do not fit its network"
-        raise StoreError(f"{words}: it has {size:,} numbers, and there are {most:,}")
+    """Raise for a network larger than the weights there are for it, as soon as that is seen.
+
+    It is built without numbers where it can be. A module that is given a parameter twice counts twice.
+    """
+    size, most = 0, sum(each.numel() for each in weights.values())
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal size
+        size += 0 if parameter is None else parameter.numel()
+        if size > 2 * most:
+            raise ValueError
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        for device in ("meta", "cpu") if not isinstance(description.network, PythonTable) else ():
+            size = 0
+            with suppress(Exception), torch.device(device):  # what else is wrong with it is said later
+                description.network.build(len(description.classes), description.shape[0])
+                break
+            if size > 2 * most:
+                break
+    finally:
+        hook.remove()
+    if size > 2 * most:
+        fault = f"it has more than {size:,} numbers, and there are {most:,}"
+        raise StoreError(f"the weights of '{description.method}' do not fit its network: {fault}")
 
 
 def choose(run: Run, method: str | None, seed: int | None) -> tuple[str, int]:
