@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -20,11 +21,19 @@ from polyphony.train import Unwatched
 WEIGHTS = "weights.safetensors"
 
 
-@pytest.fixture
-def first(run, tmp_path):
-    """A run with teachers and two students."""
-    study, _, _ = run(tmp_path / "first", "methods={scratch = {}, kd = {perturb = 'clean'}}")
+@pytest.fixture(scope="session")
+def original(run, tmp_path_factory):
+    """A run with teachers and two students, which nobody may change."""
+    folder = tmp_path_factory.mktemp("original") / "run"
+    study, _, _ = run(folder, "methods={scratch = {}, kd = {perturb = 'clean'}}")
     return study
+
+
+@pytest.fixture
+def first(original, tmp_path):
+    """A copy of it, beside which others may run."""
+    shutil.copytree(original.folder, tmp_path / "first")
+    return replace(original, folder=tmp_path / "first")
 
 
 def test_teachers_and_students_are_taken_over_by_another_study(run, first, tmp_path):

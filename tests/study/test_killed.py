@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
-import subprocess
-import time
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
+import torch
 
 from polyphony.recipe import read_recipe
-from polyphony.study import Study, run_study
+from polyphony.study import Board, Here, Study, run_study
+from polyphony.study.processes import context
 
 KILLS = 3
 EPOCHS = 8  # of each of three trainings
@@ -28,7 +30,7 @@ TINY = (
 
 
 @pytest.fixture
-def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
+def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with data to train on, which is where this process is, too."""
     rng = np.random.default_rng(0)
     labels = np.arange(75) % 3
@@ -36,55 +38,43 @@ def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[s
     images[np.arange(75), :, 2 * labels] += 100
     np.savez(tmp_path / "stripes.npz", images=images.astype(np.uint8), labels=labels)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
     return tmp_path
 
 
-def epochs_done(folder: Path) -> int:
-    """How many epochs have been logged so far; finished trainings count too."""
-    return sum(len(path.read_bytes().splitlines()) for path in folder.rglob("log.jsonl"))
+class Killed(Board):
+    """A board that kills its process a moment after so many epochs."""
+
+    def __init__(self, epochs: int, pause: float) -> None:
+        self.left, self.pause = epochs, pause
+
+    def epoch(self, name: str, row: dict[str, float]) -> None:
+        self.left -= 1
+        if self.left == 0:
+            Timer(self.pause, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
-def kill_after(process: subprocess.Popen[bytes], folder: Path, epochs: int, pause: float) -> bool:
-    """SIGKILL once so many epochs are logged, and a pause has passed. False where it finished before."""
-    while epochs_done(folder) < epochs and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(pause)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
+def study_in(folder: Path, board: Board) -> None:
+    """The study, in this process."""
+    torch.set_num_threads(1)
+    run_study(Study(read_recipe("digits", TINY), folder), Here(threads=1), board)
 
 
 def weights(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("weights.safetensors"))}
 
 
-def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, here, quiet, program, environment):
+def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, quiet):
     whole, killed = stripes / "whole" / "run", stripes / "killed" / "run"  # runs side by side share trainings
-    run_study(Study(read_recipe("digits", TINY), whole), here, quiet)
+    study_in(whole, quiet)
 
-    settings = [part for override in TINY for part in ("--set", override)]
-    command = [
-        *program,
-        "study",
-        "digits",
-        "--out",
-        str(killed),
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        *settings,
-    ]
-    chance, hits = random.Random(0), 0
+    chance = random.Random(0)
     for _ in range(KILLS):
-        process = subprocess.Popen(
-            command, cwd=stripes, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        further = epochs_done(killed) + chance.randint(1, 2 * EPOCHS // KILLS)
-        hits += kill_after(process, killed, further, chance.uniform(0, 0.03))
-    assert hits == KILLS  # else less was tested than is said
-    rest = subprocess.run(command, cwd=stripes, env=environment, capture_output=True, text=True)
-    assert rest.returncode == 0, rest.stderr
+        board = Killed(chance.randint(1, 2 * EPOCHS // KILLS), chance.uniform(0, 0.03))
+        process = context().Process(target=study_in, args=(killed, board))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL  # else less was tested than is said
+    study_in(killed, quiet)
 
     assert len(weights(whole)) == 3
     assert weights(killed) == weights(whole)

@@ -150,25 +150,38 @@ def test_processes_are_kept_from_one_graph_to_the_next_and_end_with_the_runner()
     assert None not in [worker.exitcode for worker in first]
 
 
-def test_a_job_starts_when_what_it_needs_is_done_whatever_else_is_running():
-    jobs = simple(repr, 3)
-    slow = SimpleNamespace(name="slow", epochs=0, run=WaitFor(3), needs=(), is_done=bool)
-    jobs[1].needs, jobs[2].needs = jobs[:1], jobs[1:2]
+def test_a_job_starts_when_what_it_needs_is_done_whatever_else_is_running(tmp_path):
+    jobs, sign = simple(repr, 3), tmp_path / "sign"
+    slow = SimpleNamespace(name="slow", epochs=0, run=WaitFor(sign), needs=(), is_done=bool)
+    jobs[1].needs, jobs[2].needs, jobs[2].run = jobs[:1], jobs[1:2], Touch(sign)
     ended = []
     board = SimpleNamespace(started=lambda *_: None, finished=ended.append)
     with Processes(2, 1) as runner:
         runner.run(Graph([slow, *jobs]), board)
-    assert ended == ["job 0", "job 1", "job 2", "slow"]
+    assert sorted(ended) == ["job 0", "job 1", "job 2", "slow"]
 
 
-class WaitFor:
-    """A job's run that takes so many seconds."""
+@dataclass
+class Touch:
+    """A job's run that makes a file."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    path: Path
 
     def __call__(self, watch) -> None:
-        time.sleep(self.seconds)
+        self.path.touch()
+
+
+@dataclass
+class WaitFor:
+    """A job's run that ends when there is a file, which another job has to make meanwhile."""
+
+    path: Path
+
+    def __call__(self, watch) -> None:
+        deadline = time.monotonic() + 300
+        while not self.path.exists():
+            assert time.monotonic() < deadline, "the other job has not been started"
+            time.sleep(0.02)
 
 
 def test_a_runner_works_again_after_a_failure():
@@ -184,14 +197,14 @@ def test_a_runner_works_again_after_a_failure():
 
 PROC = Path("/proc")
 SCRIPT = """
-import os, signal, time
+import multiprocessing, os, signal, time
 from types import SimpleNamespace
 from polyphony.machine import Terminated, terminable
 from polyphony.study import Graph, Processes
 
 class Terminate:
     def __call__(self, watch):
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(multiprocessing.parent_process().pid, signal.SIGTERM)
         time.sleep(600)
 
 def jobs(count, run):

@@ -7,11 +7,13 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any, Self
 
@@ -34,8 +36,8 @@ class Processes:
 
     def __init__(self, at_once: int, threads: int) -> None:
         self.at_once, self.threads = at_once, threads
-        self.workers: list[SpawnProcess] = []
-        self._context = multiprocessing.get_context("spawn")
+        self.workers: list[BaseProcess] = []
+        self._context = context()
         self._todo, self._events = self._context.Queue(), self._context.Queue()
 
     def __enter__(self) -> Self:
@@ -85,6 +87,15 @@ class Processes:
         self._todo, self._events = self._context.Queue(), self._context.Queue()
 
 
+def context() -> ForkServerContext | SpawnContext:
+    """How processes are started: on Linux, as copies of one that has imported PyTorch and done no more."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["polyphony.study"])
+    return server
+
+
 def default_workers(study: Study) -> int:
     """As many processes as the cores have room for; a GPU is not shared."""
     return max(1, (os.cpu_count() or 1) // study.threads) if study.device == "cpu" else 1
@@ -100,7 +111,7 @@ def interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def next_event(events: Any, workers: Sequence[SpawnProcess]) -> Event | None:
+def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
     """What a worker reports next, or nothing yet; raises where one has ended and left nothing to read.
 
     A SIGTERM to one of several processes is meant for all.
