@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyphony.report.chart import Chart
+from polyphony.report.figures.shown import shown_by_temperature
 from polyphony.report.hints import hints
 from polyphony.report.run import Run
 
@@ -46,3 +48,20 @@ def test_a_temperature_that_shows_it_is_named(said):
 
 def test_teachers_that_disagree_on_training_images_need_no_perturbation(said):
     assert "a perturbation has little to add" in said(train=3.0, valid=3.0)
+
+
+def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_run: Path):
+    run = Run.open(small_run)
+    chart = shown_by_temperature(run)
+    assert isinstance(chart, Chart)
+    shares = {(label, temperature): share for label, temperature, share in chart.numbers.rows}
+    klds = {s: run.predictions["teachers", None, s].first(3).logits.double() for s in ("train", "valid")}
+    for temperature in (1.0, 4.0):
+        logs = {split: (each / temperature).log_softmax(-1).numpy() for split, each in klds.items()}
+        pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+        found = {
+            split: np.mean([(np.exp(p[i]) * (p[i] - p[j])).sum(-1).mean() for i, j in pairs])
+            for split, p in logs.items()
+        }
+        expected = found["train"] / found["valid"]
+        assert shares["training images", temperature] == pytest.approx(expected, rel=1e-4)

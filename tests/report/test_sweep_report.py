@@ -75,7 +75,8 @@ def write_sweep(
 ) -> Path:
     """A sweep's folder by its layout alone."""
     folder.mkdir(parents=True)
-    methods = {point.name: {"perturb": "ods", **point.settings()} for point in points}
+    perturb = asked.get("settings", {"perturb": "ods"})
+    methods = {point.name: {**perturb, **point.settings()} for point in points}
     base = recipe or SMALL_RECIPE
     derived = {**base, "name": f"{name}-sweep", "methods": methods}
     facts = {"recipe": derived, "versions": {"torch": "2"}}
@@ -418,3 +419,31 @@ def luminance(colour: np.ndarray) -> float:
     """Relative luminance as WCAG 2 defines it."""
     linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """A sweep of plain distillation and one of ODS, at the same temperatures."""
+    plain = [Point(0.9, temperature, None) for temperature in (1.0, 4.0)]
+    clean = {"method": "kd", "settings": {"perturb": "clean"}, "own": {}}
+    folder = write_sweep(tmp_path / "kd", plain, **clean)
+    return [folder, write_sweep(tmp_path / "ods", grid((0.9,), (1.0, 4.0)))]
+
+
+def test_sweeps_are_compared_with_plain_distillation_at_the_same_temperature(two: list[Path], tmp_path: Path):
+    page = write_report(two, tmp_path / "out" / "gains.html")
+    rows = list(csv.DictReader((tmp_path / "out" / "figures" / "gains.csv").read_text().splitlines()))
+    assert len(rows) == 4
+    for row in rows:
+        temperature, step = float(row["temperature"]), float(row["step_size"])
+        plain = Point(0.9, temperature, None)
+        apart = [nll_at(Point(0.9, temperature, step), seed) - nll_at(plain, seed) for seed in SEEDS]
+        assert (float(row["gain"]), int(row["n"])) == (pytest.approx(np.mean(apart)), 3)
+    assert "what perturbations gain over kd" in page.read_text()
+
+
+def test_sweeps_without_plain_distillation_and_with_a_run_are_refused(two: list[Path], small_run: Path):
+    with pytest.raises(StoreError, match="one of plain distillation"):
+        write_report([two[1], two[1]])
+    with pytest.raises(StoreError, match="compares with sweeps alone"):
+        write_report([two[1], small_run])

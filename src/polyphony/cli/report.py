@@ -19,7 +19,7 @@ def report(
         Parameter(help="The page; RUN/report.html unless given, or report.html here for several."),
     ] = None,
 ) -> None:
-    """Write one HTML page about a run, and its figures and tables as files; of several runs, compare them.
+    """Write one HTML page about a run or sweep, and its figures and tables as files; compare several.
 
     Parameters
     ----------

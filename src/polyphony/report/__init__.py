@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyphony.report.compare import comparison
+from polyphony.report.gains import gains
 from polyphony.report.page import Report, report_of
 from polyphony.report.run import Run
 from polyphony.report.sweep_page import sweep_report
@@ -16,7 +17,7 @@ __all__ = ["Run", "comparison", "report_of", "write_report"]
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of one run or sweep, or of several runs compared; where it was written.
+    """Write the page of one run or sweep, or of several compared; where it was written.
 
     One run: RUN/report.html unless `out` is given, and RUN/figures/*. Several: report.html here unless `out`
     is given, and figures/* beside it. Raises StoreError, in one sentence, for a folder that is not an
@@ -24,9 +25,12 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """
     if len(folders) == 1:
         return _write(_report(folders[0]), out or folders[0] / "report.html", folders[0])
-    for folder in filter(SweepRun.holds, folders):
-        raise StoreError(f"{folder} is a sweep, which has no test scores: report on it by itself")
-    page = out or Path("report.html")
+    page, sweeps = out or Path("report.html"), [SweepRun.holds(folder) for folder in folders]
+    if all(sweeps):
+        return _write(gains([SweepRun.open(folder) for folder in folders]), page, page.parent)
+    if any(sweeps):
+        folder = folders[sweeps.index(True)]
+        raise StoreError(f"{folder} is a sweep, which has no test scores: it compares with sweeps alone")
     return _write(comparison([Run.open(folder) for folder in folders]), page, page.parent)
 
 

@@ -15,7 +15,7 @@ def hints(run: Run) -> list[str]:
     if clean is None or held is None or run.members == 1 or not held.mean_kld():
         return []
     warmth = run.recipe.student.temperature
-    share = _shown(clean, held, warmth)
+    share = share_shown(clean, held, warmth)
     said = (
         f"At τ = {warmth:g} the teachers’ disagreement on training images is {_kld(clean, warmth):.2g}"
         f" (mean-KLD), {share:.0%} of that on validation images:"
@@ -29,12 +29,12 @@ def _ways_out(run: Run, held: Predictions) -> list[str]:
     """How far each perturbation of the run, and a high temperature, bring the disagreement out."""
     clean = run.pooled(TEACHERS, "train")
     found = {
-        name: _shown(seen, held, 1.0)
+        name: share_shown(seen, held, 1.0)
         for name in run.methods
         if (seen := run.pooled(TEACHERS, f"train+{name}")) is not None
     }
     said = [_of_perturbation(name, share) for name, share in found.items()]
-    warm = _shown(clean, held, 4.0) if clean is not None else 0.0
+    warm = share_shown(clean, held, 4.0) if clean is not None else 0.0
     if warm >= LITTLE:
         said.append(
             f"At τ = 4 training images show {warm:.0%} of it without any: a temperature is the cheaper way."
@@ -49,8 +49,9 @@ def _of_perturbation(name: str, share: float) -> str:
     return f"{shown}{', enough to learn from' if share >= ENOUGH else ': a larger step would show more'}."
 
 
-def _shown(clean: Predictions, held: Predictions, temperature: float) -> float:
-    return _kld(clean, temperature) / _kld(held, temperature)
+def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:
+    """The teachers' mean-KLD on some images as a share of that on held-out ones, both at a temperature."""
+    return _kld(seen, temperature) / _kld(held, temperature)
 
 
 def _kld(teachers: Predictions, temperature: float) -> float:

@@ -19,6 +19,7 @@ from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching
 from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
+from polyphony.report.figures.shown import shown_by_temperature
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.pool import Pool, differences
@@ -79,7 +80,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
     (
         "Diversity",
         "diversity",
-        (teacher_diversity, student_diversity, external_diversity, member_predictions),
+        (teacher_diversity, shown_by_temperature, student_diversity, external_diversity, member_predictions),
     ),
     ("Quality", "quality", (dee_curves, quality_for_cost, reliability_diagrams)),
     (
