@@ -73,10 +73,11 @@ def test_a_report_is_a_page_and_every_figure_and_table_as_files(reported: Path):
     names = {path.name for path in (reported / "figures").iterdir()}
     charts = {
         "diversity-teachers", "diversity-students", "diversity-external", "members", "dee", "pareto",
-        "reliability", "entropy-svhn", "corrupted-digits-c", "jacobians", "snr", "learning",
+        "reliability", "entropy-svhn", "corrupted-digits-c", "jacobians", "snr", "learning", "shown",
     }  # fmt: skip
     tables = {
-        "scores-calibrated", "scores-standard", "students", "unknown-svhn", "corrupted-digits-c", "jacobians",
+        "scores-calibrated", "scores-standard", "students", "differences", "unknown-svhn", "corrupted-digits-c",
+        "jacobians",
     }  # fmt: skip
     expected = {f"{chart}.{kind}" for chart in charts for kind in ("svg", "pdf", "csv")}
     assert names == expected | {f"{table}.{kind}" for table in tables for kind in ("md", "tex")}
