@@ -76,8 +76,8 @@ def test_a_report_is_a_page_and_every_figure_and_table_as_files(reported: Path):
         "reliability", "entropy-svhn", "corrupted-digits-c", "jacobians", "snr", "learning", "shown",
     }  # fmt: skip
     tables = {
-        "scores-calibrated", "scores-standard", "students", "differences", "unknown-svhn", "corrupted-digits-c",
-        "jacobians",
+        "scores-calibrated", "scores-standard", "students", "differences", "unknown-svhn",
+        "corrupted-digits-c", "jacobians",
     }  # fmt: skip
     expected = {f"{chart}.{kind}" for chart in charts for kind in ("svg", "pdf", "csv")}
     assert names == expected | {f"{table}.{kind}" for table in tables for kind in ("md", "tex")}
