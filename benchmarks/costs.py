@@ -1,0 +1,126 @@
+"""What the paper's recipes cost by count, how that grows, and how far estimates are from measured steps.
+
+Run from the project's root: `python benchmarks/costs.py`. Operations are counted as `polyphony show` counts
+them, on PyTorch's meta device, without the data. Prints the tables of docs/scale.md and writes them to
+`benchmarks/results/costs.csv`; times of steps are processor time in one thread, which a busy machine changes
+little.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from polyphony.machine import processor
+from polyphony.recipe import read_recipe
+from polyphony.study import OutlinedStudy, Study, costs
+from polyphony.study.cost import Counting, blank, step, trainings
+
+RESULTS = Path(__file__).parent / "results" / "costs.csv"
+PAPER = (
+    "cifar10-resnet32-be4",
+    "cifar10-resnet32-be8",
+    "cifar100-wrn28x2-be4",
+    "cifar100-wrn28x5-be4",
+    "cifar100-wrn28x10-be4",
+    "cifar100-wrn28x10-mimo3",
+    "tinyimagenet-wrn28x5-be4",
+)
+BASE = "cifar10-resnet32-be4"
+METHOD = "methods={kd-confods={perturb='confods'}}"  # the only one
+GROWTH = {  # what is changed of the base recipe
+    "as it is": (),
+    "M = 2": ("members=2",),
+    "M = 8": ("members=8",),
+    "M = 16": ("members=16",),
+    "N / 2": ("data.limit=22500",),
+    "16 × 16 pixels": ("data.resolution=16",),
+    "64 × 64 pixels": ("data.resolution=64",),
+}
+SIZES = {  # of which a step is measured
+    "ResNet-8, 8 × 8": ("teachers.network={kind='resnet', depth=8}", "data.resolution=8", "student.batch=64"),
+    "ResNet-8, 16 × 16": (
+        "teachers.network={kind='resnet', depth=8}",
+        "data.resolution=16",
+        "student.batch=64",
+    ),
+    "ResNet-32, 32 × 32": ("student.batch=16",),
+}
+GPU = 2e13  # operations a second that one is assumed to sustain
+Row = dict[str, object]
+
+
+def outlined(recipe: str, *overrides: str) -> Study:
+    """A recipe's study without its data."""
+    return OutlinedStudy(read_recipe(recipe, overrides), Path("nowhere"))
+
+
+def paper_rows() -> Iterator[Row]:
+    """What each recipe of the paper takes."""
+    for name in PAPER:
+        found = costs(outlined(name))
+        total, jobs = sum(cost.runs * cost.flops for cost in found), sum(cost.runs for cost in found)
+        yield {
+            "table": "paper",
+            "what": name,
+            "trainings": jobs,
+            "eflop": total / 1e18,
+            "hours": total / GPU / 3600,
+        }
+
+
+def growth_rows() -> Iterator[Row]:
+    """What one teacher and one student take when one thing is changed, as a share of what they take else."""
+    first: tuple[float, float] | None = None
+    for what, overrides in GROWTH.items():
+        teacher, student = costs(outlined(BASE, *overrides, METHOD))
+        first = first or (teacher.flops, student.flops)
+        yield {
+            "table": "growth",
+            "what": what,
+            "teacher": teacher.flops / first[0],
+            "student": student.flops / first[1],
+        }
+
+
+def measured_rows() -> Iterator[Row]:
+    """A student's estimated step as a share of the measured one."""
+    torch.set_num_threads(1)
+    for what, overrides in SIZES.items():
+        study = outlined(BASE, *overrides, METHOD, "threads=1", "data.limit=2000", "student.epochs=1")
+        _, estimate = costs(study)
+        _, (*_, student, loss) = trainings(study.sketch(), "cpu", Counting())
+        x = torch.rand_like(blank(study, study.recipe.student.batch, "cpu"))
+        steps = -(-len(study.splits.train) // len(x))
+        seconds = []
+        for _ in range(4):
+            start = time.process_time()
+            step(student, loss, x)
+            seconds.append(time.process_time() - start)
+        yield {"table": "measured", "what": what, "ratio": estimate.seconds / steps / min(seconds[1:])}
+
+
+def main() -> None:
+    """Count, measure, print and keep."""
+    rows = []
+    for row in (row for table in (paper_rows, growth_rows, measured_rows) for row in table()):
+        print(row, flush=True)
+        rows.append(row | {"torch": torch.__version__, "machine": processor()})
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: rounded(value) for name, value in row.items()} for row in rows)
+
+
+def rounded(value: object) -> object:
+    """A number to three significant digits."""
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()
