@@ -290,16 +290,26 @@ def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(sa
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("x can't allocate memory: 9")], ids=repr
+    ("error", "fault"),
+    [
+        (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB"),
+        (
+            RuntimeError("x can't allocate memory: you tried to allocate 9 bytes. y"),
+            "tried to allocate 9 bytes",
+        ),
+    ],
 )
-def test_memory_that_runs_out_is_one_sentence(say, tiny, error):
-    with mock.patch("polyphony.study.run_study", side_effect=error):
-        said = say(*tiny("study"))
-    assert said.code == 1
-    assert (
-        said.err
-        == f"polyphony: there is too little memory ({error}): take smaller images, batches or networks\n"
-    )
+def test_memory_that_runs_out_is_one_sentence(say, error, fault):
+    with mock.patch("polyphony.recipe.read_recipe", side_effect=error):
+        said = say("show", "digits")
+    told = f"polyphony: there is too little memory ({fault}): take smaller images, batches or networks\n"
+    assert (said.code, said.err) == (1, told)
+
+
+def test_no_sentence_has_more_than_300_characters(say, refused):
+    said = say("study", "x" * 5000)
+    refused(said, "there is no recipe 'xxx")
+    assert len(said.err) == 301  # the last is the line's end
 
 
 def test_a_fault_of_ours_keeps_its_traceback(say, tiny):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(words.sentence(sentence(error)))
+        complain(sentence(error))
         sys.exit(code)
 
 
@@ -84,13 +85,14 @@ def sentence(error: Exception) -> str:
     if type(error) in what_to_type:
         return f"{error}: {what_to_type[type(error)]}"
     if out_of_memory(error):
-        said = words.first_line(error)
+        asked = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+        said = asked[0] if asked else words.first_line(error)
         return f"there is too little memory ({said}): take smaller images, batches or networks"
     if isinstance(error, WriteError):
         return f"{error}: make room, or name a place that can be written; the same command goes on"
     if isinstance(error, OSError):
         return (
-            f"{error.filename or 'the system says'}: {error.strerror or error}; check the disk and its space"
+            f"{error.filename or 'the system says'}: {error.strerror or error}; check the path and the disk"
         )
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 

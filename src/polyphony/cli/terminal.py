@@ -15,6 +15,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from polyphony.words import count, counted, duration
+from polyphony.words import sentence as one_sentence
 
 if TYPE_CHECKING:
     from polyphony.collapse import Row
@@ -29,8 +30,9 @@ errors = Console(stderr=True)
 
 
 def complain(sentence: str) -> None:
-    """One sentence on standard error."""
-    errors.print(f"polyphony: {sentence}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+    """One sentence on standard error, of at most 300 characters."""
+    text = one_sentence(f"polyphony: {sentence}")
+    errors.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
