@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -58,6 +59,32 @@ def test_impossible_expectations_are_one_sentence(keys, sentence):
         network(f'{{ kind = "python", name = "mynets:make", {keys} }}')
 
 
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ('kind = "timm", name = "hf-hub:someone/model"', "'hf-hub:someone/model' is no plain word"),
+        ('kind = "timm", name = "local-dir:/tmp"', "is no plain word"),
+        (
+            'kind = "timm", name = "x", args = { checkpoint_path = "a.pt" }',
+            "checkpoint_path would have other",
+        ),
+        ('kind = "timm", name = "x", args = { pretrained = true }', "pretrained would have other files read"),
+        (
+            'kind = "timm", name = "x", args = { a = [{ b = "https://x" }] }',
+            "b = 'https://x' is no plain word",
+        ),
+        ('kind = "transformers", config = { model_type = "vit", auto_map = { A = "b" } }', "auto_map would"),
+        (
+            'kind = "transformers", config = { model_type = "x", attn_implementation = "a/b" }',
+            "no plain word",
+        ),
+    ],
+)
+def test_a_library_is_not_made_to_read_or_run_anything_else(table, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        network(f"{{ {table} }}")
+
+
 def test_timm_says_itself_what_it_expects(monkeypatch):
     made = []
 
@@ -68,10 +95,16 @@ def test_timm_says_itself_what_it_expects(monkeypatch):
         net.pretrained_cfg["input_size"] = (3, 12, 12)
         return net
 
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    known = SimpleNamespace(create_model=create_model, get_pretrained_cfg=lambda name: fixed)
+    fixed = SimpleNamespace(fixed_input_size=True)
+    monkeypatch.setitem(sys.modules, "timm", known)
     built = network('{ kind = "timm", name = "tiny", args = { drop_rate = 0.1 } }').build(7, 3)
-    assert made == [("tiny", {"num_classes": 7, "in_chans": 3, "pretrained": False, "drop_rate": 0.1})]
+    settings = {"num_classes": 7, "in_chans": 3, "pretrained": False, "drop_rate": 0.1}
+    assert made.pop() == ("tiny", settings)
     assert built.size == (12, 12)
+    small = network('{ kind = "timm", name = "tiny", args = { drop_rate = 0.1 }, size = 8 }').build(7, 3)
+    assert made.pop() == ("tiny", settings | {"img_size": 8})
+    assert small.size == (8, 8)
     assert built.normalize.mean.flatten().tolist() == pytest.approx([0.4, 0.5, 0.6])
 
 
@@ -96,5 +129,38 @@ def test_a_vision_transformer_by_its_configuration():
     built = network(table).build(5, 3, torch.Generator().manual_seed(0))
     assert built.size == (16, 16)
     assert built(torch.rand(2, 3, 10, 10)).shape == (2, 5)
+    smaller = network(table.replace("} }", "}, size = 8 }")).build(5, 3)
+    assert smaller.network.config.image_size == 8
+    assert smaller(torch.rand(2, 3, 10, 10)).shape == (2, 5)
     with pytest.raises(RecipeError, match="transformers cannot make 'nothing'"):
         network('{ kind = "transformers", config = { model_type = "nothing" } }').build(5, 3)
+
+
+@pytest.mark.parametrize(
+    ("told", "mean", "std"),
+    [
+        ({}, 0.0, 1.0),
+        ({"image_mean": [0.3] * 3, "image_std": [0.2] * 3}, 0.3, 0.2),
+        ({"image_mean": [0.3] * 3, "image_std": [0.2] * 3, "do_normalize": False}, 0.0, 1.0),
+        ({"image_mean": [51.0] * 3, "image_std": [102.0] * 3, "do_rescale": False}, 0.2, 0.4),
+        ({"image_mean": [1.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 127.5}, 0.5, 0.5),
+    ],
+)
+def test_a_model_of_transformers_says_itself_what_it_expects(tmp_path, told, mean, std):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
+    )
+    config.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(told | {"size": {"shortest_edge": 24}, "crop_size": 20, "do_center_crop": True})
+    )
+    table = network(f'{{ kind = "transformers", name = "{tmp_path}" }}')
+    for each in (table, table.portable()):
+        built = each.build(5, 3)
+        assert built.size == (20, 20)
+        assert built.normalize.mean.flatten().tolist() == pytest.approx([mean] * 3)
+        assert built.normalize.std.flatten().tolist() == pytest.approx([std] * 3)
+        assert built.network.config.hidden_sizes == [8]
+        assert built(torch.rand(2, 3, 9, 9)).shape == (2, 5)
+    assert str(tmp_path) not in table.portable().model_dump_json()

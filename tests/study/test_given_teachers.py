@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -31,6 +33,15 @@ class Mine(nn.Module):
 
 def make(classes, channels, width=6):
     return Mine(classes, channels, width)
+
+def one_image(classes, channels):
+    return Mine(classes, 1, 6)
+
+def two(classes, channels):
+    return Mine(2, channels, 6)
+
+def pooled(classes, channels):
+    return nn.Sequential(nn.ConvTranspose2d(channels, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
 RECIPE = """
 members = 2
@@ -51,6 +62,8 @@ learning_rate = 0.05
 scratch = {}
 kd = { perturb = "clean" }
 """
+FORMS = ("batch_ensemble", "mimo", "hydra", "latent_be", "single", "dirichlet", "proxy_dirichlet")
+OF_ALL_FORMS = ", ".join(f"{form} = {{ perturb = 'clean', form = '{form}' }}" for form in FORMS)
 
 
 @pytest.fixture
@@ -142,12 +155,37 @@ def test_classes_in_another_order_are_noticed(folder):
             "'conv.weight' is [6, 1, 3, 3], but the network's is [7, 1, 3, 3]",
         ),
         ("teachers.network.mean=[40.0]", "and chance is"),
-        ("teachers.network.size=12", "its network cannot take images of"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_one_sentence(folder, override, sentence):
     with pytest.raises(WeightsError, match=re.escape(sentence)):
         run(folder, override)
+
+
+def test_they_teach_students_of_every_form_which_networks_allow(folder):
+    names = run(folder, f"methods={{ {OF_ALL_FORMS} }}")
+    assert {f"{form}, seed 0" for form in FORMS} < set(names)
+    rows = list(csv.DictReader((folder / "run" / "scores.csv").read_text().splitlines()))
+    on_test = {row["model"]: float(row["nll"]) for row in rows if row["split"] == "test"}
+    assert set(on_test) == {"teachers", *FORMS}
+    assert all(nll < math.log(10) for form, nll in on_test.items() if form != "mimo"), on_test
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("teachers.network.size=12", "'make' cannot take images of 1 × 8 × 8 (RuntimeError: "),
+        ("methods.kd.form=mimo", "'one_image' cannot take images of 2 × 8 × 8 (RuntimeError: "),
+        ("teachers.network.name=outside_nets:two", "answers 2 images with [2, 2], not with [2, 10]"),
+        ("teachers.network.name=outside_nets:pooled", "own: methods.kd: no members for layer 'network.0' (t"),
+        ("methods.kd.form={ kind = 'hydra', head = 'fc' }", "the network has no layer 'fc' to put heads in"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_sentence(folder, override, sentence):
+    of_one = ["teachers.network.name=outside_nets:one_image"] if override.endswith("mimo") else []
+    study = Study(read_recipe(folder / "own.toml", [override, *of_one]), folder / "run")
+    with pytest.raises(RecipeError, match=re.escape(sentence)):
+        study.fresh_student("kd")
 
 
 @pytest.mark.parametrize(

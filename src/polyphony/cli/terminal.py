@@ -167,11 +167,11 @@ def show_recipe(recipe: Recipe) -> None:
     console.print(Syntax(text, "json", background_color="default"))
 
 
-def show_parameters(counts: dict[str, int]) -> None:
-    """How many parameters teachers and students have."""
-    table = Table("model", "parameters", title="Parameters")
+def show_parameters(counts: dict[str, int], shares: dict[str, float]) -> None:
+    """How many parameters teachers and students have, and which share of the weights has rank-one members."""
+    table = Table("model", "parameters", "with members", title="Parameters")
     for model, parameters in counts.items():
-        table.add_row(model, f"{parameters:,}")
+        table.add_row(model, f"{parameters:,}", f"{shares[model]:.1%}" if model in shares else "–")
     console.print(table)
 
 

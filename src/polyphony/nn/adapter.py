@@ -16,6 +16,7 @@ class Adapted(nn.Module):
     def __init__(self, network: nn.Module, normalize: Normalize, size: tuple[int, int] | None) -> None:
         super().__init__()
         self.normalize, self.size, self.network = normalize, size, network
+        self.shape: tuple[int, ...] | None = None  # of the images it is shown, where that is known
 
     def forward(self, x: Tensor) -> Tensor:
         if self.size is not None and x.shape[-2:] != self.size:

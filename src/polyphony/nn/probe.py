@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyphony.nn.adapter import logits_of
+from polyphony.nn.adapter import Adapted, logits_of
 from polyphony.nn.rank_one import RankOne, RankOneLinear
 
 Size = tuple[int, ...]  # of one image: channels, height, width
@@ -131,7 +131,9 @@ def sizes(network: nn.Module) -> Iterator[Size]:
 
 
 def declared(module: nn.Module) -> Iterator[Size]:
-    """The size of images in a module's own configuration, as transformers and timm write it."""
+    """The size of images that a module was adapted for, or has in its configuration (transformers, timm)."""
+    if isinstance(module, Adapted) and module.shape:
+        yield module.shape
     config = getattr(module, "config", None)
     side, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
     if isinstance(side, int):

@@ -1,7 +1,8 @@
 """The typed recipe, read from TOML."""
 
-from polyphony.recipe.foreign import ForeignTable, NetworkTable, foreign_table
+from polyphony.recipe.foreign import ForeignTable, NetworkTable
 from polyphony.recipe.forms import Form, FormTable
+from polyphony.recipe.libraries import foreign_table
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.perturbations import ODSTable, Surroundings
 from polyphony.recipe.python import own_code

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 NEAR = 0.02  # the spread of factors that leaves trained weights as good as they are
 
+Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that members share
+
 
 class FormTable(Table):
     """What forms have in common: members learn one-to-one, and predict as they were trained."""
@@ -77,7 +79,7 @@ class BatchEnsembleForm(FormTable):
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
     factor_std: NonNegativeFloat | None = None  # the paper's; small for a student that starts from a teacher
-    keep: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()  # layers that members share
+    keep: Keep = ()
 
     def near(self) -> FormTable:
         return self.model_copy(update={"factor_std": NEAR}) if self.factor_std is None else self
@@ -115,9 +117,10 @@ class HydraForm(FormTable):
 
     words: ClassVar[str] = "Hydra"
     kind: Literal["hydra"]
+    head: str | None = None  # the classifier that heads take the place of; the network's last layer
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        return Hydra(network, members, rng=rng)
+        return Hydra(network, members, head=self.head, rng=rng)
 
 
 class SingleForm(FormTable):
@@ -140,12 +143,13 @@ class LatentBEForm(FormTable):
     needs_teachers: ClassVar[bool] = True  # nothing else tells its members apart
     words: ClassVar[str] = "LatentBE, merged"
     kind: Literal["latent_be"]
+    keep: Keep = ()
 
     def predictors(self, members: int) -> int:
         return 1
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        return LatentBE(network, members)
+        return LatentBE(network, members, keep=self.keep)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return Distill(teachers, method.alpha, method.temperature, perturb, passes="one")

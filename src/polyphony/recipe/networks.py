@@ -8,7 +8,8 @@ import torch
 from pydantic import Field, field_validator
 
 from polyphony.nn import ResNet, WideResNet, resnet, wide_resnet
-from polyphony.recipe.foreign import NetworkTable, PythonNetwork, TimmNetwork, TransformersNetwork
+from polyphony.recipe.foreign import NetworkTable, PythonNetwork
+from polyphony.recipe.libraries import TimmNetwork, TransformersNetwork
 
 DEEPEST = 2_000
 

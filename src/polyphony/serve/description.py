@@ -52,6 +52,8 @@ class Description(Table):
     def build(self) -> Ensemble:
         """The student with fresh weights, as it was trained."""
         form = self.form.resolved()
-        copies = form.copies(self.members)
-        network = self.network.build(copies * len(self.classes), copies * self.shape[0])
-        return form.build(network, self.members, None)
+        network = self.network.fitted(len(self.classes), self.shape, copies=form.copies(self.members))
+        try:
+            return form.build(network, self.members, None)
+        except ValueError as error:
+            raise StoreError(f"a student of '{self.method}' cannot be built ({error})") from error

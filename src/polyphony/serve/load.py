@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable
 from polyphony.recipe.read import suggestion
 from polyphony.report.run import Run
@@ -56,6 +57,8 @@ def load_packed(folder: Path, device: str, *, code: bool) -> Student:
             raise StoreError(
                 f"{folder} needs the code '{table.name}', which loading would run: ask for it if you trust it"
             )
+    if isinstance(description.network, TransformersNetwork) and description.network.name:
+        raise StoreError(f"{folder} names another model, '{description.network.name}', which is not fetched")
     data = read_bytes(folder / WEIGHTS)
     if sha256(data) != description.weights:
         raise StoreError(f"{folder / WEIGHTS} is not the file that was packed (its hash differs)")

@@ -78,6 +78,7 @@ def pack_student(
     run = Run.open(folder)
     chosen = choose(run, method, seed)
     description, weights = describe(run, *chosen)
+    description = description.model_copy(update={"network": description.network.portable()})
     student = assemble(description, weights, "cpu").licensed(licence)
     with whole_folder(to) as beside:
         said = student.description.model_dump(

@@ -7,7 +7,7 @@ from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.processes import Processes, default_workers
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
-from polyphony.study.score_table import mean, parameter_counts, select, verdict
+from polyphony.study.score_table import mean, member_shares, parameter_counts, select, verdict
 from polyphony.study.study import OutlinedStudy, Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.study.together import Together, run_together
@@ -39,6 +39,7 @@ __all__ = [
     "evaluate_corrupted",
     "evaluate_unknown",
     "mean",
+    "member_shares",
     "open_study",
     "parameter_counts",
     "run_study",

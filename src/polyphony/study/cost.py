@@ -108,7 +108,7 @@ def trainings(
     with torch.device(device), counting:
         teacher = Single(study.network(table(0)))
         folded = built_once(range(recipe.members), table, lambda j: folded_teacher(study, j))
-        students = built_once(recipe.methods, recipe.form_table, study.fresh_student)
+        students = study.fresh_students()
     if isinstance(recipe.teachers, Schedule):
         yield "teacher", study.teacher_count, recipe.teachers, teacher, CrossEntropy()
     teachers = DeepEnsemble(list(folded.values()))

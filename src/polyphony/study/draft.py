@@ -17,7 +17,6 @@ from polyphony import metrics
 from polyphony.data import Options, Splits, load
 from polyphony.data.images import SUFFIXES
 from polyphony.ensembles import Single
-from polyphony.nn import Adapted
 from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
@@ -118,7 +117,7 @@ def written(
 ) -> str:
     """The recipe's text."""
     shape = splits.train.images.shape
-    network = table.build(len(splits.classes), shape[1])
+    network = table.fitted(len(splits.classes), tuple(shape[1:]))
     convolutions = any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
     return TEMPLATE.format(
@@ -160,8 +159,8 @@ def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Spli
     shape = splits.train.images.shape
     if len(keys.get("mean", ())) not in (0, 1, shape[1]):
         return 0.0, -math.inf
-    network = table.model_copy(update=dict(keys)).build(len(splits.classes), shape[1])
-    load_weights(network.network if isinstance(network, Adapted) else network, path)
+    network = table.model_copy(update=dict(keys)).fitted(len(splits.classes), tuple(shape[1:]))
+    load_weights(network.network, path)
     seen = predict(Single(network), splits.valid.some(LOOKED_AT))
     log_probs = seen.log_probs()
     return metrics.accuracy(log_probs, seen.labels), -metrics.nll(log_probs, seen.labels)

@@ -22,14 +22,7 @@ RENAMED = 0.5  # share of images right under other names of the classes, from wh
 def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str], device: str) -> None:
     """Give a network the weights of a file; a WeightsError unless it then knows the classes of the data."""
     load_weights(network.network if isinstance(network, Adapted) else network, path)
-    try:
-        logits = predict(Single(network).to(device), valid).logits[0]
-    except (RuntimeError, ValueError, TypeError) as error:
-        size = " × ".join(map(str, valid.images.shape[1:]))
-        raise WeightsError(f"{path}: its network cannot take images of {size} ({error})") from error
-    if logits.ndim != 2 or logits.shape[1] != len(classes):
-        found = logits.shape[-1] if logits.ndim == 2 else list(logits.shape[1:])
-        raise WeightsError(f"{path} answers with {found} classes, but the data has {len(classes)}")
+    logits = predict(Single(network).to(device), valid).logits[0]
     if not bool(logits.isfinite().all()):
         raise WeightsError(f"{path} gives answers that are not numbers")
     refuse_chance(logits.argmax(-1), valid.labels, classes, path)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
+from polyphony.nn import member_share
 from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import TEACHERS, by_quality
@@ -20,6 +21,8 @@ from polyphony.study.cost import Counting
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
 from polyphony.study.study import Study, built_once
+
+Number = TypeVar("Number", int, float)
 
 
 def score_jobs(study: Study) -> list[Predict]:
@@ -93,19 +96,30 @@ def by_calibration(predictions: Predictions, temperature: float) -> dict[str, di
 
 def parameter_counts(study: Study) -> dict[str, int]:
     """Parameters of the teachers together, and of each method's student as it predicts."""
+    return of_sketch(study, counted)
+
+
+def member_shares(study: Study) -> dict[str, float]:
+    """What share of a member's weights has factors or is its own, of each student whose members have such."""
+    shares = of_sketch(study, lambda sketch: {n: member_share(s) for n, s in sketch.fresh_students().items()})
+    return {name: share for name, share in shares.items() if share}
+
+
+def of_sketch(study: Study, ask: Callable[[Study], dict[str, Number]]) -> dict[str, Number]:
+    """The answer for models that are built without their numbers, or with them where a network needs them."""
     sketch = study.sketch()
     try:
         with torch.device("meta"), Counting():  # where networks are built at once, without their numbers
-            return counted(sketch)
+            return ask(sketch)
     except Exception:  # which one's own network may need
-        return counted(sketch)
+        return ask(sketch)
 
 
 def counted(study: Study) -> dict[str, int]:
     """The parameters of a study's models."""
     recipe, table = study.recipe, study.recipe.teachers.network_of
     networks = built_once(range(recipe.members), table, lambda j: study.network(table(j)))
-    students = built_once(recipe.methods, recipe.form_table, study.fresh_student)
+    students = study.fresh_students()
     counts = {name: parameters(recipe.form(name).trained(student)) for name, student in students.items()}
     return {TEACHERS: sum(map(parameters, networks.values())), **counts}
 

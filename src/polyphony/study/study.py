@@ -123,8 +123,8 @@ class Study:
 
     def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
-        classes, channels = len(self.splits.classes), self.splits.train.images.shape[1]
-        network = table.build(copies * classes, copies * channels, rng)
+        shape = tuple(self.splits.train.images.shape[1:])
+        network = table.fitted(len(self.splits.classes), shape, rng, copies)
         table.normalize(network, *(copies * values for values in self.splits.train.statistics))
         return network
 
@@ -134,7 +134,16 @@ class Study:
         network = self.network(self.recipe.student_network, rng, form.copies(members))
         if rng is not None and self.recipe.student.start == "teacher":
             network.load_state_dict(self.teacher_stage(0).weights())
-        return form.build(network, members, rng)
+        try:
+            return form.build(network, members, rng)
+        except ValueError as error:
+            if any(weight.is_meta for weight in network.parameters()):
+                raise  # it may do where there are numbers
+            raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
+
+    def fresh_students(self) -> dict[str, Ensemble]:
+        """Every method's student before training, one for methods of the same form; to be looked at."""
+        return built_once(self.recipe.methods, self.recipe.form_table, self.fresh_student)
 
     def stages(self, model: str, seed: int | None, teachers: int) -> list[Stage]:
         """The folders of a model's weights: a student's, or without a seed those of so many teachers."""

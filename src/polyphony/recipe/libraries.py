@@ -1,0 +1,156 @@
+"""Networks of timm and transformers, by name or configuration."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from torch import nn
+
+from polyphony.recipe.foreign import ForeignTable, PythonNetwork
+from polyphony.recipe.python import said
+from polyphony.recipe.table import RecipeError
+
+# Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
+FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
+
+
+def harmless(value: Any, name: str = "name") -> Any:
+    """The value; a ValueError where it could have a library read or run anything but its own code."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if each and (key.startswith("_") or any(part in key.lower() for part in FETCHING)):
+                raise ValueError(f"{key} would have other files read: leave it out")
+            harmless(each, key)
+    for each in value if isinstance(value, list) else ():
+        harmless(each, name)
+    if isinstance(value, str) and not re.fullmatch(r"[\w.+-]*", value):
+        raise ValueError(f"{name} = {value!r} is no plain word: paths, addresses and sources are not taken")
+    return value
+
+
+def foreign_table(text: str, folder: Path) -> ForeignTable:
+    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; a module lies in `folder`."""
+    kind, _, name = text.partition(":")
+    kinds: dict[str, type[ForeignTable]] = {"timm": TimmNetwork, "transformers": TransformersNetwork}
+    try:
+        if kind in kinds:
+            return kinds[kind].model_validate({"kind": kind, "name": name})
+        return PythonNetwork.model_validate({"kind": "python", "name": text}, context={"folder": str(folder)})
+    except ValidationError:
+        raise RecipeError(
+            f"'{text}' names no network: give module:function, timm:NAME or transformers:FOLDER"
+        ) from None
+
+
+class TimmNetwork(ForeignTable):
+    """A network of timm by its name; `args` go to timm.create_model. Nothing else is read or downloaded."""
+
+    kind: Literal["timm"]
+    name: Annotated[str, AfterValidator(harmless)]
+    args: Annotated[dict[str, Any], AfterValidator(harmless), Field(default_factory=dict)]
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def make_network(self, classes: int, channels: int) -> nn.Module:
+        timm = needed("timm", "timm")
+        try:
+            known = timm.get_pretrained_cfg(self.name) if self.size else None
+            sizes = {"img_size": self.size} if known and known.fixed_input_size else {}
+            sizes |= {"num_classes": classes, "in_chans": channels}
+            network: nn.Module = timm.create_model(self.name, pretrained=False, **sizes | self.args)
+        except Exception as error:
+            raise RecipeError(f"timm cannot make '{self.name}' ({said(error)})") from error
+        return network
+
+    def expects(self, network: nn.Module) -> dict[str, Any]:
+        own: dict[str, Any] = getattr(network, "pretrained_cfg", {})
+        size = {"size": own["input_size"][-1]} if own.get("fixed_input_size") else {}
+        return {key: own[key] for key in ("mean", "std") if own.get(key)} | size
+
+
+class TransformersNetwork(ForeignTable):
+    """An image classifier of transformers: the folder or id of a model, or the `config` of a fresh one."""
+
+    kind: Literal["transformers"]
+    name: str | None = None
+    config: Annotated[dict[str, Any], AfterValidator(harmless)] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_name_or_a_config(self) -> TransformersNetwork:
+        if (self.name is None) == (self.config is None):
+            raise ValueError("give name, a model's folder or id, or config with its model_type, and not both")
+        return self
+
+    @property
+    def label(self) -> str:
+        return self.name or str((self.config or {}).get("model_type"))
+
+    def make_network(self, classes: int, channels: int) -> nn.Module:
+        transformers = needed("transformers", "transformers")
+        sizes = {"num_labels": classes, "num_channels": channels}
+        try:
+            config = self.configuration(sizes)
+            if self.size and hasattr(config, "image_size"):
+                config.image_size = self.size
+            network: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
+        except Exception as error:
+            raise RecipeError(f"transformers cannot make '{self.label}' ({said(error)})") from error
+        return network
+
+    def configuration(self, sizes: dict[str, int]) -> Any:
+        """The model's configuration, from its name or its table; code that comes with a model is not run."""
+        auto = needed("transformers", "transformers").AutoConfig
+        if self.name is not None:
+            return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
+        table = dict(self.config or {})
+        return auto.for_model(table.pop("model_type"), **table | sizes)
+
+    def portable(self) -> TransformersNetwork:
+        if self.name is None:
+            return self
+        told = self.configuration({}).to_diff_dict()
+        kept = told.keys() - {"id2label", "label2id", "architectures", "transformers_version", "dtype"}
+        config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
+        given = {"mean": self.mean, "std": self.std, "size": self.size}
+        known = expected(self.name) | {key: value for key, value in given.items() if value is not None}
+        return TransformersNetwork(kind="transformers", config=config, **known)
+
+    def expects(self, network: nn.Module) -> dict[str, Any]:
+        own = expected(self.name) if self.name else {}
+        size = getattr(getattr(network, "config", None), "image_size", None)
+        return own | ({"size": size if isinstance(size, int) else tuple(size)} if size else {})
+
+
+def expected(name: str) -> dict[str, Any]:
+    """`mean`, `std` and `size` as the image processor that lies beside a model says them, if there is one."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        told, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        return {}
+    levels = 255 * told.get("rescale_factor", 1 / 255) if told.get("do_rescale", True) else 255
+    known: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
+    if told.get("do_normalize", True) and "image_mean" in told:
+        known = {"mean": told["image_mean"], "std": told["image_std"]}
+        known = {key: tuple(value / levels for value in values) for key, values in known.items()}
+    size = told.get("crop_size" if told.get("do_center_crop") else "size")
+    sides = size.values() if isinstance(size, dict) else [size]
+    return known | ({"size": max(sides)} if all(isinstance(side, int) for side in sides) else {})
+
+
+def needed(module: str, extra: str) -> Any:
+    """A module that comes with an extra, or one sentence."""
+    try:
+        return import_module(module)
+    except Exception as error:  # a library beside the wrong versions of others can raise anything
+        raise RecipeError(
+            f"kind = '{module}' needs the package {module}, which cannot be imported ({said(error)}):"
+            f" pip install 'polyphony[{extra}]'"
+        ) from error
