@@ -1,55 +1,65 @@
-"""From a folder of pictures and files of weights to a recipe that runs, by the command alone."""
+"""From a folder of pictures and files of weights to a student that answers in ONNX, by the command alone."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
+from polyphony import load_student
 from polyphony.cli import main
 from polyphony.recipe import read_recipe
 
 MODULE = """
 from torch import nn
 
+class Block(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.down = nn.Conv2d(inputs, outputs, 1, 2, bias=False)
+
+    def forward(self, x):
+        return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + self.down(x)).relu()
+
 def make(classes, channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(32, classes),
-    )
+    pool = nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(Block(channels, 8), Block(8, 16), pool, nn.Flatten(), nn.Linear(16, classes))
 """
 COLOURS = {"bright": (185, 180, 175), "dark": (60, 65, 70), "middle": (120, 125, 115)}
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """Pictures of three greys, in two sizes; two networks trained on them with ImageNet's statistics."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Pictures of three greys, in two sizes; four networks trained on them with ImageNet's statistics."""
+    folder = tmp_path_factory.mktemp("made")
     rng, images, labels = np.random.default_rng(0), [], []
     for label, (name, colour) in enumerate(COLOURS.items()):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (folder / "pictures" / name).mkdir(parents=True)
         for i in range(30):
             side = 12 if i % 3 else 14
             noise = rng.integers(-40, 40, (side, side, 3))
             picture = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
-            Image.fromarray(picture).save(tmp_path / "pictures" / name / f"{i}.png")
+            Image.fromarray(picture).save(folder / "pictures" / name / f"{i}.png")
             images.append(torch.from_numpy(picture[:12, :12]).permute(2, 0, 1) / 255)
             labels.append(label)
-    (tmp_path / "draft_nets.py").write_text(MODULE)
+    (folder / "draft_nets.py").write_text(MODULE)
     names: dict = {}
     exec(MODULE, names)
     x, y = torch.stack(images), torch.tensor(labels)
     x = (x - MEAN.view(3, 1, 1)) / STD.view(3, 1, 1)
-    for j in range(2):
+    for j in range(4):
         torch.manual_seed(j)
         net = names["make"](3, 3)
         optimiser = torch.optim.Adam(net.parameters(), 0.02)
@@ -57,7 +67,17 @@ def place(tmp_path, monkeypatch):
             optimiser.zero_grad()
             nn.functional.cross_entropy(net(x), y).backward()
             optimiser.step()
-        torch.save(net.state_dict(), f"{j}.pt")
+        torch.save({"state_dict": net.state_dict()}, folder / f"{j}.pt")
+    return folder
+
+
+@pytest.fixture
+def place(made, tmp_path, monkeypatch):
+    """A copy of it to work in, where no module of it stays imported."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path
     sys.modules.pop("draft_nets", None)
 
@@ -69,11 +89,12 @@ def command(*arguments: str) -> int:
 
 
 def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
-    assert command("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make") == 0
+    init = ("init", "pictures", "0.pt", "1.pt", "2.pt", "3.pt", "--network", "draft_nets:make")
+    assert command(*init) == 0
     said = capsys.readouterr().out
     assert "of 3 classes, 12×12 pixels" in said
     recipe = read_recipe("own.toml")
-    assert recipe.members == 2
+    assert recipe.members == 4
     assert recipe.data.resolution == 12
     assert recipe.teachers.network.mean == pytest.approx(MEAN.tolist())
     assert recipe.student.optimizer.kind == "sgd"
@@ -90,8 +111,31 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert command("study", "own.toml", *small) == 0
     assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().out
     assert Path("runs/own/report.html").exists()
-    assert command("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make") == 2
+    assert command(*init) == 2
     assert "own.toml is there already" in capsys.readouterr().err
+    pictures = [np.asarray(Image.open(path))[:12, :12] for path in sorted(Path("pictures").rglob("*.png"))]
+    check_the_way_out(np.stack(pictures[:64]), capsys)
+
+
+def check_the_way_out(pictures, capsys):
+    """Pictures without labels get the same answers from the command, from Python and from the ONNX file."""
+    Path("unlabelled").mkdir()
+    for i, picture in enumerate(pictures[:3]):
+        Image.fromarray(picture).save(f"unlabelled/{i}.png")
+    student = load_student("runs/own", "kd-ods")
+    answers = student.predict(pictures)
+    assert command("predict", "runs/own", "unlabelled", "--method", "kd-ods", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    found = [list(row["probabilities"].values()) for row in told]
+    np.testing.assert_allclose(found, answers.probabilities[:3], atol=1e-6)
+    assert command("export", "runs/own", "kd-ods", "--to", "student.onnx") == 0
+    session = onnxruntime.InferenceSession("student.onnx")
+    for batch in (1, 7, 64):
+        found = session.run(None, {"pixels": pictures[:batch].transpose(0, 3, 1, 2)})
+        for output, value in zip(session.get_outputs(), found, strict=True):
+            expected = getattr(answers, output.name)
+            expected = expected[:, :batch] if output.name == "members" else expected[:batch]
+            np.testing.assert_allclose(value, expected, atol=1e-5, err_msg=output.name)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +145,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
         (("nowhere", "0.pt", "1.pt", "--network", "draft_nets:make"), "no known data set"),
         (("pictures", "0.pt", "1.pt", "--network", "draft nets"), "names no network"),
         (("pictures", "0.pt", "1.pt", "--network", "draft_nets:mak"), "the module has no 'mak'"),
-        (("pictures", "2.pt", "1.pt", "--network", "draft_nets:make"), "2.pt cannot be read"),
+        (("pictures", "4.pt", "1.pt", "--network", "draft_nets:make"), "4.pt cannot be read"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arguments, sentence):
