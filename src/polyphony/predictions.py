@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from polyphony.data import Split, pixels
 from polyphony.devices import send
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.limits import counts
+from polyphony.machine import memory
 from polyphony.metrics import Predictions
 
-BATCH = 250  # images that are predicted at a time
+BATCH = 250  # images that are predicted at a time, where memory allows
+GROWTH = 64  # bytes that a network may take for each byte of its images, as floats
 
 
 def unchanged(x: Tensor, y: Tensor) -> Tensor:
@@ -21,17 +24,26 @@ def unchanged(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
+def batch_for(ensemble: Ensemble, shape: Sequence[int]) -> int:
+    """How many images [c h w] all members can be asked about at a time, in a quarter of the memory."""
+    on_gpu = ensemble.device.type == "cuda"
+    there = torch.cuda.mem_get_info(ensemble.device)[0] if on_gpu else memory()
+    each = 4 * math.prod(shape) * GROWTH * ensemble.members
+    return max(1, min(BATCH, there // 4 // each))
+
+
 def predict(
     ensemble: Ensemble,
     split: Split,
     *,
-    batch: int = BATCH,
+    batch: int | None = None,
     before: Callable[[Tensor, Tensor], Tensor] = unchanged,
 ) -> Predictions:
     """All members on every image, in eval mode and float32; `before` may change a batch's pixels first.
 
-    The images go where the ensemble is; what comes out is on the CPU.
+    The images go where the ensemble is; what comes out is on the CPU. A batch is what memory allows.
     """
+    batch = batch_for(ensemble, split.images.shape[1:]) if batch is None else batch
     counts(batch=batch)
     blocks = []
     with torch.no_grad(), evaluating(ensemble):

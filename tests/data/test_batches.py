@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyphony.data import Augmentation, Split, batch_count, batches, pixels
-from polyphony.data.batches import crop
+from polyphony.data.batches import crop, resized_crop
 
 
 def numbered(n: int, channels: int = 3, side: int = 6) -> Split:
@@ -102,3 +102,25 @@ def test_equal_generators_give_equal_epochs_and_the_next_epoch_differs() -> None
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], other[0])
+
+
+def test_a_resized_crop_is_its_window_enlarged() -> None:
+    images = numbered(3, side=8).images
+    draws = torch.tensor([[0.0], [0.5], [1.0], [0.0]]).expand(4, 3)  # a quarter, square: right and top
+    found = resized_crop(images, 0.25, draws)[..., :7, 1:]  # its inner edges look beyond the window
+    window = images[..., :4, 4:].float()
+    expected = torch.nn.functional.interpolate(window, (8, 8), mode="bilinear").round()[..., :7, 1:]
+    assert (found.int() - expected.int()).abs().max() <= 1  # a half may be rounded either way
+    whole = torch.tensor([[1.0], [0.5], [0.3], [0.7]]).expand(4, 3)
+    assert torch.equal(resized_crop(images, 0.25, whole), images)
+
+
+def test_an_area_is_cut_before_the_crop_which_draws_as_ever() -> None:
+    images = numbered(5, side=8).images
+    plain, cut = (Augmentation(pad=0, flip=False, area=area) for area in (1.0, 0.3))
+    assert plain(images, torch.Generator()) is images
+    made = [cut(images, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+    assert made[0].min() >= images.min()
+    assert made[0].max() <= images.max()

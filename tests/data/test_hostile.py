@@ -569,7 +569,10 @@ def test_no_classes_or_one_twice(wnids: str, tiny: Path) -> None:
         ({"resolution": 8192}, "images of 1×8192×8192 take .* take fewer or smaller ones"),
     ],
 )
-def test_options_beyond_any_machine(options: dict[str, int], fault: str) -> None:
+def test_options_beyond_any_machine(
+    options: dict[str, int], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyphony.data.splits.memory", lambda: 10**6)
     refused(fault, lambda: load("digits", Options(**options)))
 
 

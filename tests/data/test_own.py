@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from polyphony.data import DataError, Options, load, load_unknown
+from polyphony.data import DataError, Options, load, load_unknown, splits
 
 
 def levels(split) -> list[int]:
@@ -208,3 +208,29 @@ def test_text_named_npz(tmp_path: Path) -> None:
     (tmp_path / "mine.npz").write_text("hello")
     with pytest.raises(DataError, match=r"mine\.npz is no whole \.npz file"):
         load(str(tmp_path / "mine.npz"))
+
+
+def test_images_that_memory_has_no_room_for_are_mapped_from_a_file(
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
+    in_memory = load(str(class_folders), Options(resolution=7))
+    monkeypatch.setattr(splits, "memory", lambda: 400)
+    monkeypatch.setattr(splits, "SMALL", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
+    for _ in range(2):  # decoded, and from the cache
+        mapped = load(str(class_folders), Options(resolution=7))
+        for part in ("train", "valid", "test"):
+            one, other = getattr(mapped, part), getattr(in_memory, part)
+            assert one.fingerprint == other.fingerprint
+            assert one.statistics == other.statistics
+    assert (
+        len(list((tmp_path / "two" / "polyphony" / "data").iterdir())) == 1
+    )  # nothing is left but the cache
+
+    def full(*arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(splits.os, "posix_fallocate", full, raising=False)
+    with pytest.raises(DataError, match=r"there is no place \(No space left"):
+        load(str(class_folders), Options(resolution=6))

@@ -1,4 +1,4 @@
-"""Augmented batches drawn from a split that is whole in memory: every operation is over the batch."""
+"""Augmented batches drawn from a split that is one tensor: every operation is over the batch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ from polyphony.parallel import drawn, share
 class Augmentation:
     """A random crop after zero padding of `pad` pixels, then a horizontal flip of every second image.
 
+    With an `area` below one a window of that share of the image or more is brought to its size before that.
     uint8 [b c h w] → uint8 [b c h w], on the device of the images; one offset and one coin per image.
     `Augmentation(pad=0, flip=False)` returns its input and draws nothing.
     """
 
     pad: int = 4
     flip: bool = True
+    area: float = 1.0
 
     def __post_init__(self) -> None:
         counts(0, 10**4, pad=self.pad)
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """uint8 [b c h w] → uint8 [b c h w], augmented."""
+        if self.area < 1:
+            draws = drawn(lambda rows: torch.rand(4, rows, generator=rng), len(images), images.device, dim=1)
+            images = resized_crop(images, self.area, draws)
         if not (self.pad or self.flip):
             return images
         draws = drawn(lambda rows: self.draw(rows, rng), len(images), images.device, dim=1)
@@ -53,6 +58,21 @@ def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
     padded = F.pad(images, (pad, pad, pad, pad))
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [b c 2p+1 2p+1 h w]
     return windows[torch.arange(len(images), device=images.device), :, offsets[0], offsets[1]]
+
+
+def resized_crop(images: Tensor, area: float, draws: Tensor) -> Tensor:
+    """A window of each image, brought to its size (bilinear). uint8 [b c h w], [4 b] in [0, 1) → [b c h w]
+
+    Its share of the area is uniform from `area` to 1, the logarithm of its width over its height from that of
+    3/4 to that of 4/3 in units of the image's sides, its place uniform.
+    """
+    share, aspect = area + (1 - area) * draws[0], (4 / 3) ** (2 * draws[1] - 1)
+    size = torch.stack([share * aspect, share / aspect]).sqrt().clamp(max=1)  # width, height
+    corner = (2 * draws[2:] - 1) * (1 - size)
+    where = torch.cat([size.T.diag_embed(), corner.T[..., None]], -1)  # [b 2 3]
+    grid = F.affine_grid(where, list(images.shape), align_corners=False)
+    found = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    return found.round_().to(torch.uint8)
 
 
 def flip(images: Tensor, coins: Tensor) -> Tensor:

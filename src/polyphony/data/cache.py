@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from polyphony.data.dataset import Contents
 from polyphony.data.files import cache_root, regular, walk
@@ -52,11 +51,26 @@ def _digest(*what: object) -> str:
 
 def keep(contents: Contents, file: Path) -> None:
     """Writes the contents to the file, whole or not at all."""
-    tensors = {f"{part}.images": split.images.contiguous() for part, split in contents.parts.items()}
-    tensors |= {f"{part}.labels": split.labels.contiguous() for part, split in contents.parts.items()}
+    tensors = {f"{part}.labels": split.labels.contiguous() for part, split in contents.parts.items()}
+    tensors |= {f"{part}.images": split.images.contiguous() for part, split in contents.parts.items()}
     facts = {"classes": contents.classes, "origin": contents.origin, "parts": list(contents.parts)}
-    with whole(file) as beside:
-        save_file(tensors, beside, metadata={"facts": json.dumps(facts)})
+    with whole(file) as beside, beside.open("wb") as stream:
+        stream.write(header(tensors, facts))
+        for tensor in tensors.values():
+            stream.write(tensor.numpy().data)  # straight from where it is, in memory or in a file
+
+
+def header(tensors: dict[str, torch.Tensor], facts: dict[str, object]) -> bytes:
+    """What a file of safetensors begins with; the library writes from a copy of all tensors in memory."""
+    told: dict[str, object] = {"__metadata__": {"facts": json.dumps(facts)}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        kind = "U8" if tensor.dtype == torch.uint8 else "I64"
+        told[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(told).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def restore(file: Path) -> Contents:

@@ -20,7 +20,7 @@ from rich.progress import track
 
 from polyphony.data.errors import DataError
 from polyphony.data.files import honest
-from polyphony.data.splits import roomy
+from polyphony.data.splits import room
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -75,10 +75,9 @@ def decode_all(
 
     Decoded in parallel; a terminal on standard error shows a progress bar.
     """
-    if size is not None:
-        roomy(len(names), 3, *size)
     first = decode(read(names[0]), where(names[0]), size)
-    out = np.empty(roomy(len(names), *first.shape), np.uint8)
+    out = room(len(names), *first.shape)
+    levels = out.numpy()
     chunks = (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
     loaded = ([(read(name), where(name)) for name in chunk] for chunk in chunks)
     with _workers(len(names)) as pool:
@@ -89,8 +88,8 @@ def decode_all(
                     f"{where(names[i])} is {_size(picture)} where {where(names[0])} is {_size(first)}; "
                     "set a resolution to bring all to one size"
                 )
-            out[i] = picture
-    return torch.from_numpy(out)
+            levels[i] = picture
+    return out
 
 
 def _in_order(pool: Executor, chunks: Iterator[Chunk], size: Size | None) -> Iterator[list[Pixels]]:

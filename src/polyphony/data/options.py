@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyphony.data.errors import DataError
-from polyphony.data.splits import Split, roomy
+from polyphony.data.splits import Split, room
 
 MOST = {"resolution": 8192}  # pixels a side, as large as a picture may be; of images:
 MOST |= dict.fromkeys(("per_class", "limit", "valid", "test"), 10**9)
@@ -152,9 +152,8 @@ def resized(split: Split, resolution: int | None) -> Split:
 
 def area_average(images: Tensor, height: int, width: int) -> Tensor:
     """Every pixel is the mean over the area it covers, rounded. uint8 [n c h w] → [n c height width]"""
-    shape = roomy(len(images), images.shape[1], height, width)
     rows, columns = _overlaps(images.shape[-2], height), _overlaps(images.shape[-1], width)
-    out = torch.empty(shape, dtype=torch.uint8)
+    out = room(len(images), images.shape[1], height, width)
     largest = images.shape[1] * max(images.shape[2], height) * max(images.shape[3], width)
     step = max(1, min(1024, (1 << 26) // largest))  # bounds the float copies
     for start in range(0, len(images), step):

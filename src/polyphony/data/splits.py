@@ -1,17 +1,25 @@
-"""A data set as it is used: uint8 images and int64 labels, whole, in memory."""
+"""A data set as it is used: uint8 images and int64 labels, whole, in memory or mapped from a file."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyphony.data.errors import DataError
+from polyphony.data.files import cache_root
 from polyphony.machine import memory
+
+SMALL = 1 << 28  # bytes of images that any machine has memory for
+CHUNK = 4096  # images that are counted at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +40,9 @@ class Split:
 
     def __getitem__(self, which: slice | Tensor) -> Split:
         if isinstance(which, Tensor) and which.dtype == torch.int64:  # copies rows whole: 15 times as fast
-            return Split(self.images.index_select(0, which), self.labels.index_select(0, which))
+            out = room(len(which), *self.images.shape[1:]) if self.images.device.type == "cpu" else None
+            images = torch.index_select(self.images, 0, which, out=out)
+            return Split(images, self.labels.index_select(0, which))
         return Split(self.images[which], self.labels[which])
 
     def some(self, count: int) -> Split:
@@ -45,8 +55,10 @@ class Split:
     def statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of the pixels in [0, 1], one number a channel: for `Normalize.set`."""
         values = torch.arange(256, dtype=torch.float64) / 255
-        channels = self.images.cpu().unbind(1)
-        counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in channels])
+        counts = torch.zeros(self.images.shape[1], 256, dtype=torch.int64)
+        for some in self.images.split(CHUNK):
+            for count, channel in zip(counts, some.cpu().unbind(1), strict=True):
+                count += channel.flatten().bincount(minlength=256)
         weights = counts.double() / counts.sum(1, keepdim=True)
         mean = weights @ values
         variance = weights @ values**2 - mean**2
@@ -73,16 +85,35 @@ class Splits:
     origin: str = "own"  # every reader of official files says what it found
 
 
-def roomy(count: int, *shape: int) -> tuple[int, ...]:
-    """[n c h w] of so many uint8 images; DataError where they would not fit into this machine's memory."""
-    size, most = math.prod((count, *shape)), memory()
-    if size > most:
-        sides = "×".join(map(str, shape))
+def room(*shape: int) -> Tensor:
+    """A tensor for uint8 images, yet to be filled: in memory, or mapped from a file where it is large.
+
+    That is from a quarter of the machine's memory on. The file is in the cache folder, has no name, and is
+    gone with the tensor. DataError for more than sixteen times the memory, or than the disk has place for.
+    """
+    size, most = math.prod(shape), 16 * memory()
+    if size <= max(SMALL, memory() // 4):
+        return torch.empty(shape, dtype=torch.uint8)
+    try:
+        if size > most:
+            raise OSError(f"{most >> 30:,} GiB at most, for this machine's memory")
+        return mapped(shape, cache_root())
+    except OSError as error:
+        sides = "×".join(map(str, shape[1:]))
         raise DataError(
-            f"{count:,} images of {sides} take {size >> 30:,} GiB where this machine has {most >> 30:,}; "
-            "take fewer or smaller ones"
-        )
-    return (count, *shape)
+            f"{shape[0]:,} images of {sides} take {size >> 30:,} GiB, for which there is no place ({error});"
+            " take fewer or smaller ones"
+        ) from error
+
+
+def mapped(shape: tuple[int, ...], folder: Path) -> Tensor:
+    """A uint8 tensor in a file without a name; OSError where the disk has no place for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(math.prod(shape))
+        if hasattr(os, "posix_fallocate"):  # a full disk is noticed now, not amid a write
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape))
+        return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=shape))
 
 
 def describe(tensor: Tensor) -> str:

@@ -15,14 +15,15 @@ from polyphony.train import Plan
 
 
 class Crop(Table):
-    """Random crop after zero padding, random horizontal flip."""
+    """Random crop after zero padding, random horizontal flip; a random resized crop before these."""
 
     pad: Annotated[int, Field(ge=0, le=10**4)] = 4
     flip: bool = True
+    area: Annotated[float, Field(gt=0, le=1)] = 1.0  # the least share of an image that such a crop shows
 
     def build(self) -> Augmentation:
         """The augmentation itself."""
-        return Augmentation(self.pad, self.flip)
+        return Augmentation(self.pad, self.flip, self.area)
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -12,6 +12,7 @@ from polyphony import metrics
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.limits import counts
 from polyphony.metrics import Predictions
+from polyphony.predictions import batch_for
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
 from polyphony.words import counted
@@ -80,8 +81,9 @@ class Student:
         """The same under a licence, which an exported or packed student says."""
         return replace(self, description=self.description.model_copy(update={"licence": licence}))
 
-    def predict(self, images: Picture | Sequence[Picture], batch: int = 250) -> Answers:
+    def predict(self, images: Picture | Sequence[Picture], batch: int | None = None) -> Answers:
         """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`)."""
+        batch = batch_for(self.ensemble, self.description.shape) if batch is None else batch
         counts(batch=batch)
         blocks = []
         with torch.no_grad(), evaluating(self.ensemble):
