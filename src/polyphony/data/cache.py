@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def keep(contents: Contents, file: Path) -> None:
             stream.write(tensor.numpy().data)  # straight from where it is, in memory or in a file
 
 
-def header(tensors: dict[str, torch.Tensor], facts: dict[str, object]) -> bytes:
+def header(tensors: dict[str, torch.Tensor], facts: Mapping[str, object]) -> bytes:
     """What a file of safetensors begins with; the library writes from a copy of all tensors in memory."""
     told: dict[str, object] = {"__metadata__": {"facts": json.dumps(facts)}}
     end = 0

@@ -130,7 +130,7 @@ def untaught_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ense
         return CrossEntropy()
     source = DeepEnsemble([teachers.networks[0]]) if method.source else None
     perturb = method.perturbation(Surroundings(1 / 255, student, source))
-    return study.recipe.form(name).loss(teachers, method, perturb, study.student_steps(name))
+    return study.recipe.form(name).loss(teachers, method, perturb, max(1, study.student_steps(name)))
 
 
 def step(model: Ensemble, loss: Loss, x: Tensor) -> Tensor:
