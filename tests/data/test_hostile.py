@@ -579,8 +579,6 @@ def test_options_beyond_any_machine(
 def test_a_resolution_beyond_the_memory(class_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyphony.data.splits.memory", lambda: 10**6)
     refused("take fewer or smaller ones", load, str(class_folders), Options(resolution=8192))
-    monkeypatch.setattr("polyphony.data.splits.memory", lambda: 400_000)  # enough for each split alone
-    refused("1,797 images of 1×16×16 take", load, "digits", Options(resolution=16))
 
 
 def test_large_options_take_all_there_is() -> None:

@@ -17,7 +17,7 @@ from polyphony.data.files import data_root, readable, there
 from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
 from polyphony.data.sound import sound
-from polyphony.data.splits import Split, Splits, roomy
+from polyphony.data.splits import Split, Splits
 
 EVERYTHING = Options()
 
@@ -97,10 +97,7 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         train, valid = _set_aside(train, dataset.holdout, count, options.seed)
     elif options.valid is not None:
         valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
-    parts = (trim(train, options), valid, test)
-    if side := options.resolution:
-        roomy(sum(map(len, parts)), train.images.shape[1], side, side)
-    train, valid, test = (resized(split, side) for split in parts)
+    train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
     return Splits(dataset.name, whole.classes, train, valid, test, whole.origin)
 
 
