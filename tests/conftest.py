@@ -14,6 +14,7 @@ import torch
 
 import polyphony as package
 from polyphony.cli import main
+from polyphony.report.chart import _SETTINGS
 
 # A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
@@ -25,6 +26,12 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 def one_thread() -> None:
     """The tensors are tiny, and bit-for-bit comparisons should not hang on how many cores there are."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def letters_as_curves() -> None:
+    """In PDFs: to embed a part of a TrueType font takes as long as all else that a page does."""
+    _SETTINGS["pdf.fonttype"] = 3
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from polyphony.ensembles import Single
 from polyphony.optimise import AdamW
 from polyphony.parallel import Group, GroupError, group_from_environment
 from polyphony.store import Stage
+from polyphony.study import processes
 from polyphony.train import Plan, fit
 
 SIZE = 2
@@ -55,7 +55,7 @@ class Pair:
 
     def start(self) -> None:
         """Start both."""
-        context = multiprocessing.get_context("spawn")
+        context = processes.context()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyphony.report import Run, report_of, write_report
-from polyphony.report.chart import Chart, Panel
+from polyphony.report.chart import _SETTINGS, TRUETYPE, Chart, Panel
 from polyphony.report.page import SECTIONS
 from polyphony.report.tables import Numbers
 
@@ -105,6 +105,14 @@ def test_files_carry_no_date_and_pdfs_are_whole(reported: Path):
         assert b"CreationDate" not in data, path
         assert b"<dc:date>" not in data, path
         assert path.suffix != ".pdf" or (data.startswith(b"%PDF") and data.rstrip().endswith(b"%%EOF"))
+
+
+def test_letters_of_a_pdf_are_letters(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(_SETTINGS, "pdf.fonttype", TRUETYPE)
+    panel = Panel("", lambda axes: axes.plot([0, 1]))
+    pdf = Chart("own", "", "", (panel,), Numbers((), ())).files()["own.pdf"]
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
 
 
 def test_figures_on_the_page_take_their_colours_from_it(reported: Path):

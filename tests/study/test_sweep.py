@@ -157,7 +157,7 @@ def test_a_second_call_does_nothing(swept, sweep_through):
     assert {path: path.stat().st_mtime_ns for path in sweep.folder.rglob("*.safetensors")} == before
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 12])
+@pytest.mark.parametrize("stop", [1, 5, 12])
 def test_a_sweep_that_was_interrupted_ends_as_one_that_was_not(
     swept, tiny, sweep_through, files, tmp_path, stop
 ):

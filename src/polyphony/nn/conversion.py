@@ -73,12 +73,11 @@ def draw_factors(
 
 def merge_member(network: nn.Module, j: int) -> nn.Module:
     """The plain network that member j of a converted network is, as a copy."""
-
-    def merge(module: nn.Module) -> nn.Module | None:
-        return module.merge(j) if isinstance(module, OfMembers) else None
-
-    network = copy.deepcopy(network.network if isinstance(network, InTurn) else network)
-    return replace(network, every_module(network), merge)
+    network = network.network if isinstance(network, InTurn) else network
+    layers = [module for module in network.modules() if isinstance(module, OfMembers)]
+    return copy.deepcopy(
+        network, {id(layer): layer.merge(j) for layer in layers}
+    )  # instead of copies of them
 
 
 def factors(network: nn.Module) -> Iterator[Tensor]:

@@ -29,6 +29,7 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial,
 SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels
 BESIDE = 9  # panels, or models in a legend, up to which words stand beside a chart and not above it
 LINES = 7  # models that one panel can show on top of each other
+TRUETYPE = 42  # for letters of a PDF, which publishers ask for
 _POINTS = 72.0
 _TITLE, _LEGEND = 26.0, 30.0  # heights in points
 
@@ -61,7 +62,7 @@ _SETTINGS: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "svg.fonttype": "none",
-    "pdf.fonttype": 42,
+    "pdf.fonttype": TRUETYPE,
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
 }
