@@ -12,7 +12,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,13 @@ class Stage:
         if found is not None and found["key"] != self.key:
             raise ChangedError(f"{self.folder} was made with another {difference(found['spec'], self.spec)}")
         return (self.folder / "done.json").exists()
+
+    def check_settings(self, besides: Collection[str]) -> None:
+        """Raise where the folder was made with other settings than these, whatever it has `besides`."""
+        found = self.found() or {"spec": self.spec}
+        made = {name: value for name, value in found["spec"].items() if name not in besides}
+        if spec_key(made) != self.key:
+            raise ChangedError(f"{self.folder} was made with another {difference(made, self.spec)}")
 
     def found(self) -> dict[str, Any] | None:
         """What the folder says of itself, or nothing."""

@@ -168,7 +168,7 @@ def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, 
         ("student.batch=51", "a batch of 51 is larger than the data's 50 training images"),
         ("data.valid=5000", "5000 validation images were asked for"),
         ("data.name=digist", "did you mean 'digits'?"),
-        ("members", "--set takes key=value"),
+        ("members", "a change is key=value"),
     ],
 )
 @pytest.mark.parametrize("verb", ["study", "show"])
@@ -183,7 +183,8 @@ def test_a_bad_recipe_is_one_sentence_and_leaves_no_folder(
 
 def test_a_study_without_its_data_is_refused_but_can_be_shown(say, refused, tmp_path):
     settings = ["--device", "cpu", "--data", tmp_path / "nowhere", "--set", "teachers.network.width=2"]
-    refused(say("study", "cifar10-desk", "--out", "run", *settings), "cifar10 is not in")
+    missing = say("study", "cifar10-desk", "--out", "run", *settings)
+    refused(missing, "cifar10 is not in", "'polyphony data get cifar10'")
     said = say("show", "cifar10-desk", *settings)
     assert said.code == 0, said
     assert "Counted with the official 5,000 training images" in said.out.replace("\n", " ")

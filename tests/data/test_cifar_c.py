@@ -92,9 +92,7 @@ def test_a_corrupted_set_is_not_for_training(root: Path) -> None:
 
 
 def test_absent_corruptions_say_what_to_do(root: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"CIFAR-10-C or cifar10-c-regenerated is not in .* data corrupt cifar10'"
-    ):
+    with pytest.raises(DataError, match=r"CIFAR-10-C or cifar10-c-regenerated is not in .*: put it there"):
         corrupted("cifar10", root)
 
 

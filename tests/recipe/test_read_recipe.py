@@ -220,7 +220,7 @@ def test_a_method_takes_what_it_leaves_open_from_the_student(small):
 
 @pytest.mark.parametrize("override", ["members", "=3", "", "student.=3"])
 def test_an_override_that_sets_nothing_is_refused(small, override):
-    assert "--set takes key=value" in complaint(small, override)
+    assert "a change is key=value" in complaint(small, override)
 
 
 def test_an_override_below_a_value_is_refused(small):

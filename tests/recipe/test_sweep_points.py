@@ -123,7 +123,7 @@ def test_only_what_a_form_heeds_is_swept():
     recipe = read_recipe("digits", [forms])
     swept = plan_sweep(recipe, None, {})
     assert (swept.method, swept.varied) == ("far", ("temperature",))  # it has no α: it never sees labels
-    with pytest.raises(RecipeError, match="--alpha does not concern the method 'far'"):
+    with pytest.raises(RecipeError, match="alpha does not concern the method 'far'"):
         plan_sweep(recipe, "far", {"alpha": "0.5,1"})
     with pytest.raises(RecipeError, match="the method 'end2' has no α, temperature or step size"):
         plan_sweep(recipe, "end2", {})
@@ -131,7 +131,7 @@ def test_only_what_a_form_heeds_is_swept():
         "digits", ["methods={both={form='hydra', perturb='mixup+ods'}, mix={perturb='mixup'}}"]
     )
     assert plan_sweep(both, None, {"step_size": "1/255,2/255"}).method == "both"
-    with pytest.raises(RecipeError, match="--step-size does not concern the method 'mix'"):
+    with pytest.raises(RecipeError, match="step_size does not concern the method 'mix'"):
         plan_sweep(both, "mix", {"step_size": "1/255"})
 
 
@@ -160,9 +160,9 @@ def linear(rng: torch.Generator) -> nn.Module:
 
 def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
     recipe = read_recipe("digits", ["methods={far={form='dirichlet', perturb='gaussian'}}"])
-    with pytest.raises(RecipeError, match="--temperature does not concern the method 'far'"):
+    with pytest.raises(RecipeError, match="temperature does not concern the method 'far'"):
         plan_sweep(recipe, "far", {"temperature": "1,4"})
-    with pytest.raises(RecipeError, match="give values of --step-size"):
+    with pytest.raises(RecipeError, match="give values of step_size"):
         plan_sweep(recipe, "far", {})
     assert plan_sweep(recipe, None, {"step_size": "1/255,2/255"}).varied == ("step_size",)
 
@@ -170,14 +170,14 @@ def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
 @pytest.mark.parametrize(
     ("method", "texts", "sentence"),
     [
-        (None, {"alpha": "2"}, "--alpha must be less than or equal to 1, not '2'"),
-        (None, {"alpha": "0.5,,1"}, "--alpha must be a valid number"),
-        (None, {"alpha": "nan"}, "--alpha must be a finite number, not 'nan'"),
-        (None, {"temperature": "0"}, "--temperature must be greater than 0, not '0'"),
-        (None, {"step_size": "x"}, "--step-size must be a number or a fraction above 0"),
-        (None, {"step_size": "-1/255"}, "--step-size must be a number or a fraction above 0"),
+        (None, {"alpha": "2"}, "alpha must be less than or equal to 1, not '2'"),
+        (None, {"alpha": "0.5,,1"}, "alpha must be a valid number"),
+        (None, {"alpha": "nan"}, "alpha must be a finite number, not 'nan'"),
+        (None, {"temperature": "0"}, "temperature must be greater than 0, not '0'"),
+        (None, {"step_size": "x"}, "step_size must be a number or a fraction above 0"),
+        (None, {"step_size": "-1/255"}, "step_size must be a number or a fraction above 0"),
         ("kdods", {}, "digits has no method 'kdods'; did you mean 'kd-ods'?"),
-        ("kd", {"step_size": "1/255"}, "--step-size does not concern the method 'kd'"),
+        ("kd", {"step_size": "1/255"}, "step_size does not concern the method 'kd'"),
         ("scratch", {"alpha": "1"}, "the method 'scratch' has no α, temperature or step size to sweep"),
     ],
 )

@@ -19,8 +19,20 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
-from polyphony.store import StoreError
-from polyphony.study import Board, Graph, Here, Job, Processes, Study, Upto, costs, open_study, verdict
+from polyphony.store import ChangedError, StoreError
+from polyphony.study import (
+    Board,
+    Graph,
+    Here,
+    Job,
+    Processes,
+    Study,
+    Upto,
+    costs,
+    open_study,
+    run_study,
+    verdict,
+)
 from polyphony.study.runner import run_job
 from polyphony.study.score_table import told_of
 from polyphony.train import fit
@@ -322,6 +334,16 @@ def test_the_order_in_which_jobs_end_changes_nothing(finished, run, files, tmp_p
     assert outcome == finished[1]
 
 
+def test_a_student_of_other_settings_is_refused_before_its_missing_teachers_are_trained(
+    finished, tiny_recipe, here, board, tmp_path
+):
+    shutil.copytree(finished[0].folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "teachers")
+    with pytest.raises(ChangedError, match=r"another schedule.epochs \(2, now 3\)"):
+        run_study(Study(tiny_recipe("student.epochs=3"), tmp_path / "run"), here, board)
+    assert board.jobs == []
+
+
 def test_predictions_made_before_a_changed_student_is_found_are_kept(run, copied):
     _, outcome, jobs = run(copied, "teachers.epochs=2", redo=True, runner=LastFirst(1))
     assert [job for job in jobs if "scratch" in job] == []  # learns from no teacher
@@ -341,7 +363,7 @@ def test_parts_stop_where_they_are_told_to(run, tmp_path):
 def test_a_folder_alone_is_enough_to_open_its_study(finished, tmp_path):
     study = open_study(finished[0].folder, None, "cpu")
     assert study.recipe == finished[0].recipe
-    with pytest.raises(StoreError, match=r"no recipe\.json"):
+    with pytest.raises(StoreError, match=r"recipe\.json is not there"):
         open_study(tmp_path, None, "cpu")
 
 
@@ -387,5 +409,5 @@ def test_the_verdict_tells_of_the_first_students_of_the_recipes_own_form():
 
 
 def test_a_folder_without_a_recipe_is_refused_with_what_makes_one(tmp_path):
-    with pytest.raises(StoreError, match=r"is not a run folder: .* 'polyphony study' makes one"):
+    with pytest.raises(StoreError, match=r"recipe.json is not there: .* is not a run folder"):
         open_study(tmp_path, None, "cpu")

@@ -220,9 +220,9 @@ def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match=r"pip install 'polyphony\[sweep\]'"):
         searching(tmp_path).check()
     monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: name)
-    with pytest.raises(RecipeError, match="--trials needs a range"):
+    with pytest.raises(RecipeError, match="a search needs a range"):
         searching(tmp_path, alpha="0.5").check()
-    with pytest.raises(RecipeError, match="--step-size match is no number"):
+    with pytest.raises(RecipeError, match="is no number that could be searched"):
         searching(tmp_path, step_size="1/255,match").check()
     searching(tmp_path, alpha="0.5,1").check()
 

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError
 
 from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
-from polyphony.cli.advice import advice
+from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.machine import Terminated, WriteError, terminable
 
@@ -74,6 +74,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
 def sentence(error: Exception) -> str:
     """What is wrong, and what to type where the library cannot know it."""
+    from polyphony.data import MissingDataError
     from polyphony.store import ChangedError, FileError, FolderError
     from polyphony.study.processes import WorkerLostError
 
@@ -84,6 +85,8 @@ def sentence(error: Exception) -> str:
     }
     if type(error) in what_to_type:
         return f"{error}: {what_to_type[type(error)]}"
+    if isinstance(error, MissingDataError):
+        return missing_data(error)
     if out_of_memory(error):
         asked = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
         said = asked[0] if asked else words.first_line(error)

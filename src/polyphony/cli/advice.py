@@ -1,8 +1,12 @@
-"""What to do about a run's file that is missing or damaged, which the library only says."""
+"""What to do about data or a run's file that is missing or damaged, which the library only says."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyphony.data import MissingDataError
 
 _MAKERS = {
     "recipe": "study RECIPE",
@@ -30,3 +34,11 @@ def advice(path: Path) -> str:
     if path.name.isdecimal():
         words = "'polyphony study RECIPE' trains it"
     return _OTHERS.get(path.stem, words).format(run=run, name=path.stem)
+
+
+def missing_data(error: MissingDataError) -> str:
+    """Which data is missing, and how to have it."""
+    from polyphony.data import MissingCorruptedError
+
+    verb = "corrupt" if isinstance(error, MissingCorruptedError) else "get"
+    return f"{error}, or run 'polyphony data {verb} {error.name}'"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from polyphony.cli import terminal
+from polyphony.cli.advice import missing_data
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Runner, Study
@@ -195,7 +196,7 @@ def outlined_if_absent(study: Study) -> Study:
             count = len(outlined.splits.train)
         except DataError:
             raise error from None
-        terminal.line(f"{error}. Counted with the official {count:,} training images instead.")
+        terminal.line(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
         return outlined
     return study
 

@@ -1,7 +1,7 @@
 """Data sets as splits of uint8 tensors: readers, augmented batches, corruptions."""
 
 from polyphony.data.batches import Augmentation, batch_count, batches, pixels
-from polyphony.data.errors import DataError, MissingDataError
+from polyphony.data.errors import DataError, MissingCorruptedError, MissingDataError
 from polyphony.data.load import load
 from polyphony.data.options import Options
 from polyphony.data.outline import outline
@@ -12,6 +12,7 @@ __all__ = [
     "Augmentation",
     "Corrupted",
     "DataError",
+    "MissingCorruptedError",
     "MissingDataError",
     "Options",
     "Split",

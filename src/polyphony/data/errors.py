@@ -11,3 +11,11 @@ class DataError(SentenceError, ValueError):
 
 class MissingDataError(DataError):
     """A known data set is not on this machine."""
+
+    def __init__(self, sentence: str, name: str = "") -> None:
+        super().__init__(sentence)
+        self.name = name
+
+
+class MissingCorruptedError(MissingDataError):
+    """Corrupted images of a data set are neither here nor made."""

@@ -57,10 +57,8 @@ def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
     for place in dataset.places:
         if not place.path or there(root / place.path):
             return place, root / place.path
-    raise MissingDataError(
-        f"{dataset.name} is not in {root}: put {dataset.places[0].path} there "
-        f"or run 'polyphony data get {dataset.name}'"
-    )
+    where = f"{dataset.name} is not in {root}: put {dataset.places[0].path} there"
+    raise MissingDataError(where, dataset.name)
 
 
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
-from polyphony.data.errors import DataError
+from polyphony.data.errors import DataError, MissingCorruptedError
 from polyphony.data.files import data_root, there
 from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
 from polyphony.data.options import Options, area_average, first_images, resized
@@ -97,9 +97,7 @@ def corrupted(
         folder, whole = made, sound(read(made, options), made)
     else:
         where = f"{official.places[0].path} or {made.name}" if official else made.name
-        raise DataError(
-            f"{where} is not in {base}; run 'polyphony data corrupt {name}' to make corrupted images"
-        )
+        raise MissingCorruptedError(f"{where} is not in {base}: put it there", name)
     wanted = (*CORRUPTIONS, *EXTRA) if extra else CORRUPTIONS
     parts = {part: whole.parts[part] for part in wanted if part in whole.parts}
     return Corrupted(parts, whole.origin, options, source(folder))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place
-from polyphony.data.errors import DataError
+from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.files import there
 from polyphony.data.mat import read_mat
 from polyphony.data.options import Options
@@ -27,7 +27,7 @@ def read_folder(path: Path, options: Options) -> Contents:
     """The test digits, and the training digits if they are there."""
     found = {part: path / f"{part}_32x32.mat" for part in ("train", "test")}
     if not there(found["test"]):
-        raise DataError(f"{found['test']} is missing; put it there or run 'polyphony data get svhn'")
+        raise MissingDataError(f"{found['test']} is missing: put it there", "svhn")
     return Contents(CLASSES, {part: read_split(file) for part, file in found.items() if there(file)})
 
 

@@ -93,8 +93,7 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
     for parameter in given:
         if not concerns(recipe, name, parameter):
             raise RecipeError(
-                f"{recipe.name}: {option(parameter)} does not concern the method '{name}';"
-                " choose another with --method"
+                f"{recipe.name}: {parameter} does not concern the method '{name}'; choose another method"
             )
     own = own_point(recipe, name)
     papers = PAPER.get(recipe.student_network.label, PAPER["resnet"])
@@ -102,7 +101,7 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
     if not asked:
         raise RecipeError(
             f"{recipe.name}: the paper's α and temperatures do not concern the method '{name}';"
-            " give values of --step-size"
+            " give values of step_size"
         )
     values = {parameter: asked.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
     return Swept(recipe, name, values)
@@ -147,14 +146,8 @@ def read_values(parameter: str, text: str) -> tuple[Any, ...]:
         try:
             values.append(getattr(Method.model_validate({parameter: part.strip()}), parameter))
         except ValidationError as error:
-            fault = explain(error.errors()[0]).replace(parameter, option(parameter), 1)
-            raise RecipeError(fault) from None
+            raise RecipeError(explain(error.errors()[0])) from None
     return tuple(dict.fromkeys(values))
-
-
-def option(parameter: str) -> str:
-    """A parameter as it is called on the command line."""
-    return f"--{parameter.replace('_', '-')}"
 
 
 def text_of(value: Value, parameter: str = "") -> str:

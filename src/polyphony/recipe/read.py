@@ -70,18 +70,18 @@ def put(table: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not last:
-        raise RecipeError(f"--set takes key=value, for example student.alpha=0.5, not '{override}'")
+        raise RecipeError(f"a change is key=value, for example student.alpha=0.5, not '{override}'")
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
-            raise RecipeError(f"--set {override}: '{parent}' is a value, not a table")
+            raise RecipeError(f"{override}: '{parent}' is a value, not a table")
     try:
         found = parsed(f"value = {text}")
         table[last] = found["value"] if len(found) == 1 else text.strip()
     except tomllib.TOMLDecodeError:
         table[last] = text.strip()
     except ValueError as error:
-        raise RecipeError(f"--set {override}: {error}") from error
+        raise RecipeError(f"{override}: {error}") from error
 
 
 def parsed(text: str) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _how_much(run: SweepRun) -> Headline:
 
 def _level(run: SweepRun) -> list[str]:
     if math.isnan(run.best.nll.sd):
-        return ["Every point was trained once: differences may be chance; give --seeds more of them."]
+        return ["Every point was trained once: differences may be chance; more seeds would tell."]
     if not run.close:
         return ["No other point is within one standard deviation of it."]
     named = "; ".join(each.words for each in run.close[:4])

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from polyphony.recipe import Recipe, Schedule, check
 from polyphony.rows import Score
-from polyphony.store import StoreError, locked, read_json, write_json
+from polyphony.store import FileError, StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.runner import Board, Graph, Job, Runner, not_done
 from polyphony.study.score_table import score_jobs, write_scores
-from polyphony.study.study import Study
+from polyphony.study.study import TAUGHT, Study
 
 
 class Upto(IntEnum):
@@ -45,6 +45,7 @@ def run_study(
     refuse_sweep(study.folder)
     work = Work(runner, board, redo)
     with locked(study.folder):
+        work.check(study)
         work.run(jobs_of(study, upto), lambda: write_provenance(study))
         if upto < Upto.DISTILL:  # the record must fit students that are there already
             work.missing(students_of(study))
@@ -85,6 +86,11 @@ class Work:
         self.ran: set[str] = set()  # names of jobs that were run
         self.found: set[str] = set()  # and of those that were there, or were taken over
         self.adopted = 0  # how many were taken over
+
+    def check(self, study: Study) -> None:
+        """Refuse students made with other settings before anything is trained, be it their teachers."""
+        for name, seed in () if self.redo else study.students:
+            study.untaught_stage(name, seed).check_settings(besides=TAUGHT)
 
     def run(self, jobs: Sequence[Job], begin: Callable[[], None]) -> None:
         """Run what is missing of these jobs; `begin` is called once before the first, if there is any."""
@@ -161,10 +167,10 @@ def stored_recipe(folder: Path, code: bool = True) -> Recipe:
     """The recipe of a run; without code, nothing that it names is imported."""
     path = folder / "recipe.json"
     if not path.is_file():
-        raise StoreError(f"{folder} is not a run folder: it has no recipe.json; 'polyphony study' makes one")
+        raise FileError(path, f"is not there: {folder} is not a run folder")
     table = read_json(path).get("recipe")
     if not isinstance(table, dict):
-        raise StoreError(f"{path} does not hold a recipe: give 'polyphony study' the recipe again")
+        raise FileError(path, "does not hold a recipe")
     return check(table, str(path), code=code)
 
 

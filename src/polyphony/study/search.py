@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyphony.recipe import Recipe, RecipeError
 from polyphony.recipe.methods import Method
-from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept, option
+from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept
 from polyphony.store import Spec, spec_key
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class Search:
     def check(self) -> None:
         """Raise unless there is something to search, and something to search with."""
         if find_spec("optuna") is None:
-            raise RecipeError("--trials needs optuna: pip install 'polyphony[sweep]', or sweep a grid")
+            raise RecipeError("a search needs optuna: pip install 'polyphony[sweep]', or sweep a grid")
         if not self.swept.varied:
-            raise RecipeError("--trials needs a range to search, for example --alpha 0.5,1")
+            raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
         for name in self.swept.varied:
             if "match" in self.swept.values[name]:
-                raise RecipeError(f"{option(name)} match is no number that --trials could search around")
+                raise RecipeError(f"'match' for {name} is no number that could be searched around")
 
     @cached_property
     def study(self) -> optuna.Study:

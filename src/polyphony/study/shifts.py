@@ -130,5 +130,5 @@ def not_of_the_run(name: str) -> DataError:
     """What to raise for corrupted images of other data."""
     return DataError(
         f"the images of {name} are not corrupted versions of this run's test images:"
-        " make them with 'polyphony data corrupt' and the recipe's number of test images"
+        " make them of as many test images as the recipe has"
     )

@@ -23,6 +23,7 @@ Name = TypeVar("Name")
 Built = TypeVar("Built")
 
 FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
+TAUGHT = ("teachers", "start", "source")  # what a student's key holds of teachers
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 
@@ -76,13 +77,8 @@ class Study:
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
-        method, form = self.recipe.distillation(name), self.recipe.form_table(name).spec()
-        spec = self._spec("student", seed, self.recipe.schedule(name)) | {
-            "members": self.recipe.members,
-            "network": self.recipe.student_network.spec(),
-            "method": method.spec() if method else "scratch",
-            **({"form": form} if form else {}),
-        }
+        untaught, method = self.untaught_stage(name, seed), self.recipe.distillation(name)
+        spec = dict(untaught.spec)
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
             spec["teachers"] = [stage.done()["weights"] for stage in stages]
@@ -90,6 +86,17 @@ class Study:
             spec["start"] = self.teacher_stage(0).done()["weights"]
         if method and method.source:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
+        return Stage(untaught.folder, spec)
+
+    def untaught_stage(self, name: str, seed: int) -> Stage:
+        """The folder of one student, and its settings alone, without what its teachers are."""
+        method, form = self.recipe.distillation(name), self.recipe.form_table(name).spec()
+        spec = self._spec("student", seed, self.recipe.schedule(name)) | {
+            "members": self.recipe.members,
+            "network": self.recipe.student_network.spec(),
+            "method": method.spec() if method else "scratch",
+            **({"form": form} if form else {}),
+        }
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
         return Stage(self.student_folder(name, seed), spec)

@@ -121,6 +121,7 @@ class Sweeping:
         """Train and predict what is missing of these points; those of which a training diverged."""
         study = self.sweep.study(points)
         jobs = [*teachers_of(study), *students_of(study), *predictions(study)]
+        self.work.check(study)
         try:
             self.work.run(jobs, lambda: self.begin(study))
         except DivergedError:
