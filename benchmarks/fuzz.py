@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
 
 from judge import PATIENCE, SECONDS, FaultError, Kind, Outcome, judge, status
-from kinds import KINDS
+from kinds import ALL as KINDS
 
 from polyphony.machine import processor
 

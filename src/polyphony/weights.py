@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyphony.data import DataError
 from polyphony.data.archives import open_zip
-from polyphony.data.files import regular
+from polyphony.data.files import damaged, regular
 from polyphony.words import first_line
 
 NESTS = ("state_dict", "model", "model_state_dict", "network")  # under which trainers keep the weights
@@ -44,7 +44,9 @@ def load_weights(network: nn.Module, path: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file, or of a file of torch.save, by name. Nothing in it is executed."""
-    if zipfile.is_zipfile(regular(path)):
+    with damaged(path, "file of weights", "save it again"):
+        packed = zipfile.is_zipfile(regular(path))
+    if packed:
         open_zip(path, "file of weights").close()  # one that would unpack out of proportion is refused
     try:
         if path.suffix == ".safetensors":

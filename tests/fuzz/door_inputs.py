@@ -131,6 +131,64 @@ def special(path: Path) -> None:
     os.mkfifo(path)
 
 
+# Networks of libraries, which take what they are told
+
+
+TIMM_ARGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"pretrained": True},
+    {"checkpoint_path": "/etc/passwd"},
+    {"pretrained_cfg": {"file": "/etc/passwd", "url": "http://localhost:1"}},
+    {"pretrained_cfg_overlay": {"hf_hub_id": "x/y"}},
+    {"cache_dir": "/"},
+    {"features_only": True},
+    {"num_classes": 7},
+    {"img_size": 10**6},
+    {"embed_dim": 10**6},
+    {"depth": 10**6},
+    {"layers": [10**6, 10**6, 10**6, 10**6]},
+    {"act_layer": "os.system"},
+    {"drop_rate": "x"},
+    {"scriptable": True},
+    {"": None},
+)
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {
+        "model_type": "vit",
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "image_size": 8,
+    },
+    {"model_type": "vit", "hidden_size": 10**6, "num_attention_heads": 1},
+    {"model_type": "vit", "num_hidden_layers": 10**6},
+    {"model_type": "vit", "image_size": 10**9, "patch_size": 1},
+    {"model_type": "vit", "hidden_size": -1},
+    {"model_type": "vit", "auto_map": {"AutoConfig": "x--y.Z"}},
+    {"model_type": "vit", "_name_or_path": "/etc", "_attn_implementation": "x/y"},
+    {"model_type": "vit", "hidden_act": "os.system"},
+    {"model_type": "timm_wrapper", "architecture": "resnet18", "pretrained": True},
+    {"model_type": "nothing"},
+    {"model_type": ["vit"]},
+    {"hidden_size": 8},
+    {},
+)
+
+
+def libraries(random: Random, folder: Path) -> Call:
+    """A packed student whose network timm or transformers is to make."""
+    said, data = packed(random.choice(FORMS))
+    timm = {"kind": "timm", "name": random.choice(("test_resnet", "test_vit", "../x", "hf-hub:x/y", ""))}
+    if random.random() < 0.5:
+        network: dict[str, Any] = timm | {"args": random.choice(TIMM_ARGS)}
+    else:
+        network = {"kind": "transformers", "config": random.choice(CONFIGS)}
+    odd = random.choice((None, None, "size", "mean", "std"))
+    network = network if odd is None else network | {odd: random.choice((number(random), [nan], [0.0], "x"))}
+    write(folder, {CONFIG: json.dumps(said | {"network": network}).encode(), WEIGHTS: data})
+    return lambda: load_student(folder)
+
+
 # Files of weights that torch.save made of anything
 
 
@@ -440,3 +498,4 @@ KINDS = (
     Kind("targets of export", targets, (*OWN, ExportError)),
     Kind("networks given to init", drafts, OWN),
 )
+LIBRARIES = (Kind("networks of libraries", libraries, OWN),)  # which take seconds to be imported

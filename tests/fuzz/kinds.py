@@ -9,3 +9,4 @@ import run_inputs
 from judge import Kind
 
 KINDS: tuple[Kind, ...] = (*data_inputs.KINDS, *recipe_inputs.KINDS, *run_inputs.KINDS, *door_inputs.KINDS)
+ALL: tuple[Kind, ...] = (*KINDS, *door_inputs.LIBRARIES)

@@ -36,11 +36,15 @@ def cache_root() -> Path:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What the system refuses is a DataError that names the path."""
+    """What the system refuses is a DataError that names the path, and so is a path that can be none."""
     try:
         yield
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}); check it") from error
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); check it"
+        ) from error
 
 
 @contextmanager

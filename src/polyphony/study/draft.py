@@ -20,7 +20,7 @@ from polyphony.ensembles import Single
 from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
-from polyphony.weights import load_weights
+from polyphony.weights import WeightsError, load_weights
 from polyphony.words import counted
 
 LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
@@ -162,5 +162,7 @@ def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Spli
     network = table.model_copy(update=dict(keys)).fitted(len(splits.classes), tuple(shape[1:]))
     load_weights(network.network, path)
     seen = predict(Single(network), splits.valid.some(LOOKED_AT))
+    if not bool(seen.logits.isfinite().all()):
+        raise WeightsError(f"{path} makes a network whose answers are no numbers: is it damaged?")
     log_probs = seen.log_probs()
     return metrics.accuracy(log_probs, seen.labels), -metrics.nll(log_probs, seen.labels)
