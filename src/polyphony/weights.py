@@ -39,6 +39,8 @@ def load_weights(network: nn.Module, path: Path) -> None:
             raise WeightsError(
                 f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(wanted[name].shape)}"
             )
+        if value.layout != torch.strided or value.is_meta or value.is_complex() or value.is_quantized:
+            raise WeightsError(f"{path}: '{name}' is no plain tensor of numbers: save it as one")
     network.load_state_dict(named)
 
 
