@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -14,10 +15,12 @@ import torch
 from filelock import FileLock
 
 from polyphony import store
+from polyphony.machine import WriteError, whole
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.store import (
     FileError,
     Stage,
+    StaleError,
     StoreError,
     difference,
     load_predictions,
@@ -40,9 +43,9 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def finished(stage: Stage) -> Stage:
-    stage.start()
-    stage.save(STATE)
-    stage.finish(WEIGHTS, {"epochs": 2})
+    started = stage.start()
+    started.save(STATE)
+    started.finish(WEIGHTS, {"epochs": 2})
     return stage
 
 
@@ -131,13 +134,13 @@ def test_the_difference_is_named_in_words(old, new, words):
 @pytest.mark.parametrize("make", [finished, lambda stage: stage.start() or stage], ids=["done", "started"])
 def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
     make(stage)
-    before = {path.name: path.read_bytes() for path in stage.folder.iterdir()}
+    before = {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()}
     other = Stage(stage.folder, {"schedule": {"epochs": 40, "batch": 50}, "seed": 0})
     for attempt in (other.is_done, other.start):
         with pytest.raises(StoreError) as caught:
             attempt()
         one_sentence(caught, stage.folder, "schedule.epochs (60, now 40)")
-    assert {path.name: path.read_bytes() for path in stage.folder.iterdir()} == before
+    assert {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()} == before
 
 
 def test_redo_throws_away_what_changed_and_only_that(stage):
@@ -179,12 +182,65 @@ def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
 
 def test_what_a_killed_process_left_half_written_goes_with_the_rest(stage):
     stage.start()
-    (stage.folder / ".resume.pt.12345").write_bytes(b"half")
+    (stage.folder / ".resume.pt.12345.part").write_bytes(b"half")
     assert sorted(path.name for path in finished(stage).folder.iterdir()) == [
         "done.json",
         "log.jsonl",
         "weights.safetensors",
     ]
+
+
+def test_of_two_attempts_at_a_stage_only_the_later_writes(stage):
+    first = stage.start()
+    first.save(STATE)
+    second = stage.start()
+    for write in (lambda: first.save({"log": []}), lambda: first.finish({"w": torch.zeros(9)}, {})):
+        with pytest.raises(StaleError) as caught:
+            write()
+        one_sentence(caught, stage.folder, "a later attempt")
+    assert torch.equal(second.load()["model"]["w"], STATE["model"]["w"])
+    second.finish(WEIGHTS, {})
+    assert stage.start() is None
+    assert stage.weights().keys() == WEIGHTS.keys()
+    assert sorted(path.name for path in stage.folder.iterdir()) == [
+        "done.json",
+        "log.jsonl",
+        "weights.safetensors",
+    ]
+
+
+def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_on(stage):
+    late = whole(stage.folder / "weights.safetensors", stage.start().attempt)
+    late.__enter__().write_bytes(b"of the first")
+    finished(stage)
+    with pytest.raises(WriteError):
+        late.__exit__(None, None, None)
+    assert stage.weights().keys() == WEIGHTS.keys()
+
+
+def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
+    with ThreadPoolExecutor(8) as pool:
+        attempts = [claimed.result() for claimed in [pool.submit(can_start, stage) for _ in range(40)]]
+    writing = [attempt for attempt in attempts if attempt is not None and can_write(attempt)]
+    assert len(writing) == 1
+    assert [path for path in stage.folder.iterdir() if path.is_dir()] == [writing[0].attempt]
+
+
+def can_start(stage: Stage) -> Stage | None:
+    """The stage of a new attempt, unless a later one was faster."""
+    try:
+        return stage.start()
+    except StaleError:
+        return None
+
+
+def can_write(stage: Stage) -> bool:
+    """Whether an attempt still has its folder."""
+    try:
+        stage.save(STATE)
+    except StaleError:
+        return False
+    return True
 
 
 def test_equal_weights_make_equal_files(tmp_path):
@@ -215,7 +271,7 @@ def test_a_stage_that_died_between_its_last_two_files_is_finished_again(stage):
     stage.start()
     stage.save(STATE)
     with (
-        mock.patch("polyphony.store.write_json", side_effect=PowerCut),
+        mock.patch("polyphony.store.as_json", side_effect=PowerCut),
         pytest.raises(PowerCut),
     ):
         stage.finish(WEIGHTS, {})
@@ -435,10 +491,10 @@ def test_a_save_that_is_cut_short_leaves_no_state_without_its_log(tmp_path, monk
     allowed = iter(range(kept))
     real = store.write_whole
 
-    def write_whole(path, data):
+    def write_whole(path, data, attempt):
         if next(allowed, None) is None:
             raise KeyboardInterrupt
-        real(path, data)
+        real(path, data, attempt)
 
     monkeypatch.setattr(store, "write_whole", write_whole)
     with pytest.raises(KeyboardInterrupt):

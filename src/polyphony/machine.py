@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import secrets
 import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+
+ATTEMPT = ".attempt-"  # how the folders of attempts begin
 
 
 class WriteError(OSError):
@@ -29,11 +33,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}.part")
+def whole(file: Path, attempt: Path | None = None) -> Iterator[Path]:
+    """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails.
+
+    An attempt's files are made in its own folder, so that they cannot appear once a later one has removed it.
+    """
+    beside = (attempt or file.parent) / f".{file.name}.{os.getpid()}.part"
     with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if attempt is None:
+            file.parent.mkdir(parents=True, exist_ok=True)
         beside.unlink(missing_ok=True)  # a killed process of the same number may have left a link there
         try:
             yield beside
@@ -78,8 +86,37 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def claim(folder: Path) -> Path:
+    """Claim a folder for a new attempt at what it is to hold: the attempt's own folder, to make files in.
+
+    Those of earlier attempts are removed, and with them all that was not moved to its place: nothing of
+    theirs can appear afterwards, wherever they run. It needs no lock, which a file system of many machines
+    may not keep. Of several who claim at the same time, the last in the order of names has the folder.
+    """
+    others = [path.name for path in folder.glob(f"{ATTEMPT}*")]
+    number = max((int(name.split("-")[1]) for name in others), default=0) + 1
+    own = folder / f"{ATTEMPT}{number:09d}-{secrets.token_hex(8)}"
+    with writing(own):
+        own.mkdir(parents=True)
+    for path in sorted(folder.glob(f"{ATTEMPT}*"))[:-1]:
+        remove(path)
+    return own
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, also one that somebody writes to meanwhile."""
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+
+
 def clear_leftovers(folder: Path) -> None:
-    """Remove what processes of this machine that are no more have left half written by `whole`."""
+    """End all attempts, and remove what processes of this machine that are no more have left half written."""
+    for path in folder.rglob(f"{ATTEMPT}*"):
+        remove(path)
     for path in folder.rglob(".*.part"):
         pid = path.name.split(".")[-2]
         if pid.isdecimal() and path.is_file() and not is_alive(int(pid)):

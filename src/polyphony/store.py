@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony.machine import clear_leftovers, whereabouts, whole
+from polyphony.machine import claim, clear_leftovers, remove, whereabouts, whole
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.words import SentenceError, first_line
 
@@ -49,6 +49,10 @@ class FolderError(StoreError):
     """A folder cannot be used for results now."""
 
 
+class StaleError(StoreError):
+    """Another attempt at the same stage was begun later, and this one's results are not wanted."""
+
+
 class FileError(StoreError):
     """A file of a run is missing or is not what was written; `path` is the file."""
 
@@ -68,6 +72,7 @@ class Stage:
 
     folder: Path
     spec: Spec
+    attempt: Path | None = None  # the folder in which a claimed stage's files are made
 
     @property
     def key(self) -> str:
@@ -95,11 +100,28 @@ class Stage:
                 return read_record(self.folder / name)
         return None
 
-    def start(self) -> None:
-        """Claim the folder for this spec, and say who works there from now on."""
-        if not self.is_done():
-            record = {"key": self.key, **whereabouts(), "spec": self.spec}
-            write_json(self.folder / "started.json", record)
+    def start(self) -> Stage | None:
+        """Claim the folder for this spec: the stage of a new attempt, or nothing where the result is here.
+
+        Earlier attempts write no more. Raises if the folder holds something else's.
+        """
+        if self.is_done():
+            return None
+        started = replace(self, attempt=claim(self.folder))
+        if self.is_done():  # since an earlier attempt has ended meanwhile
+            started.clean()
+            return None
+        started._write("started.json", as_json({"key": self.key, **whereabouts(), "spec": self.spec}))
+        return started
+
+    def _write(self, name: str, data: bytes | memoryview) -> None:
+        """A file of the stage, whole; raises if a later attempt has claimed it."""
+        try:
+            write_whole(self.folder / name, data, self.attempt)
+        except OSError as error:
+            if self.attempt is None or self.attempt.exists():
+                raise
+            raise StaleError(f"{self.folder} was claimed by a later attempt: this one ends") from error
 
     def discard_if_changed(self) -> bool:
         """Throw away what was made with another spec; whether there was any."""
@@ -129,22 +151,24 @@ class Stage:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         lines = "".join(json.dumps(row) + "\n" for row in state["log"])
-        write_whole(self.folder / "log.jsonl", lines.encode())
-        write_whole(self.folder / "resume.pt", buffer.getbuffer())
+        self._write("log.jsonl", lines.encode())
+        self._write("resume.pt", buffer.getbuffer())
 
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Keep the final weights, and say so."""
         data = safetensors.torch.save({name: value.cpu().contiguous() for name, value in weights.items()})
-        write_whole(self.folder / "weights.safetensors", data)
+        self._write("weights.safetensors", data)
         done = {"key": self.key, "weights": sha256(data), **facts, "spec": self.spec}
-        write_json(self.folder / "done.json", done)
+        self._write("done.json", as_json(done))
         self.clean()
 
     def clean(self) -> None:
         """Drop what was only for resuming."""
-        half_written = self.folder.glob(".*")  # by a process that was killed
+        half_written = self.folder.glob(".*.part")  # by a process that was killed
         for path in (self.folder / "resume.pt", self.folder / "started.json", *half_written):
             path.unlink(missing_ok=True)
+        if self.attempt is not None:
+            remove(self.attempt)
 
     def adopt(self, folders: Iterable[Path], code: str) -> bool:
         """Take over the result of an equal stage from one of these folders; whether there was one.
@@ -159,14 +183,16 @@ class Stage:
             record = read_record(folder / "done.json", "weights", "code")
             if (record["key"], record["code"]) != (self.key, code):
                 return False
+            if (stage := self.start()) is None:
+                return False
             for name in ("weights.safetensors", "log.jsonl"):
-                share_file(folder / name, self.folder / name)
+                share_file(folder / name, self.folder / name, stage.attempt)
             if sha256(read_bytes(self.folder / "weights.safetensors")) != record["weights"]:
                 return False
         except (StoreError, OSError):  # whatever is wrong there is no fault here
             return False
-        write_json(self.folder / "done.json", record | {"adopted": str(folder)})
-        self.clean()
+        stage._write("done.json", as_json(record | {"adopted": str(folder)}))
+        stage.clean()
         return True
 
     def done(self) -> dict[str, Any]:
@@ -281,15 +307,15 @@ def flat(spec: Spec, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """A file that is there complete or not at all: written beside, flushed, renamed."""
-    with whole(path) as beside:
+def write_whole(path: Path, data: bytes | memoryview, attempt: Path | None = None) -> None:
+    """A file that is there complete or not at all: written beside or in an attempt, flushed, renamed."""
+    with whole(path, attempt) as beside:
         beside.write_bytes(data)
 
 
-def share_file(source: Path, target: Path) -> None:
+def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
     """The same file in another place, whole: a second name for it, or a copy where there can be none."""
-    with whole(target) as beside:
+    with whole(target, attempt) as beside:
         try:
             os.link(source, beside)
         except OSError:
@@ -298,7 +324,12 @@ def share_file(source: Path, target: Path) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """A JSON file for people and programs, whole."""
-    write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+    write_whole(path, as_json(value))
+
+
+def as_json(value: dict[str, Any]) -> bytes:
+    """JSON for people and programs."""
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def read_record(path: Path, *texts: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polyphony.recipe import Recipe, read_recipe
@@ -110,6 +111,19 @@ def sweep_through(here: Runner) -> SweepThrough:
         return run_sweep(sweep, here, board, **settings), board.jobs
 
     return through
+
+
+@pytest.fixture
+def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
+    """A folder with data to train on, which is where this process is, too."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(75) % 3
+    images = rng.integers(0, 128, (75, 6, 6))
+    images[np.arange(75), :, 2 * labels] += 100
+    np.savez(tmp_path / "stripes.npz", images=images.astype(np.uint8), labels=labels)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", environment["XDG_CACHE_HOME"])
+    return tmp_path
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import signal
 from pathlib import Path
 from threading import Timer
 
-import numpy as np
-import pytest
 import torch
 
 from polyphony.recipe import read_recipe
@@ -27,18 +25,6 @@ TINY = (
     "student={epochs=8, batch=25, learning_rate=0.1, weight_decay=1e-3}",
     "methods={kd-confods={perturb='confods'}}",
 )
-
-
-@pytest.fixture
-def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with data to train on, which is where this process is, too."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(75) % 3
-    images = rng.integers(0, 128, (75, 6, 6))
-    images[np.arange(75), :, 2 * labels] += 100
-    np.savez(tmp_path / "stripes.npz", images=images.astype(np.uint8), labels=labels)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 class Killed(Board):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from polyphony.machine import Terminated
 from polyphony.store import StoreError
-from polyphony.study import Graph, Here, JobError, Processes
+from polyphony.study import Graph, Here, JobError, Processes, default_workers, visible_gpus
 from polyphony.study.processes import WorkerLostError, next_event, work
 from polyphony.study.runner import pass_on
 
@@ -137,17 +138,43 @@ def simple(run, count: int = 3) -> list[SimpleNamespace]:
     return [SimpleNamespace(name=f"job {k}", epochs=0, run=run, needs=(), is_done=bool) for k in range(count)]
 
 
-def test_processes_are_kept_from_one_graph_to_the_next_and_end_with_the_runner():
+class OnGpu:
+    """A job's run that ends when as many GPUs are in use as it was told."""
+
+    def __init__(self, folder: Path, together: int) -> None:
+        self.folder, self.together = folder, together
+
+    def __call__(self, watch) -> None:
+        (self.folder / os.environ["CUDA_VISIBLE_DEVICES"]).touch()
+        while len(list(self.folder.iterdir())) < self.together:
+            time.sleep(0.05)
+
+
+def test_processes_have_a_gpu_each_are_kept_from_one_graph_to_the_next_and_end_with_the_runner(tmp_path):
     board = Board()
-    with Processes(2, 1) as runner:
-        runner.run(Graph(simple(repr)), board)
+    with Processes(2, 1, gpus=("3", "5")) as runner:
+        runner.run(Graph(simple(OnGpu(tmp_path, 2), 2)), board)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "5"]
         first = list(runner.workers)
         assert len(first) == 2
         runner.run(Graph(simple(repr, 4)), board)
         assert runner.workers == first
         first[0].kill()  # one that holds the queue while it waits for work
-    assert [event[0] for event in board.heard].count("finished") == 7
+    assert [event[0] for event in board.heard].count("finished") == 6
     assert None not in [worker.exitcode for worker in first]
+
+
+def test_there_is_a_process_for_every_gpu_and_two_jobs_share_one_only_if_asked_to(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    study = SimpleNamespace(device="cuda")
+    assert default_workers(study) == 3
+    assert default_workers(study, gpus_per_job=0.5) == 6
+    assert visible_gpus("cuda") == ["0", "1", "2"]
+    assert visible_gpus("cuda:1") == []
+    assert default_workers(SimpleNamespace(device="cuda:1")) == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert visible_gpus("cuda") == ["2", "5"]
 
 
 def test_a_job_starts_when_what_it_needs_is_done_whatever_else_is_running(tmp_path):

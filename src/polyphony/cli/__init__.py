@@ -115,11 +115,12 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.parallel import GroupError
     from polyphony.recipe import RecipeError
     from polyphony.store import StoreError
-    from polyphony.study import JobError
+    from polyphony.study import ClusterError, JobError
     from polyphony.tally import DivergedError
     from polyphony.train import ResumeError
 
-    if isinstance(error, DataError | RecipeError | ResumeError | SettingError | StoreError | OSError):
+    ours = ClusterError | DataError | RecipeError | ResumeError | SettingError | StoreError
+    if isinstance(error, ours | OSError):
         return 2
     if isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error):
         return 1

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from polyphony.cli import terminal
-from polyphony.cli.study import DataRoot, Device, Workers, chosen, runner
+from polyphony.cli.study import DataRoot, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study.analyses import Analysed
@@ -24,8 +24,7 @@ def analyse(
     *what: What,
     examples: Examples = 500,
     data: DataRoot = None,
-    device: Device = "auto",
-    workers: Workers = None,
+    where: Where = Where(),  # noqa: B008 (frozen)
 ) -> None:
     """Look into the models of a run: what the report shows beyond scores. A second call does what is missing.
 
@@ -45,8 +44,8 @@ def analyse(
     from polyphony.study.analyses import ANALYSES
     from polyphony.study.analyses import analyse as run
 
-    study = open_study(folder, data, chosen(device))
-    with runner(study, workers) as place, terminal.board() as board:
+    study = open_study(folder, data, chosen_for(where))
+    with runner(study, where) as place, terminal.board() as board:
         done = run(study, what or ANALYSES, place, board, examples)
     show(folder, done)
 

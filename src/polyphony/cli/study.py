@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,9 +23,36 @@ AtLeastOne = validators.Number(gte=1)
 Workers = Annotated[
     int | None,
     Parameter(
-        validator=AtLeastOne, help="Processes at a time; as many as the cores have room for unless given."
+        validator=AtLeastOne, help="Processes at a time; as many as cores or GPUs have room for unless given."
     ),
 ]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Where the jobs of a command run."""
+
+    device: Device = "auto"
+    workers: Workers = None
+    cluster: Annotated[
+        str | None,
+        Parameter(
+            metavar="ADDRESS", help="Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."
+        ),
+    ] = None
+    gpus_per_job: Annotated[
+        float | None,
+        Parameter(
+            validator=validators.Number(gt=0, lte=1),
+            help="GPUs a job takes: with 0.5 two share one; 1 on cuda unless given.",
+        ),
+    ] = None
+    memory_per_job: Annotated[
+        float, Parameter(validator=validators.Number(gt=0), help="GiB of memory a job takes on a cluster.")
+    ] = 2.0
+
+
 Overrides = Annotated[
     tuple[str, ...],
     Parameter(
@@ -48,8 +76,7 @@ class Running:
     ] = None
     overrides: Overrides = ()
     data: DataRoot = None
-    device: Device = "auto"
-    workers: Workers = None
+    where: Where = Where()
     redo: Annotated[
         bool,
         Parameter(
@@ -119,8 +146,7 @@ def evaluate(
         int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
     ] = None,
     data: DataRoot = None,
-    device: Device = "auto",
-    workers: Workers = None,
+    where: Where = Where(),  # noqa: B008 (frozen)
 ) -> None:
     """Predict with what a run has trained, write scores.csv and print the table.
 
@@ -131,9 +157,9 @@ def evaluate(
     """
     from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
 
-    study = open_study(folder, data, chosen(device))
+    study = open_study(folder, data, chosen_for(where))
     check_trained(study)
-    with runner(study, workers) as place:
+    with runner(study, where) as place:
         run_to(study, "EVALUATE", place, redo=False)
         for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
             for name in names:
@@ -165,7 +191,7 @@ def show(
     if not code:
         terminal.show_recipe(read_recipe(recipe, overrides, code=False))
         return
-    study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, device=device)))
+    study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, where=Where(device))))
     terminal.show_recipe(study.recipe)
     terminal.show_parameters(parameter_counts(study), member_shares(study))
     terminal.show_costs(costs(study), default_workers(study))
@@ -180,7 +206,7 @@ def prepare(recipe: str, running: Running) -> Study:
         terminal.line(f"{recipe} runs code of its own: {', '.join(names)}.")
     resolved = read_recipe(recipe, running.overrides)
     folder = running.out or Path("runs", resolved.name)
-    return Study(resolved, folder, running.data, chosen(running.device))
+    return Study(resolved, folder, running.data, chosen_for(running.where))
 
 
 def outlined_if_absent(study: Study) -> Study:
@@ -211,33 +237,59 @@ def chosen(device: str) -> str:
         raise UsageError(f"{error}; leave --device out to take the best there is") from error
 
 
+def chosen_for(where: Where) -> str:
+    """The device a person means for jobs; one that is named need not be here, if they run on a cluster."""
+    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
+
+
+def measurable(study: Study) -> Study:
+    """The study with a device that is here, to measure what it costs."""
+    from polyphony.devices import choose_device
+
+    try:
+        choose_device(study.device)
+    except ValueError:
+        return replace(study, device="cpu")
+    return study
+
+
 def run(recipe: str, running: Running, upto: str) -> Study:
     """Run the study of a recipe so far."""
     study = prepare(recipe, running)
-    with runner(study, running.workers) as place:
+    with runner(study, running.where) as place:
         run_to(study, upto, place, running.redo, running.tensorboard)
     return study
 
 
-def runner(study: Study, workers: int | None) -> Runner:
+def runner(study: Study, where: Where) -> Runner:
     """Where the jobs of a command run: every command asks here, once."""
     from polyphony.parallel import group_from_environment
-    from polyphony.study import Here, Processes, Together, default_workers
+    from polyphony.study import Cluster, Here, Processes, Share, Together, default_workers, visible_gpus
 
-    group = group_from_environment()
+    group, on_cpu = group_from_environment(), study.device == "cpu"
+    if where.cluster:
+        if group.size > 1 or where.workers:
+            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
+        gpus = where.gpus_per_job or float(not on_cpu)
+        share = Share(study.threads if on_cpu else 1, gpus, where.memory_per_job)
+        return Cluster(where.cluster, study.folder, share, study.device)
     if group.size > 1:
         return Together(study.threads, group=group)
-    at_once = workers or default_workers(study)
-    return Here(study.threads) if at_once == 1 else Processes(at_once, study.threads)
+    at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
+    if at_once == 1:
+        return Here(study.threads)
+    threads = study.threads if on_cpu else max(1, (os.cpu_count() or 1) // at_once)
+    return Processes(at_once, threads, visible_gpus(study.device))
 
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:
     """Run a study up to a part, and print what came out."""
-    from polyphony.study import Upto, check_memory, costs, run_study
+    from polyphony.study import Cluster, Upto, check_memory, costs, run_study
 
     if not study.folder.exists():
-        trainings = costs(study)
-        check_memory(study, max((cost.memory for cost in trainings), default=0))
+        trainings = costs(measurable(study))
+        if not isinstance(place, Cluster):  # whose nodes have memories of their own
+            check_memory(study, max((cost.memory for cost in trainings), default=0))
         terminal.announce(study, trainings[:1] if upto == "TEACH" else trainings, place.at_once)
     with terminal.board() as board:
         seen = on_tensorboard(board, study.folder) if tensorboard else board

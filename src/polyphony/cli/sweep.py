@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.study import AtLeastOne, Running, chosen, on_tensorboard, runner
+from polyphony.cli.study import AtLeastOne, Running, chosen_for, measurable, on_tensorboard, runner
 from polyphony.words import counted
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     from polyphony.study.sweep import Sweep, run_sweep
 
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
-    asked = Sweep(swept, folder, running.data, chosen(running.device))
+    asked = Sweep(swept, folder, running.data, chosen_for(running.where))
     asked.check(trials)
-    with runner(asked.study([swept.own]), running.workers) as place:
+    with runner(asked.study([swept.own]), running.where) as place:
         if not folder.exists():
             announce(asked, trials, place.at_once)
         with terminal.board() as board:
@@ -95,7 +95,7 @@ def announce(sweep: Sweep, trials: int | None, at_once: int) -> None:
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
     terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
-    teacher, point = costs(study)
+    teacher, point = costs(measurable(study))
     terminal.line(terminal.estimate([teacher, replace(point, runs=point.runs * points)], at_once))
 
 

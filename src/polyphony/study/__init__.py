@@ -1,10 +1,11 @@
 """recipe → graph of runs → run it here → scores."""
 
 from polyphony.rows import Score
+from polyphony.study.cluster import Cluster, ClusterError, Share
 from polyphony.study.cost import Cost, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
-from polyphony.study.processes import Processes, default_workers
+from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
 from polyphony.study.score_table import mean, member_shares, parameter_counts, select, verdict
@@ -14,6 +15,8 @@ from polyphony.study.together import Together, run_together
 
 __all__ = [
     "Board",
+    "Cluster",
+    "ClusterError",
     "Cost",
     "Graph",
     "Here",
@@ -25,6 +28,7 @@ __all__ = [
     "Processes",
     "Runner",
     "Score",
+    "Share",
     "Study",
     "Sweep",
     "SweepOutcome",
@@ -47,4 +51,5 @@ __all__ = [
     "run_together",
     "select",
     "verdict",
+    "visible_gpus",
 ]

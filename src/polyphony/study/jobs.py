@@ -47,6 +47,15 @@ class Training(Job):
     def is_done(self) -> bool:
         return self.stage.is_done()
 
+    def run(self, watch: Watch) -> None:
+        """Train in the stage, which the first process claims; nothing where the result is there by now."""
+        if (stage := group_from_environment().from_first(self.stage.start)) is not None:
+            self.train(stage, watch)
+
+    def train(self, stage: Stage, watch: Watch) -> None:
+        """Make the model in a stage that was claimed."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class TrainTeacher(Training):
@@ -72,19 +81,19 @@ class TrainTeacher(Training):
     def predictions(self) -> Path:
         return prediction_path(self.study.folder, TEACHERS, None, "any").parent
 
-    def run(self, watch: Watch) -> None:
+    def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         if isinstance(teachers, GivenTeachers):
-            return self.take_in(Path(teachers.weights[self.j]), watch)
+            return self.take_in(stage, Path(teachers.weights[self.j]), watch)
         number = teachers.number(self.j)
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
-        log = train(study, self.stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        return finish(self.stage, model.network, facts(study, log))
+        log = train(study, stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
+        return finish(stage, model.network, facts(study, log))
 
-    def take_in(self, path: Path, watch: Watch) -> None:
+    def take_in(self, stage: Stage, path: Path, watch: Watch) -> None:
         """Keep weights that were trained elsewhere, if they know the data's classes."""
-        study, stage = self.study, self.stage
+        study = self.study
         network = study.network(study.recipe.teachers.network_of(self.j))
         take_in(network, path, study.splits.valid, study.splits.classes, study.device)
         finish(stage, network, origin(study))
@@ -125,13 +134,13 @@ class TrainStudent(Training):
     def predictions(self) -> Path:
         return prediction_path(self.study.folder, self.method, self.seed, "any").parent
 
-    def run(self, watch: Watch) -> None:
+    def train(self, stage: Stage, watch: Watch) -> None:
         study, rng = self.study, generator("student", self.seed)
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
-        log = train(study, self.stage, student, loss, plan, rng, watch)
-        finish(self.stage, student, facts(study, log) | {"step_size": step_size})
+        log = train(study, stage, student, loss, plan, rng, watch)
+        finish(stage, student, facts(study, log) | {"step_size": step_size})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
         """What the method minimises, and the size of the step it takes, if it takes one."""
@@ -256,8 +265,7 @@ def train(
     study: Study, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
 ) -> list[dict[str, float]]:
     """Fit a model in its stage's folder, with the processes of this one's group."""
-    group, splits = group_from_environment(), study.splits
-    group.from_first(stage.start)
+    splits = study.splits
     return fit(
         model,
         loss,
@@ -268,7 +276,7 @@ def train(
         device=study.device,
         checkpoint=stage,
         watch=watch,
-        group=group,
+        group=group_from_environment(),
     )
 
 

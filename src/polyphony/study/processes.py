@@ -32,10 +32,13 @@ class WorkerLostError(JobError):
 
 
 class Processes:
-    """So many worker processes, with so many threads each: started when there is work for them, then kept."""
+    """So many worker processes, with so many threads each: started when there is work for them, then kept.
 
-    def __init__(self, at_once: int, threads: int) -> None:
-        self.at_once, self.threads = at_once, threads
+    Where there are GPUs, each process has one of them to itself, or as few others with it as can be.
+    """
+
+    def __init__(self, at_once: int, threads: int, gpus: Sequence[str] = ()) -> None:
+        self.at_once, self.threads, self.gpus = at_once, threads, gpus
         self.workers: list[BaseProcess] = []
         self._context = context()
         self._todo, self._events = self._context.Queue(), self._context.Queue()
@@ -71,7 +74,8 @@ class Processes:
             self._todo.put(job)
 
     def _start_worker(self) -> None:
-        details = (self._todo, self._events, self.threads)
+        gpu = self.gpus[len(self.workers) % len(self.gpus)] if self.gpus else None
+        details = (self._todo, self._events, self.threads, gpu)
         worker = self._context.Process(target=work, args=details, daemon=True)
         with interrupts_blocked():
             worker.start()
@@ -96,9 +100,19 @@ def context() -> ForkServerContext | SpawnContext:
     return server
 
 
-def default_workers(study: Study) -> int:
-    """As many processes as the cores have room for; a GPU is not shared."""
-    return max(1, (os.cpu_count() or 1) // study.threads) if study.device == "cpu" else 1
+def default_workers(study: Study, gpus_per_job: float = 1.0) -> int:
+    """As many processes as the cores have room for, or the GPUs, which no two jobs share unless asked to."""
+    if study.device == "cpu":
+        return max(1, (os.cpu_count() or 1) // study.threads)
+    return max(1, len(visible_gpus(study.device)) * int(1 / gpus_per_job))
+
+
+def visible_gpus(device: str) -> list[str]:
+    """The GPUs of this machine that a job on a device may be given, as CUDA calls them."""
+    if device != "cuda":  # one that was named needs no choice
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
 
 
 @contextmanager
@@ -128,8 +142,10 @@ def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
     return event
 
 
-def work(todo: Any, events: Any, threads: int) -> None:
+def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
     """A worker process: jobs until one fails, until it is told to end, or until its parent is gone."""
+    if gpu is not None:  # the only one that CUDA, which is not awake yet, will find
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     while (job := todo.get()) is not None:

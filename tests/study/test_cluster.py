@@ -1,0 +1,235 @@
+"""Jobs on a Ray cluster on this machine: real nodes, killed where they stand; GPUs are only counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyphony as package
+from polyphony.recipe import read_recipe
+from polyphony.study import Board, Cluster, ClusterError, Graph, Share, Study, run_study
+from polyphony.study.cluster import GIB, compare
+
+pytest.importorskip("ray", reason="a cluster needs Ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+PATIENCE = 900.0  # seconds for what takes a few, on a machine that is busy
+EPOCHS = 8  # of which six steps are two or three: there a training waits for the one who kills it
+TRIES = 3
+RECIPE = f"""
+members = 2
+seeds = [0]
+data = {{ name = "stripes.npz", valid = 12, test = 12 }}
+methods = {{ kd-ods = {{ perturb = "ods" }} }}
+[teachers]
+network = {{ kind = "python", name = "own:network" }}
+epochs = {EPOCHS}
+batch = 25
+learning_rate = 0.1
+[student]
+network = {{ kind = "resnet", depth = 8, width = 2 }}
+epochs = 2
+batch = 25
+learning_rate = 0.1
+"""
+OWN = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Network(nn.Sequential):
+    steps = 0
+
+    def forward(self, x):
+        self.steps += self.training
+        while self.steps > 6 and Path("hold").exists():
+            time.sleep(0.05)
+        return super().forward(x)
+
+def network(classes, channels):
+    return Network(nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Start a cluster of some nodes, which ends with the test."""
+    paths = [Path(package.__file__).parents[1], Path(__file__).parent]  # what jobs are made of
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with ExitStack() as stack:
+        yield partial(started, stack)
+
+
+def started(stack: ExitStack, *resources: dict[str, int]) -> Any:
+    """A cluster of nodes with these resources; Ray gives a node 30 s to start, which a busy machine takes."""
+    for _ in range(TRIES):
+        cluster = cluster_utils.Cluster()
+        stack.callback(cluster.shutdown)
+        try:
+            for each in resources:
+                cluster.add_node(include_dashboard=False, include_log_monitor=False, **each)
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            cluster.shutdown()
+        else:
+            return cluster
+    return pytest.skip("Ray's nodes do not start in their time: the machine is too busy")
+
+
+def logged(run: Path) -> dict[str, int]:
+    """Teacher → how many of its epochs are kept."""
+    return {path.parent.name: len(path.read_text().splitlines()) for path in run.glob("teachers/*/log.jsonl")}
+
+
+@dataclass
+class Killing(Board):
+    """A board that removes a node once both teachers train, and remembers what it heard."""
+
+    remove: Callable[[], object]
+    first: dict[str, int] = field(default_factory=dict)  # teacher → the first epoch that was reported
+    lost: set[str] = field(default_factory=set)
+
+    def epoch(self, name: str, row: dict[str, float]) -> None:
+        kind, _, number = name.partition(" ")
+        if kind == "teacher" and number not in self.first:
+            self.first[number] = int(row["epoch"])
+            if len(self.first) == 2:
+                self.remove()
+                Path("hold").unlink()
+
+    def warn(self, name: str, sentence: str) -> None:
+        if "lost" in sentence:
+            self.lost.add(name)
+
+
+def test_a_study_whose_driver_and_then_a_node_are_killed_ends_with_the_files_of_one_that_was_left_alone(
+    stripes, nodes, here, quiet, files, program
+):
+    Path("own.py").write_text(OWN)
+    Path("small.toml").write_text(RECIPE)
+    study = Study(read_recipe("small.toml"), stripes / "alone" / "run")
+    run_study(study, here, quiet)
+    killed = replace(study, folder=stripes / "killed" / "run")
+    cluster = nodes({"num_cpus": 1}, {"num_cpus": 1})
+
+    Path("hold").touch()
+    command = [*program, "study", "small.toml", "--out", killed.folder, "--cluster", cluster.address]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        deadline = time.monotonic() + PATIENCE
+        while len(logged(killed.folder)) < 2 and driver.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        driver.kill()
+    kept = logged(killed.folder)
+    assert len(kept) == 2
+    assert max(kept.values()) < EPOCHS
+
+    board = Killing(lambda: cluster.remove_node(*cluster.worker_nodes, allow_graceful=False))
+    with Cluster(cluster.address, killed.folder, Share(cpus=1)) as runner:
+        assert runner.at_once == 2
+        run_study(killed, runner, board)
+    assert all(board.first[teacher] >= epochs for teacher, epochs in kept.items())  # none was done again
+    assert len(board.lost) == 1
+    assert files(killed.folder) == files(study.folder)
+    for log in killed.folder.glob("teachers/*/log.jsonl"):
+        assert [json.loads(row)["epoch"] for row in log.read_text().splitlines()] == list(range(EPOCHS))
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """A job that says which GPU it was given, once so many are there; `alone`, it fails if that is taken."""
+
+    name: str
+    folder: Path
+    together: int = 1
+    alone: bool = False
+    epochs: int = 1
+    needs: tuple[object, ...] = ()
+
+    def is_done(self) -> bool:
+        return False
+
+    def run(self, watch: object) -> None:
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        taken = self.folder / f"taken {gpu}"
+        taken.touch(exist_ok=not self.alone)
+        (self.folder / self.name).write_text(gpu)
+        deadline = time.monotonic() + PATIENCE
+        while len(list(self.folder.glob("job *"))) < self.together:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        taken.unlink(missing_ok=True)
+        watch.epoch({})
+
+
+@dataclass
+class Heard(Board):
+    """All that a board is told, in order."""
+
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+    def started(self, name: str, epochs: int) -> None:
+        self.events.append(("started", name))
+
+    def epoch(self, name: str, row: object) -> None:
+        self.events.append(("epoch", name))
+
+    def warn(self, name: str, sentence: str) -> None:
+        self.events.append(("warn", name))
+
+    def finished(self, name: str) -> None:
+        self.events.append(("finished", name))
+
+
+def test_jobs_share_a_gpu_only_if_asked_to_and_what_they_report_reaches_the_board(nodes, tmp_path):
+    address, board = nodes({"num_cpus": 3, "num_gpus": 2}).address, Heard()
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    whole.mkdir()
+    half.mkdir()
+    with Cluster(address, whole, Share(cpus=1, gpus=1)) as runner:
+        assert runner.at_once == 2
+        runner.run(Graph([OnGpu(f"job {k}", whole, 2, alone=True) for k in range(3)]), board)
+    assert {path.read_text() for path in whole.glob("job *")} == {"0", "1"}
+    for name in ("job 0", "job 1", "job 2"):
+        told = [what for what, who in board.events if who == name]
+        assert told == ["started", "epoch", "finished"]
+
+    with Cluster(address, half, Share(cpus=1, gpus=0.5)) as runner:
+        assert runner.at_once == 3  # by its CPUs
+        runner.run(Graph([OnGpu(f"job {k}", half, 3) for k in range(3)]), board)  # all at a time, on two GPUs
+
+
+def test_a_share_has_room_where_all_of_it_fits():
+    node = {"CPU": 8.0, "GPU": 2.0, "memory": 16.0 * GIB, "object_store_memory": 1.0}
+    assert Share(1, 0, 1).room(node) == 8
+    assert Share(1, 0.5, 1).room(node) == 4
+    assert Share(1, 0.5, 8).room(node) == 2
+    assert Share(16).room(node) == 0
+    assert Share(1, 1, 1).room({"CPU": 8.0, "memory": 16.0 * GIB}) == 0
+
+
+def test_a_node_that_differs_is_named():
+    here = {"folder": "True", "Polyphony": "0.1.0 (abc)", "Python": "3.11.7", "Ray": "2.60.0"}
+    compare("n1", here, dict(here), Path("run"))
+    with pytest.raises(ClusterError, match=r"node n1 does not see run: .* all nodes share"):
+        compare("n1", here, here | {"folder": "False", "Ray": "1"}, Path("run"))
+    with pytest.raises(ClusterError, match=r"node n1 has Python 3\.12\.1, and here is 3\.11\.7"):
+        compare("n1", here, here | {"Python": "3.12.1"}, Path("run"))
+
+
+def test_no_cluster_and_no_ray_are_one_sentence(say, refused, monkeypatch):
+    refused(say("teach", "digits", "--cluster", "127.0.0.1:1"), "no Ray cluster at '127.0.0.1:1'")
+    refused(say("teach", "digits", "--cluster", "local", "--workers", "2"), "leave out --workers")
+    monkeypatch.setattr("polyphony.study.cluster.find_spec", lambda name: None)
+    refused(say("teach", "digits", "--cluster", "local"), "pip install 'polyphony[cluster]'")
+    assert not Path("runs").exists()
