@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split
 from polyphony.devices import arithmetic, send, wait_for
 from polyphony.distill import Distill
@@ -30,7 +29,7 @@ from polyphony.perturb import ODS, logits_of_one
 from polyphony.recipe import check as checked_recipe
 from polyphony.scores import TEACHERS
 from polyphony.study.run import run_study
-from polyphony.study.runner import Here
+from polyphony.study.runner import Here, Relay
 from polyphony.study.score_table import mean, select
 from polyphony.study.study import Study
 from polyphony.train import Plan, fit
@@ -155,32 +154,14 @@ def study(device: str) -> tuple[str, str, bool]:
         data, path = stripes(160), Path(folder) / "stripes.npz"
         np.savez(path, images=data.images.permute(0, 2, 3, 1).numpy(), labels=data.labels.numpy())
         table = STUDY | {"data": DATA | {"name": str(path)}}
+        unseen = Relay(lambda event: None)
         made = Study(checked_recipe(table, "check"), Path(folder) / "run", None, device)
-        rows = run_study(made, Here(torch.get_num_threads()), Unseen()).scores
+        rows = run_study(made, Here(torch.get_num_threads()), unseen).scores
     kinds = {
         name: mean(select(rows, name, "test", "calibrated"), "acc").mean for name in (TEACHERS, "kd-ods")
     }
     words = ", ".join(f"{name} {accuracy:.0%}" for name, accuracy in kinds.items())
     return f"{words} correct", "over 50%", min(kinds.values()) > 0.5
-
-
-class Unseen:
-    """A board that nobody looks at."""
-
-    def started(self, name: str, epochs: int) -> None:
-        """Nothing to do."""
-
-    def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        """Nothing to do."""
-
-    def epoch(self, name: str, row: Row) -> None:
-        """Nothing to do."""
-
-    def warn(self, name: str, sentence: str) -> None:
-        """Nothing to do."""
-
-    def finished(self, name: str) -> None:
-        """Nothing to do."""
 
 
 def speed(device: str) -> tuple[str, str, bool]:
