@@ -201,12 +201,26 @@ def newest(folder: Path) -> str:
 
 
 def workers_of(parent: int) -> list[int]:
-    """The worker processes of a study: those of its children that do more than track what is shared."""
+    """The worker processes of a study: its children, or if it has a server of processes, that one's."""
+    found = []
+    for pid in children_of(parent):
+        command = of_process(pid, "cmdline")
+        if "resource_tracker" not in command:
+            found += children_of(pid) if "forkserver" in command else [pid]
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in of_process(pid, f"task/{pid}/children").split()]
+
+
+def of_process(pid: int, what: str) -> str:
+    """What Linux says of a process; nothing of one that has ended."""
     try:
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return [int(pid) for pid in children if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return Path(f"/proc/{pid}/{what}").read_text()
     except OSError:
-        return []
+        return ""
 
 
 def alive(sessions: list[int]) -> bool:
