@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ import pytest
 import polyphony as package
 from polyphony.recipe import read_recipe
 from polyphony.study import Board, Cluster, ClusterError, Graph, Share, Study, run_study
-from polyphony.study.cluster import GIB, compare
+from polyphony.study.cluster import GIB, LostError, compare
+from polyphony.tally import DivergedError
 
 pytest.importorskip("ray", reason="a cluster needs Ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -172,6 +174,23 @@ class OnGpu:
         watch.epoch({})
 
 
+@dataclass(frozen=True)
+class Failing(OnGpu):
+    """A job that fails so many times, and keeps count; its process is killed, or it diverges."""
+
+    times: int = 1
+    killed: bool = True
+
+    def run(self, watch: object) -> None:
+        with (self.folder / self.name).open("a") as tries:
+            tries.write("x")
+        if len((self.folder / self.name).read_text()) > self.times:
+            return
+        if not self.killed:
+            raise DivergedError("the loss is not a number")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass
 class Heard(Board):
     """All that a board is told, in order."""
@@ -191,7 +210,9 @@ class Heard(Board):
         self.events.append(("finished", name))
 
 
-def test_jobs_share_a_gpu_only_if_asked_to_and_what_they_report_reaches_the_board(nodes, tmp_path):
+def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_again(
+    nodes, tmp_path, monkeypatch
+):
     address, board = nodes({"num_cpus": 3, "num_gpus": 2}).address, Heard()
     whole, half = tmp_path / "whole", tmp_path / "half"
     whole.mkdir()
@@ -207,6 +228,15 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_what_they_report_reaches_the_boar
     with Cluster(address, half, Share(cpus=1, gpus=0.5)) as runner:
         assert runner.at_once == 3  # by its CPUs
         runner.run(Graph([OnGpu(f"job {k}", half, 3) for k in range(3)]), board)  # all at a time, on two GPUs
+        board.events.clear()
+        runner.run(Graph([Failing("lost once", half)]), board)
+        assert [what for what, _ in board.events] == ["started", "warn", "finished"]
+        with pytest.raises(DivergedError, match="not a number"):
+            runner.run(Graph([Failing("diverging", half, killed=False)]), board)
+        assert (half / "diverging").read_text() == "x"
+        monkeypatch.setattr("polyphony.study.cluster.RETRIES", 0)
+        with pytest.raises(LostError, match="lost always was lost 1 times"):
+            runner.run(Graph([Failing("lost always", half, times=9)]), board)
 
 
 def test_a_share_has_room_where_all_of_it_fits():
