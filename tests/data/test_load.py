@@ -15,8 +15,8 @@ from polyphony.data.catalogue import DATASETS
 from polyphony.data.check import check
 from polyphony.data.corruptions import corrupt
 from polyphony.data.load import EVERYTHING, found, identify
+from polyphony.data.options import with_channels
 from polyphony.data.regenerate import regenerate
-from polyphony.data.shifted import with_channels
 
 USERS_DATA = os.environ.get("POLYPHONY_DATA")  # before the tests' own is set
 PACKS = Path(__file__).parents[3] / "shared" / "data" / "unpack.py"

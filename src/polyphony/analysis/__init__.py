@@ -4,19 +4,16 @@ from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
 from polyphony.analysis.progress import Progress
-from polyphony.analysis.snr import Moments, Snr, gradient_snr, snr_of
+from polyphony.analysis.snr import gradient_snr
 from polyphony.analysis.transfer import external_predictions
 from polyphony.nn import factor_distance
 
 __all__ = [
-    "Moments",
     "Progress",
-    "Snr",
     "external_predictions",
     "factor_distance",
     "gradient_snr",
     "jacobian_cosines",
     "latencies",
     "member_views",
-    "snr_of",
 ]

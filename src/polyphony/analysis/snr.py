@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -41,28 +40,16 @@ class Moments:
         return self.squares / (self.count - 1)
 
 
-@dataclass(frozen=True)
-class Snr:
+def signal_to_noise(moments: Moments) -> float:
     """‖E[G]‖₂ / √‖Var[G]‖₂ with elementwise variance, estimated from samples.
 
-    `plain` puts the samples' mean for E[G]. That mean's own noise has the squared length Σ Var / samples, so
-    that `plain` has a floor which depends on how many samples and parameters there are. `value` takes it off,
-    which leaves an unbiased estimate of ‖E[G]‖²; it is 0 where noise explains all of the length.
+    The samples' mean has noise of its own, of the squared length Σ Var / samples. It is taken off, which
+    leaves an unbiased estimate of ‖E[G]‖²; 0 where noise explains all of the length.
     """
-
-    value: float
-    plain: float
-    samples: int
-
-
-def snr_of(moments: Moments) -> Snr:
-    """The ratio of a stream of gradients."""
     variance = moments.variance
-    length, noise = float(moments.mean.square().sum()), float(variance.norm().sqrt())
-    signal = max(0.0, length - float(variance.sum()) / moments.count)
-    if noise == 0:
-        return Snr(float("inf"), float("inf"), moments.count)
-    return Snr(signal**0.5 / noise, length**0.5 / noise, moments.count)
+    signal = float(moments.mean.square().sum()) - float(variance.sum()) / moments.count
+    noise = float(variance.norm().sqrt())
+    return max(0.0, signal) ** 0.5 / noise if noise else float("inf")
 
 
 def gradient_snr(
@@ -75,7 +62,7 @@ def gradient_snr(
     rng: torch.Generator,
     samples: int = 100,
     progress: Progress = unheard,
-) -> Snr:
+) -> float:
     """The SNR of G(x, ε) = ∇_θ (L_KD(S(x+ε), T(x+ε)) − L_KD(S(x), T(x))) over draws of ε, for one batch x.
 
     L_KD is Algorithm 1's, at temperature τ, the mean over members and examples; θ are all parameters of the
@@ -88,7 +75,7 @@ def gradient_snr(
         for done in range(1, samples + 1):
             moments.add(gradient(perturb(x, y, teachers, temperature, rng)) - clean)
             progress(done, samples)
-    return snr_of(moments)
+    return signal_to_noise(moments)
 
 
 def distillation_gradient(student: Ensemble, teachers: DeepEnsemble, x: Tensor, temperature: float) -> Tensor:

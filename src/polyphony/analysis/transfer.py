@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from polyphony.data import Split
 from polyphony.ensembles import DeepEnsemble
@@ -24,8 +23,6 @@ def external_predictions(
 ) -> Predictions:
     """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
     perturb = ODS(step_size, source=source)
-
-    def before(x: Tensor, y: Tensor) -> Tensor:
-        return perturb(x, y, teachers, temperature, rng)
-
-    return predict(teachers, split, batch=batch, before=before)
+    return predict(
+        teachers, split, batch=batch, before=lambda x, y: perturb(x, y, teachers, temperature, rng)
+    )

@@ -17,6 +17,9 @@ from polyphony.cli.study import Device, UsageError, chosen
 from polyphony.words import printable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyphony.serve import Student
     from polyphony.serve.table import Answered
 
 Method = Annotated[
@@ -51,10 +54,8 @@ def predict(
     images
         Picture files, or folders of them.
     """
-    from polyphony.rows import to_csv
     from polyphony.serve import load_student
-    from polyphony.serve.pictures import find_pictures, read_pictures
-    from polyphony.serve.table import Answered, answered, contact_sheet
+    from polyphony.serve.table import contact_sheet
     from polyphony.store import write_whole
 
     if as_json and as_csv:
@@ -62,36 +63,45 @@ def predict(
     if not images:
         raise UsageError("give one or more pictures, or folders of them, after the run")
     student = load_student(folder, method, seed, device=chosen(device))
+    rows, pictures, probabilities = ask(student, images, sort)
+    terminal.note(f"Asked {student.words}.")
+    if page:
+        write_whole(page, contact_sheet(student, rows, pictures).encode())
+        terminal.note(f"Page: {page}")
+    if as_json:
+        terminal.plain(json_of(rows, student.classes, probabilities.tolist()))
+    else:
+        show(rows, as_csv)
+
+
+def ask(student: Student, images: Sequence[Path], sort: bool) -> tuple[list[Answered], Tensor, Tensor]:
+    """The answers, the pictures and every class's probability, in the order in which they are shown."""
+    from polyphony.serve.pictures import find_pictures, read_pictures
+    from polyphony.serve.table import answered
+
     files = find_pictures(images)
     pictures = read_pictures(files, student.description.shape)
     answers = student.predict(pictures)
-    order = answers.entropy.argsort(descending=True, stable=True).tolist() if sort else range(len(files))
+    order = answers.entropy.argsort(descending=True, stable=True).tolist() if sort else [*range(len(files))]
     rows = answered([printable(file) for file in files], student.classes, answers)
-    rows = [rows[i] for i in order]
-    terminal.note(f"Asked {student.words}.")
-    if page:
-        write_whole(page, contact_sheet(student, rows, pictures[list(order)]).encode())
-        terminal.note(f"Page: {page}")
-    if as_json:
-        terminal.plain(as_text(rows, student.classes, answers.probabilities[list(order)].tolist()))
-    elif as_csv:
-        terminal.plain(to_csv(rows, Answered))
-    else:
-        show(rows)
+    return [rows[i] for i in order], pictures[order], answers.probabilities[order]
 
 
-def as_text(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
+def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
     """The answers as JSON, with every class's probability."""
     named = (dict(zip(classes, each, strict=True)) for each in probabilities)
     found = [asdict(row) | {"probabilities": each} for row, each in zip(rows, named, strict=True)]
     return json.dumps(found, indent=1)
 
 
-def show(rows: list[Answered]) -> None:
-    """A table for people."""
-    from polyphony.rows import headings
+def show(rows: list[Answered], as_csv: bool) -> None:
+    """A table for people, or CSV."""
+    from polyphony.rows import headings, to_csv
     from polyphony.serve.table import Answered
 
+    if as_csv:
+        terminal.plain(to_csv(rows, Answered))
+        return
     table = Table(*(Column(heading, overflow="fold") for heading in headings(Answered).values()))
     for row in rows:
         numbers = (f"{row.entropy:.3f}", f"{row.mutual_information:.3f}")

@@ -14,6 +14,7 @@ from polyphony.data.splits import Split, room
 
 MOST = {"resolution": 8192}  # pixels a side, as large as a picture may be; of images:
 MOST |= dict.fromkeys(("per_class", "limit", "valid", "test"), 10**9)
+LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,18 @@ def area_average(images: Tensor, height: int, width: int) -> Tensor:
         chunk = rows @ images[start : start + step].float() @ columns.T
         out[start : start + step] = chunk.round_().clamp_(0, 255).to(torch.uint8)
     return out
+
+
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey as colour, or colour as grey as Pillow has it. [n 1|3 h w] → [n channels h w], of the same type"""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.expand(-1, channels, -1, -1)
+    if channels != 1:
+        raise DataError(f"images of {images.shape[1]} channels cannot be brought to {channels}")
+    grey = torch.einsum("nchw,c->nhw", images.double(), torch.tensor(LUMA).double() / 65536)[:, None]
+    return (grey + 0.5).floor().to(torch.uint8) if images.dtype == torch.uint8 else grey.to(images.dtype)
 
 
 def _overlaps(length: int, side: int) -> Tensor:

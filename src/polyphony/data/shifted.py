@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
 from polyphony.data.errors import DataError, MissingCorruptedError
 from polyphony.data.files import data_root, there
 from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
-from polyphony.data.options import Options, area_average, first_images, resized
+from polyphony.data.options import Options, area_average, first_images, resized, with_channels
 from polyphony.data.sound import sound
 from polyphony.data.splits import Split
 
@@ -36,18 +33,6 @@ def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | 
     if images.shape[-2:] != (height, width):
         images = area_average(images, height, width)
     return Split(images, split.labels)
-
-
-def with_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey repeated to colour, or colour weighed to grey (ITU-R 601). uint8 [n c h w] → [n channels h w]"""
-    if images.shape[1] == channels:
-        return images
-    if images.shape[1] == 1:
-        return images.expand(-1, channels, -1, -1)
-    if channels != 1:
-        raise DataError(f"images of {images.shape[1]} channels cannot be brought to {channels}")
-    weights = torch.tensor([0.299, 0.587, 0.114])
-    return torch.einsum("nchw,c->nhw", images.float(), weights).round().to(torch.uint8)[:, None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,14 +15,13 @@ from polyphony.data import DataError, pixels
 from polyphony.data.archives import tree
 from polyphony.data.files import read_bytes
 from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
+from polyphony.data.options import with_channels
 from polyphony.data.splits import describe
 from polyphony.words import first_line
 
 Array = np.ndarray[Any, np.dtype[Any]] | Tensor
 Picture = str | Path | Image.Image | Array
 Shape = tuple[int, int, int]  # channels, height, width
-
-LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey, as Pillow has them
 
 
 def batches_of(images: Picture | Sequence[Picture], shape: Shape, size: int) -> Iterator[Tensor]:
@@ -55,7 +54,7 @@ def read_pictures(paths: Sequence[str], shape: Shape) -> Tensor:
     """Picture files as uint8 [n c h w]; DataError that names the first one that cannot be read."""
     size = shape[2], shape[1]
     images = decode_all(paths, lambda path: read_bytes(Path(path)), str, size, "pictures")
-    return _with_channels(images, shape[0])
+    return with_channels(images, shape[0])
 
 
 def find_pictures(paths: Sequence[Path]) -> list[str]:
@@ -88,7 +87,7 @@ def _from_picture(picture: Picture, shape: Shape) -> Tensor:
         return _from_array(picture[None], shape)
     else:
         raise DataError(f"an image must be a file, a PIL image or an array, not a {type(picture).__name__}")
-    return _with_channels(torch.from_numpy(levels.copy())[None], shape[0])
+    return with_channels(torch.from_numpy(levels.copy())[None], shape[0])
 
 
 def _from_array(array: Array, shape: Shape) -> Tensor:
@@ -99,7 +98,7 @@ def _from_array(array: Array, shape: Shape) -> Tensor:
         raise DataError(f"this array cannot be read as images ({first_line(error)})") from error
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(f"images must be uint8, or floats in [0, 1], not {describe(images)}")
-    images = _with_channels(_channels_first(images), shape[0])
+    images = with_channels(_channels_first(images), shape[0])
     if images.shape[2:] == shape[1:]:
         return images
     if images.dtype != torch.uint8:
@@ -120,17 +119,6 @@ def _channels_first(images: Tensor) -> Tensor:
     raise DataError(
         f"images must be [n h w c], [n c h w] or [n h w], of 1 or 3 channels, not {describe(images)}"
     )
-
-
-def _with_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey as colour or colour as grey, where a student takes the other. [n 1|3 h w] → [n c h w]"""
-    if images.shape[1] == channels:
-        return images
-    if channels == 3:
-        return images.expand(-1, 3, -1, -1)
-    weights = torch.tensor(LUMA, dtype=torch.float64)[:, None, None] / 65536
-    grey = (images * weights).sum(1, keepdim=True)
-    return (grey + 0.5).floor().to(torch.uint8) if images.dtype == torch.uint8 else grey.to(images.dtype)
 
 
 def _as_float(images: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from polyphony.study.analysis_jobs import (
     ShowMembers,
     Transfer,
 )
-from polyphony.study.evaluation import weight_hashes, weights_hash
+from polyphony.study.evaluation import stage_hash, weight_hashes
 from polyphony.study.runner import Board, Graph, Runner
 from polyphony.study.saved import write_table
 from polyphony.study.study import Study
@@ -28,7 +28,7 @@ from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
 
 @dataclass(frozen=True)
-class Table:
+class TableAnalysis:
     """An analysis whose jobs make the rows of a table.
 
     `alone`: nothing else may run meanwhile. `methods`: those whose students it can be made of, and `lacking`:
@@ -55,20 +55,20 @@ def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[Measur
 
 _NO_MEMBERS = "it has no member for each teacher that depends on its own input alone"
 TABLES = {
-    "jacobians": Table(
+    "jacobians": TableAnalysis(
         JacobianCosine,
         jacobian_jobs,
         methods=one_to_one,
         lacking=_NO_MEMBERS,
     ),
-    "snr": Table(GradientSnr, snr_jobs, methods=one_to_one),
-    "factors": Table(
+    "snr": TableAnalysis(GradientSnr, snr_jobs, methods=one_to_one),
+    "factors": TableAnalysis(
         FactorDistance,
         lambda study, methods, _: [MeasureFactors(study, tuple(methods))],
         methods=with_factors,
         lacking="its members do not differ by rank-one factors",
     ),
-    "latency": Table(Latency, lambda study, *_: [MeasureLatency(study)], alone=True),
+    "latency": TableAnalysis(Latency, lambda study, *_: [MeasureLatency(study)], alone=True),
 }
 SINGLE: dict[str, Callable[[Study], AnalysisJob]] = {"transfer": Transfer, "members": ShowMembers}
 ANALYSES = (*TABLES, *SINGLE)
@@ -113,7 +113,7 @@ def obstacle(study: Study, name: str) -> str | None:
     if name == "transfer":
         if study.recipe.teachers.extra == 0:
             return "the recipe has no extra teacher (teachers.extra) to take directions from"
-        weights_hash(study.teacher_stage(members))
+        stage_hash(study.teacher_stage(members))
     if name == "factors" and members == 1:
         return "the student has one member, which is at no distance from itself"
     return None

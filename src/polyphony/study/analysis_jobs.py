@@ -155,7 +155,7 @@ class MeasureSnr(AnalysisJob):
             SNR_SAMPLES,
             told(watch),
         )
-        return [GradientSnr(self.perturbation, step_size, found.value, found.samples)]
+        return [GradientSnr(self.perturbation, step_size, found, SNR_SAMPLES)]
 
 
 @dataclass(frozen=True)

@@ -153,17 +153,17 @@ def weight_hashes(study: Study) -> dict[tuple[str, int | None], list[str]]:
 
 def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
     """The hashes of one model's weights; raises where it is not trained yet."""
-    return [weights_hash(stage) for stage in study.stages(model, seed, study.recipe.members)]
+    return [stage_hash(stage) for stage in study.stages(model, seed, study.recipe.members)]
 
 
 def check_trained(study: Study) -> None:
     """Raise unless every teacher and every student is trained to the end."""
     for j in range(study.teacher_count):
-        weights_hash(study.teacher_stage(j))
+        stage_hash(study.teacher_stage(j))
     weight_hashes(study)
 
 
-def weights_hash(stage: Stage) -> str:
+def stage_hash(stage: Stage) -> str:
     """The hash of a stage's weights."""
     if not stage.is_done():
         raise FileError(stage.folder, "is not trained to the end")
