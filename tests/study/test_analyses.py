@@ -12,6 +12,7 @@ from torch.autograd.functional import jacobian
 
 from polyphony.analysis import factor_distance
 from polyphony.cli.analyse import analyse as command
+from polyphony.cli.study import Where
 from polyphony.data import pixels
 from polyphony.ensembles import DeepEnsemble
 from polyphony.perturb import ODS
@@ -142,7 +143,7 @@ def test_what_cannot_be_done_is_said(analysed, here, quiet, tmp_path):
 
 
 def test_the_command_says_where_the_files_are(analysed, capsys):
-    command(analysed.folder, "factors", device="cpu", workers=1)
+    command(analysed.folder, "factors", where=Where(device="cpu", workers=1))
     said = capsys.readouterr().out
     assert "Nothing to do" in said
     assert str(analysed.folder / "analysis" / "factors.csv") in said.replace("\n", "")
