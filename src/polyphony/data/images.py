@@ -75,17 +75,17 @@ def decode_all(
 
     Decoded in parallel; a terminal on standard error shows a progress bar.
     """
-    first = decode(read(names[0]), where(names[0]), size)
-    out = room(len(names), *first.shape)
+    shape = (3, size[1], size[0]) if size else decode(read(names[0]), where(names[0]), None).shape
+    out = room(len(names), *shape)
     levels = out.numpy()
     chunks = (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
     loaded = ([(read(name), where(name)) for name in chunk] for chunk in chunks)
     with _workers(len(names)) as pool:
         pictures = (picture for decoded in _in_order(pool, loaded, size) for picture in decoded)
         for i, picture in enumerate(track(pictures, title, len(names), **_bar())):
-            if picture.shape != first.shape:
+            if picture.shape != shape:
                 raise DataError(
-                    f"{where(names[i])} is {_size(picture)} where {where(names[0])} is {_size(first)}; "
+                    f"{where(names[i])} is {_size(picture.shape)} where {where(names[0])} is {_size(shape)}; "
                     "set a resolution to bring all to one size"
                 )
             levels[i] = picture
@@ -117,8 +117,8 @@ def _workers(count: int) -> Executor:
     return pool
 
 
-def _size(picture: Pixels) -> str:
-    return f"{picture.shape[2]}×{picture.shape[1]}"
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[2]}×{shape[1]}"
 
 
 def _bar() -> dict[str, Any]:
