@@ -36,7 +36,7 @@ def alarm() -> Iterator[None]:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(20)
+    signal.alarm(120)  # long, since the machine may be busy
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
