@@ -277,11 +277,13 @@ def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, ti
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_says_how_to_go_on(say, tiny, sent, code):
+    started_with = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
     before = signal.getsignal(sent)
     with mock.patch("polyphony.study.run_study", side_effect=lambda *_, **__: signal.raise_signal(sent)):
         said = say(*tiny("study"))
     assert (said.code, said.err) == (code, "polyphony: stopped; the same command goes on where it was\n")
     assert signal.getsignal(sent) is before
+    signal.signal(signal.SIGINT, started_with)
 
 
 def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(say, tiny, refused, tmp_path):

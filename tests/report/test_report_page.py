@@ -157,7 +157,7 @@ def test_several_runs_are_compared_in_one_page(maker, tmp_path: Path):
     assert "tested on different images" not in text
     rows = [name for name in ("one: kd-ods", "two: kd-ods", "one: teachers", "two: teachers") if name in text]
     assert len(rows) == 4
-    assert len([1 for tag, a in seen.tags if tag == "svg" and a.get("role") == "img"]) == 3
+    assert len([1 for tag, a in seen.tags if tag == "svg" and a.get("role") == "img"]) == 5
     assert not (first / "report.html").exists()
 
 

@@ -326,7 +326,7 @@ def test_one_seed_one_parameter_one_point_and_a_search_have_pages_too(tmp_path):
 
 def test_a_folder_that_cannot_be_reported_is_one_sentence(tmp_path):
     folder = write_sweep(tmp_path / "a", grid())
-    with pytest.raises(StoreError, match="a sweep, which has no test scores"):
+    with pytest.raises(StoreError, match="one of plain distillation"):
         write_report([folder, folder])
     (folder / "sweep.csv").write_text("model,seed\na,0\n")
     with pytest.raises(StoreError, match=r"sweep\.csv is damaged \(it has no column 'alpha'\)"):

@@ -104,10 +104,14 @@ class Runner:
         size = tuple(rows.shape[1:])
         if (kind := (size, rows.dtype, rows.device)) in self.seen:
             return self.run(network, rows)
-        check_weights(network, rows)
+        check_device(network, rows)
         if self.folded > 1 and size != self.size:
             check_members(network, self.folded, size)
-        outputs = self.first_run(network, rows)
+        try:
+            outputs = self.first_run(network, rows)
+        except RuntimeError as error:
+            check_precision(network, rows, error)
+            raise
         self.seen.add(kind)
         return outputs
 
@@ -135,17 +139,20 @@ class Runner:
         return cast(Tensor, network(rows))
 
 
-def check_weights(network: nn.Module, rows: Tensor) -> None:
-    """Raise where a network's weights are on another device than its images, or of half precision alone."""
+def check_device(network: nn.Module, rows: Tensor) -> None:
+    """Raise where a network's weights are on another device than its images."""
     weight = next(network.parameters(), rows)
     if weight.device != rows.device:
         where = f"the images are on {rows.device}, the network on {weight.device}"
         raise SettingError(f"{where}: move it by .to('{rows.device}')")
-    halved = weight.dtype in (torch.float16, torch.bfloat16) and weight.dtype != rows.dtype
-    if halved and not torch.is_autocast_enabled(rows.device.type):
-        raise SettingError(
-            f"the network's weights are {weight.dtype}, the images {rows.dtype}: call .float()"
-        )
+
+
+def check_precision(network: nn.Module, rows: Tensor, error: RuntimeError) -> None:
+    """Raise where a network failed since its weights are of another precision than its images."""
+    weight = next(network.parameters(), rows)
+    if weight.dtype != rows.dtype and not torch.is_autocast_enabled(rows.device.type):
+        words = f"the network's weights are {weight.dtype}, the images {rows.dtype}: call .float()"
+        raise SettingError(words) from error
 
 
 def is_fatal(layer: nn.Conv2d) -> bool:

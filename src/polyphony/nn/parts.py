@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from polyphony.limits import SettingError, counts
 
@@ -32,9 +32,15 @@ class Normalize(nn.Module):
         self.std.copy_(torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(self.mean) not in (1, x.shape[-3]):  # which would be repeated in silence
-            raise SettingError(f"the images have {x.shape[-3]} channels, the network takes {len(self.mean)}")
+        check_channels(x, self.mean)
         return (x - self.mean) / self.std
+
+
+@fx.wrap
+def check_channels(x: Tensor, mean: Tensor) -> None:
+    """Raise for images of one channel for a network of several, which would be repeated in silence."""
+    if len(mean) not in (1, x.shape[-3]):
+        raise SettingError(f"the images have {x.shape[-3]} channels, the network takes {len(mean)}")
 
 
 def initialise(network: nn.Module, rng: torch.Generator | None) -> None:

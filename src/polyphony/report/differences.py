@@ -12,11 +12,8 @@ from polyphony.report.pool import JUDGED, Difference
 from polyphony.report.style import MUTED, Look
 from polyphony.report.tables import Cell, Numbers, Table
 
-_WIDTH, _LINE, _FRAME = (
-    420.0,
-    17.0,
-    60.0,
-)  # of a panel, of one of its rows, and of what is around them, points
+# Of a panel, of one of its rows, of what is around them, and how high a panel is at least, in points.
+_WIDTH, _LINE, _FRAME, _LEAST = 420.0, 17.0, 60.0, 200.0
 
 
 def difference_table(found: Sequence[Difference]) -> Table:
@@ -49,7 +46,7 @@ def difference_chart(found: Sequence[Difference], look: Mapping[str, Look]) -> C
         Panel(
             study if len(studies) > 1 else "",
             partial(_rows, rows=rows, look=look),
-            _WIDTH / (_FRAME + _LINE * tallest),
+            _WIDTH / max(_LEAST, _FRAME + _LINE * tallest),
             Margins(left=190.0),
         )
         for study, rows in studies.items()

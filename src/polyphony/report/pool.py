@@ -12,7 +12,7 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import Paired
-from polyphony.recipe import Recipe
+from polyphony.recipe import FormTable, Recipe
 from polyphony.report.run import Run
 from polyphony.rows import Score
 from polyphony.scores import CALIBRATIONS, TEACHERS, score_text
@@ -71,13 +71,13 @@ class Pool:
     def _teachers(self, pair: Pair) -> Score:
         return self.runs[pair[0]].scored(TEACHERS)[0]
 
-    @cached_property
-    def best_plain(self) -> str | None:
-        """The plain distillation of least calibrated NLL on validation images, in the mean."""
+    def best_plain(self, form: FormTable) -> str | None:
+        """The plain distillation into a form that has the least calibrated NLL on validation images."""
+        recipe = self.first.recipe
         plain = {
             name: [score.nll for score in self.scored(name, split="valid").values()]
             for name in self.methods
-            if self.first.perturbation(name) == "clean"
+            if self.first.perturbation(name) == "clean" and recipe.form_table(name) == form
         }
         known = {name: fmean(values) for name, values in plain.items() if values}
         return min(known, key=lambda name: known[name]) if known else None
@@ -138,10 +138,13 @@ class Difference:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """Runs, those together that are alike but for their seeds."""
-    groups: dict[str, list[Run]] = {}
+    """Runs, those together that are alike but for their seeds; a second one of the same seeds is another."""
+    groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_but_for_seeds(run), []).append(run)
+        alike = _but_for_seeds(run)
+        known = [each for (key, _), found in groups.items() if key == alike for each in found]
+        twins = sum(_seeds(run) == _seeds(each) for each in known)
+        groups.setdefault((alike, twins), []).append(run)
     return [Pool(name, tuple(each)) for name, each in zip(_names(groups), groups.values(), strict=True)]
 
 
@@ -152,7 +155,11 @@ def _but_for_seeds(run: Run) -> str:
     return str(recipe)
 
 
-def _names(groups: dict[str, list[Run]]) -> list[str]:
+def _seeds(run: Run) -> tuple[int, int]:
+    return run.recipe.data.seed, getattr(run.recipe.teachers, "seed", 0)
+
+
+def _names(groups: dict[tuple[str, int], list[Run]]) -> list[str]:
     """A name for each: its recipe's, or what its folders' names begin with where two have the same recipe."""
     names = [runs[0].name for runs in groups.values()]
     if len(set(names)) == len(names):
@@ -172,9 +179,10 @@ def _in_common(names: Sequence[Sequence[str]]) -> list[str]:
 def references(pool: Pool, method: str) -> list[str]:
     """What a method is compared with: the same without what is special about it, and the best plain one."""
     plainer = [other for other in pool.methods if _is_plainer(pool.first.recipe, other, method)]
-    perturbs = pool.first.perturbation(method) not in (None, "clean")
-    best = [pool.best_plain] if perturbs and pool.best_plain not in (None, *plainer) else []
-    return [*plainer, *filter(None, best)]
+    if pool.first.perturbation(method) in (None, "clean"):
+        return plainer
+    best = pool.best_plain(pool.first.recipe.form_table(method))
+    return plainer if best is None or best in plainer else [*plainer, best]
 
 
 def _is_plainer(recipe: Recipe, name: str, than: str) -> bool:
