@@ -20,6 +20,12 @@ from polyphony.report.chart import _SETTINGS
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
+LONGEST = ("test_cluster", "test_together", "test_processes")  # files of single tests that take long
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first, so that at the end no worker waits for one."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 @pytest.fixture(autouse=True, scope="session")
