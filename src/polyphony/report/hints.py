@@ -7,6 +7,7 @@ from polyphony.report.run import Run
 from polyphony.scores import TEACHERS
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
+WARM = 4.0  # the temperature that is suggested
 
 
 def hints(run: Run) -> list[str]:
@@ -22,22 +23,20 @@ def hints(run: Run) -> list[str]:
     )
     if share >= LITTLE:
         return [f"{said} plain distillation sees their diversity, and a perturbation has little to add."]
-    return [f"{said} plain distillation learns little more than labels.", *_ways_out(run, held)]
+    return [f"{said} plain distillation learns little more than labels.", *_ways_out(run, clean, held)]
 
 
-def _ways_out(run: Run, held: Predictions) -> list[str]:
-    """How far each perturbation of the run, and a high temperature, bring the disagreement out."""
-    clean = run.pooled(TEACHERS, "train")
-    found = {
-        name: share_shown(seen, held, 1.0)
-        for name in run.methods
-        if (seen := run.pooled(TEACHERS, f"train+{name}")) is not None
-    }
-    said = [_of_perturbation(name, share) for name, share in found.items()]
-    warm = share_shown(clean, held, 4.0) if clean is not None else 0.0
-    if warm >= LITTLE:
+def _ways_out(run: Run, clean: Predictions, held: Predictions) -> list[str]:
+    """How far each perturbation of the run, and a higher temperature, bring the disagreement out."""
+    warmth, said = run.recipe.student.temperature, []
+    for name in run.methods:
+        if (seen := run.pooled(TEACHERS, f"train+{name}")) is not None:
+            said.append(_of_perturbation(name, share_shown(seen, held, warmth)))
+    warm = share_shown(clean, held, WARM)
+    if warmth < WARM and warm >= LITTLE:
         said.append(
-            f"At τ = 4 training images show {warm:.0%} of it without any: a temperature is the cheaper way."
+            f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
+            " way."
         )
     return said
 
