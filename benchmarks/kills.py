@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import itertools
 import json
 import multiprocessing
@@ -42,6 +41,7 @@ import polyphony.cli
 import polyphony.report
 import polyphony.train
 from polyphony.machine import processor
+from polyphony.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "kills.csv"
 SETTINGS = (
@@ -296,10 +296,7 @@ def main(count: int, seed: int) -> None:
 
 def write(rows: list[dict[str, object]]) -> None:
     """The table so far."""
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    RESULTS.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
 
 
 if __name__ == "__main__":

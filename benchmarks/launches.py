@@ -9,7 +9,6 @@ tests/test_launches.py holds: no count may grow.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -39,6 +38,7 @@ from polyphony import (
     resnet,
 )
 from polyphony.nn.ways import set_way
+from polyphony.rows import csv_text
 from polyphony.train import Loss
 
 RESULTS = Path(__file__).parent / "results" / "launches.csv"
@@ -138,10 +138,7 @@ def main() -> None:
     for case in cases():
         rows.append(asdict(launches(*case)) | {"torch": torch.__version__})
         print("  ".join(str(value).rjust(14) for value in rows[-1].values()), flush=True)
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    RESULTS.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
 
 
 if __name__ == "__main__":

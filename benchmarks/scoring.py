@@ -7,7 +7,6 @@ Run from the project's root: `python benchmarks/scoring.py`. Prints times and ra
 
 from __future__ import annotations
 
-import csv
 import resource
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from polyphony import metrics
 from polyphony.machine import processor
 from polyphony.metrics import Predictions
+from polyphony.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "scoring.csv"
 EXAMPLES, MEMBERS, CLASSES, TEACHERS = 10_000, 4, 10, 8
@@ -109,10 +109,7 @@ def main() -> None:
     rows = growth() + parts()
     show(rows)
     RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    RESULTS.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
 
 
 if __name__ == "__main__":

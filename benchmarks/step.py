@@ -13,7 +13,6 @@ the peak resident memory (`getrusage`) of two steps at full size, minus the peak
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import resource
 import statistics
@@ -35,6 +34,7 @@ from polyphony import ODS, BatchEnsemble, DeepEnsemble, Distill, Single
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
 from polyphony.nn import resnet
+from polyphony.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "step.csv"
 DEPTH, CLASSES, MEMBERS, BATCH, SIZE = 32, 10, 4, 64, 32
@@ -259,10 +259,7 @@ def write(rows: list[Row]) -> None:
     """The results, written beside and renamed, so that they are whole."""
     RESULTS.parent.mkdir(exist_ok=True)
     beside = RESULTS.with_suffix(".new")
-    with beside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    beside.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
     beside.replace(RESULTS)
 
 
