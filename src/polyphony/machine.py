@@ -1,4 +1,4 @@
-"""What is asked of the machine: files that appear whole or not at all, a signal, its memory and its name."""
+"""What is asked of the machine: files that appear whole or not at all, a signal, memory, cores, its name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ATTEMPT = ".attempt-"  # how the folders of attempts begin
+ROOT = Path("/")
 
 
 class WriteError(OSError):
@@ -143,9 +144,32 @@ def whereabouts() -> dict[str, str | int]:
     }
 
 
-def memory() -> int:
-    """How many bytes of memory the machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory(root: Path = ROOT) -> int:
+    """How many bytes of memory this process may have: all, or what a container or a scheduler gives."""
+    limits = [*granted("memory.max", root), *granted("memory/memory.limit_in_bytes", root)]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *map(int, limits)])
+
+
+def cores(root: Path = ROOT) -> int:
+    """How many cores this process may use: all, or those that a container or a scheduler gives."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [map(int, line.split()) for line in granted("cpu.max", root)]
+    return max(1, min([there, *(quota // period for quota, period in quotas)]))
+
+
+def granted(name: str, root: Path) -> list[str]:
+    """What a limit's file says in the control groups, from this process's own up, wherever it is limited."""
+    try:
+        groups = [line.split(":", 2)[2] for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # on other systems than Linux
+        return []
+    *kind, file = name.split("/")  # in the older layout every kind of limit has groups of its own
+    top = root.joinpath("sys/fs/cgroup", *kind)
+    places = {
+        place for group in groups for place in (top / group[1:] / "*").parents if place.is_relative_to(top)
+    }
+    found = [place.joinpath(file).read_text() for place in places if place.joinpath(file).is_file()]
+    return [text for text in found if not text.startswith("max")]
 
 
 def processor() -> str:

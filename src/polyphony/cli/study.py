@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from cyclopts import Parameter, validators
 
 from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
+from polyphony.machine import cores
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Runner, Study
@@ -278,7 +278,7 @@ def runner(study: Study, where: Where) -> Runner:
     at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
     if at_once == 1:
         return Here(study.threads)
-    threads = study.threads if on_cpu else max(1, (os.cpu_count() or 1) // at_once)
+    threads = study.threads if on_cpu else max(1, cores() // at_once)
     return Processes(at_once, threads, visible_gpus(study.device))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import warnings
 from collections import deque
@@ -21,6 +20,7 @@ from rich.progress import track
 from polyphony.data.errors import DataError
 from polyphony.data.files import honest
 from polyphony.data.splits import room
+from polyphony.machine import cores
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -97,7 +97,7 @@ def _in_order(pool: Executor, chunks: Iterator[Chunk], size: Size | None) -> Ite
     waiting: deque[Future[list[Pixels]]] = deque()
     for chunk in chunks:
         waiting.append(pool.submit(decode_chunk, chunk, size))
-        if len(waiting) > 2 * (os.cpu_count() or 1):
+        if len(waiting) > 2 * cores():
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
@@ -109,10 +109,10 @@ def _workers(count: int) -> Executor:
     The processes are forked, so that a user's script needs no main guard; they touch Pillow and nothing else.
     """
     if count < MANY or not sys.platform.startswith("linux"):
-        return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+        return ThreadPoolExecutor(min(8, cores()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside torch's idle threads
-        pool = ProcessPoolExecutor(os.cpu_count(), get_context("fork"))
+        pool = ProcessPoolExecutor(cores(), get_context("fork"))
         pool.submit(decode_chunk, [], None).result()  # forks all workers now
     return pool
 

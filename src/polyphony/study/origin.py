@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import platform
 from functools import cache
 from importlib.metadata import version
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polyphony
-from polyphony.machine import processor
+from polyphony.machine import cores, processor
 from polyphony.parallel import group_from_environment
 from polyphony.study.study import Study
 
@@ -81,7 +80,7 @@ def machine(study: Study) -> dict[str, Any]:
     """What a study runs on."""
     return {
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "device": study.device,
         "threads": study.threads,
         "processes": group_from_environment().size,

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import torch
 
-from polyphony.machine import Terminated
+from polyphony.machine import Terminated, cores
 from polyphony.study.runner import Board, Event, Graph, Here, JobError, Relay, pass_on, run_job
 from polyphony.study.study import Study
 
@@ -103,7 +103,7 @@ def context() -> ForkServerContext | SpawnContext:
 def default_workers(study: Study, gpus_per_job: float = 1.0) -> int:
     """As many processes as the cores have room for, or the GPUs, which no two jobs share unless asked to."""
     if study.device == "cpu":
-        return max(1, (os.cpu_count() or 1) // study.threads)
+        return max(1, cores() // study.threads)
     return max(1, len(visible_gpus(study.device)) * int(1 / gpus_per_job))
 
 

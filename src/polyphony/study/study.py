@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ from torch import nn
 from polyphony.data import Splits, batch_count, load, outline
 from polyphony.data.files import read_bytes, readable
 from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.machine import cores
 from polyphony.recipe import Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage, sha256
 from polyphony.train import Plan
@@ -55,7 +55,7 @@ class Study:
     def threads(self) -> int:
         """Threads a process."""
         height, width = self.splits.train.images.shape[-2:]
-        return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else os.cpu_count() or 1)
+        return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else cores())
 
     def teacher_folder(self, j: int) -> Path:
         """Where teacher j is."""
