@@ -18,7 +18,8 @@ import torch
 from polyphony.machine import processor
 from polyphony.recipe import read_recipe
 from polyphony.study import OutlinedStudy, Study, costs
-from polyphony.study.cost import Counting, blank, step, trainings
+from polyphony.study.cost import blank, step, trainings
+from polyphony.study.sketch import sketched_on
 
 RESULTS = Path(__file__).parent / "results" / "costs.csv"
 PAPER = (
@@ -93,7 +94,7 @@ def measured_rows() -> Iterator[Row]:
     for what, overrides in SIZES.items():
         study = outlined(BASE, *overrides, METHOD, "threads=1", "data.limit=2000", "student.epochs=1")
         _, estimate = costs(study)
-        _, (*_, student, loss) = trainings(study.sketch(), "cpu", Counting())
+        _, (*_, student, loss) = trainings(sketched_on("cpu", study))
         x = torch.rand_like(blank(study, study.recipe.student.batch, "cpu"))
         steps = -(-len(study.splits.train) // len(x))
         seconds = []

@@ -58,6 +58,26 @@ def test_help_answers_without_the_heavy_libraries(program, environment):
         assert f" {verb} " in done.stdout
 
 
+def test_show_does_not_wait_for_the_compiler_or_scikit_learn(environment):
+    script = (
+        "import sys\nfrom polyphony.cli import main\n"
+        "try:\n    main(['show', 'digits'])\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "print([name for name in ('torch._dynamo.config', 'sklearn.base') if name in sys.modules])\n"
+        "from torch.optim import Optimizer\n"
+        "function = Optimizer.add_param_group.__wrapped__\n"
+        "assert not hasattr(function, '__dynamo_disable')\n"
+        "import torch; torch.optim.SGD([torch.zeros(1)])\n"
+        "assert function.__dynamo_disable is function\n"  # no compiler that would need to be told
+        "import torch._dynamo.config\n"
+        "print(torch._dynamo.config.__name__, torch._dynamo.disable.__module__)\n"
+        "assert function.__dynamo_disable is not function\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *_, left_out, compiler = done.stdout.splitlines()
+    assert (left_out, compiler) == ("[]", "torch._dynamo.config torch._dynamo.decorators")
+
+
 def test_importing_the_package_does_not_wait_for_torch(environment):
     script = (
         "import sys, polyphony; print('torch' in sys.modules); polyphony.ODS; print('torch' in sys.modules)"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from polyphony.data import DataError, Options, Split, corrupted, load, load_unknown
+from polyphony.data import DataError, Options, Split, corrupted, digits, load, load_unknown
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.check import check
 from polyphony.data.corruptions import corrupt
@@ -43,7 +43,7 @@ def test_digits_are_scikit_learns_and_the_split_is_stratified() -> None:
 
 
 def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(DataError, match=r"install polyphony\[demo\]"):
         load("digits")
 
@@ -89,17 +89,16 @@ def test_the_root_is_the_argument_then_the_environment_then_the_users_folder(
 
 def test_unknown_images_take_the_form_of_the_known_ones() -> None:
     like = Split(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    unknown, digits = load_unknown("digits", like, limit=50), load("digits").test[:50]
+    unknown, known = load_unknown("digits", like, limit=50), load("digits").test[:50]
     assert torch.equal(
-        unknown.images[:, 1], digits.images[:, 0].repeat_interleave(2, 1).repeat_interleave(2, 2)
+        unknown.images[:, 1], known.images[:, 0].repeat_interleave(2, 1).repeat_interleave(2, 2)
     )
-    assert unknown.labels.tolist() == digits.labels.tolist()
+    assert unknown.labels.tolist() == known.labels.tolist()
 
 
 def test_unknown_images_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
-    table = load_digits()
-    monkeypatch.setattr("sklearn.datasets.load_digits", lambda: reads.append(1) or table)
+    reads, file = [], digits.table_file()
+    monkeypatch.setattr(digits, "table_file", lambda: reads.append(1) or file)
     load_unknown("digits", Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1).long()))
     assert len(reads) == 1
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-import sklearn.datasets  # noqa: F401 (before time is taken)
 from damage import damaged, number, text
 from judge import Call, Kind
 from PIL import Image

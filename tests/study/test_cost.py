@@ -17,12 +17,9 @@ from polyphony.ensembles import Ensemble, Single
 from polyphony.nn import resnet
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
-from polyphony.study import OutlinedStudy, Study, costs, parameter_counts
+from polyphony.study import OutlinedStudy, Study, costs, sketched
 from polyphony.study.cost import (
-    FEW,
     MOST_FLOPS,
-    Count,
-    Counting,
     Speed,
     blank,
     estimates,
@@ -30,6 +27,8 @@ from polyphony.study.cost import (
     measured_speed,
     step,
 )
+from polyphony.study.counting import FEW, Count, Counting
+from polyphony.study.sketch import sketched_on
 from polyphony.train import fit
 
 SMALL = ("teachers.network={kind='resnet', depth=8, width=2}", "data.per_class=8", "data.resolution=8")
@@ -66,7 +65,7 @@ def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
 @pytest.mark.parametrize("recipe", ["students-desk", "cifar10-desk"])
 def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
     study = OutlinedStudy(read_recipe(recipe, SMALL), Path("nowhere"))
-    without, real = estimates(study, "meta"), estimates(study, "cpu")
+    without, real = (estimates(study, sketched_on(device, study)) for device in ("meta", "cpu"))
     assert [cost.name for cost in without] == ["teacher", *study.recipe.methods]
     assert {cost.name: cost.flops for cost in without} == {cost.name: cost.flops for cost in real}
 
@@ -74,8 +73,7 @@ def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
 def test_the_papers_largest_recipe_is_counted_within_seconds():
     study = OutlinedStudy(read_recipe("cifar100-wrn28x10-be4"), Path("nowhere"))
     start = time.process_time()
-    parameter_counts(study)
-    costs(study)
+    costs(study, sketched(study))
     assert time.process_time() - start < 30  # 3 on a machine that does nothing else; by doing a step, minutes
 
 

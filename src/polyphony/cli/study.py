@@ -186,15 +186,16 @@ def show(
         safely: it is read and printed, and nothing that it names is run.
     """
     from polyphony.recipe import read_recipe
-    from polyphony.study import costs, default_workers, member_shares, parameter_counts
+    from polyphony.study import costs, default_workers, sketched
 
     if not code:
         terminal.show_recipe(read_recipe(recipe, overrides, code=False))
         return
     study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, where=Where(device))))
     terminal.show_recipe(study.recipe)
-    terminal.show_parameters(parameter_counts(study), member_shares(study))
-    terminal.show_costs(costs(study), default_workers(study))
+    sketch = sketched(study)
+    terminal.show_parameters(sketch.parameter_counts, sketch.member_shares)
+    terminal.show_costs(costs(study, sketch), default_workers(study))
 
 
 def prepare(recipe: str, running: Running) -> Study:

@@ -8,7 +8,8 @@ from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
-from polyphony.study.score_table import mean, member_shares, parameter_counts, select, verdict
+from polyphony.study.score_table import mean, select, verdict
+from polyphony.study.sketch import sketched
 from polyphony.study.study import OutlinedStudy, Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.study.together import Together, run_together
@@ -43,13 +44,12 @@ __all__ = [
     "evaluate_corrupted",
     "evaluate_unknown",
     "mean",
-    "member_shares",
     "open_study",
-    "parameter_counts",
     "run_study",
     "run_sweep",
     "run_together",
     "select",
+    "sketched",
     "verdict",
     "visible_gpus",
 ]

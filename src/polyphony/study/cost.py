@@ -11,13 +11,10 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from polyphony.data import batch_count
 from polyphony.distill import CrossEntropy
@@ -25,10 +22,11 @@ from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
 from polyphony.machine import memory
 from polyphony.predictions import BATCH
 from polyphony.recipe import RecipeError, Schedule, Surroundings
+from polyphony.study.counting import FEW, Count
+from polyphony.study.sketch import Sketch, sketched, sketched_on
 from polyphony.study.study import Study, built_once
 from polyphony.train import Loss
 
-FEW = 2  # images, which normalisation needs
 MOST_FLOPS = 4e9  # of a measured step, if it is not one of a few images
 REPEATS, ENOUGH = 3, 0.3  # how often a step is measured, unless it has taken so many seconds
 
@@ -48,14 +46,6 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Count:
-    """How many operations a batch calls, and how many floating-point operations each of its images takes."""
-
-    calls: int
-    flops: float
-
-
-@dataclass(frozen=True)
 class Speed:
     """Seconds for an operation that is called, and for a floating-point operation."""
 
@@ -67,52 +57,53 @@ class Speed:
         return batch_count(images, batch) * count.calls * self.call + images * count.flops * self.flop
 
 
-def costs(study: Study) -> list[Cost]:
+def costs(study: Study, sketch: Sketch | None = None) -> list[Cost]:
     """What one teacher, unless they are given, and one student of each method takes."""
+    sketch = sketch or sketched(study)
     try:
-        return estimates(study, "meta")
+        return estimates(study, sketch)
     except RecipeError:
         raise
     except Exception:  # a network of one's own may not do without numbers
-        return estimates(study, "cpu")
+        return estimates(study, sketched_on("cpu", study))
 
 
-def estimates(study: Study, device: str) -> list[Cost]:
-    """The costs, counted on one device and timed on the study's."""
-    sketch, counting, x = study.sketch(), Counting(), blank(study, FEW, device)
-    with torch.device(device), counting:
-        plain = Single(sketch.network(study.recipe.student_network))
+def estimates(study: Study, sketch: Sketch) -> list[Cost]:
+    """The costs, counted on the device of the models and timed on the study's."""
+    counting, x = sketch.counting, blank(study, FEW, sketch.device)
+    plain = Single(sketch.build(lambda: sketch.study.network(study.recipe.student_network)))
     weights = 3 * sum(weight.nbytes for weight in plain.parameters())
-    an_image = (kept(plain, blank(study, 2 * FEW, device)) - kept(plain, x)) // FEW
+    with counting:
+        an_image = (kept(plain, blank(study, 2 * FEW, sketch.device)) - kept(plain, x)) // FEW
     check_memory(study, weights + FEW * an_image)
     speed = measured_speed(study, plain, counting.of(partial(step, plain, CrossEntropy(), x)))
 
-    def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
+    @cache  # several methods may have the same student
+    def looking(model: Ensemble) -> Count:
         counting.of(partial(look, model, x))  # the first images of a size are tried: no part of a step
-        stepping, looking = counting.of(partial(step, model, loss, x)), counting.of(partial(look, model, x))
+        return counting.of(partial(look, model, x))
+
+    def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
+        looked, stepping = looking(model), counting.of(partial(step, model, loss, x))
         images, valid = len(study.splits.train), len(study.splits.valid)
         batch = study.plan(schedule).batch
         seconds = speed.seconds(stepping, images, batch)
-        seconds += speed.seconds(looking, valid, BATCH)
+        seconds += speed.seconds(looked, valid, BATCH)
         flops, seconds = schedule.epochs * images * stepping.flops, schedule.epochs * seconds
         return Cost(name, runs, flops, seconds, weights + batch * an_image)
 
-    return [cost(*training) for training in trainings(sketch, device, counting)]
+    return [cost(*training) for training in trainings(sketch)]
 
 
-def trainings(
-    study: Study, device: str, counting: Counting
-) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
+def trainings(sketch: Sketch) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
     """A name, how often it is done, and what it begins with: for each kind of training."""
-    recipe, table = study.recipe, study.recipe.teachers.network_of
-    with torch.device(device), counting:
-        teacher = Single(study.network(table(0)))
-        folded = built_once(range(recipe.members), table, lambda j: folded_teacher(study, j))
-        students = study.fresh_students()
+    study, recipe, table = sketch.study, sketch.study.recipe, sketch.study.recipe.teachers.network_of
     if isinstance(recipe.teachers, Schedule):
-        yield "teacher", study.teacher_count, recipe.teachers, teacher, CrossEntropy()
+        yield "teacher", study.teacher_count, recipe.teachers, Single(sketch.networks[0]), CrossEntropy()
+    each = range(recipe.members)
+    folded = sketch.build(lambda: built_once(each, table, lambda j: folded_teacher(study, j)))
     teachers = DeepEnsemble(list(folded.values()))
-    for name, student in students.items():
+    for name, student in sketch.students.items():
         loss = untaught_loss(study, name, teachers, student)
         yield name, len(recipe.seeds), recipe.schedule(name), student, loss
 
@@ -216,80 +207,3 @@ def best(measure: Callable[[int], float], images: int) -> float:
     while len(found) < REPEATS and sum(found) < ENOUGH:
         found.append(measure(images))
     return min(found)
-
-
-class Shape(NamedTuple):
-    """A tensor without its numbers."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-class Counting(TorchDispatchMode):
-    """Counts operations, and the arithmetic of matrix products and convolutions, backward passes included.
-
-    On the meta device, an operation that was seen with the same shapes is not run again, which is slow there:
-    its outputs are their shapes, and nothing is written.
-    (PyTorch's FlopCounterMode has hooks that fail inside torch.autograd.grad.)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls, self.flops = 0, 0
-        self.seen: dict[Any, tuple[int, Any]] = {}
-
-    def of(self, run: Callable[[], object]) -> Count:
-        """What something that is done with a few images takes."""
-        self.calls, self.flops = 0, 0
-        with self:
-            run()
-        return Count(self.calls, self.flops / FEW)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, or say what it would give, and count it."""
-        kwargs, aliasing = kwargs or {}, any(result.alias_info is not None for result in func._schema.returns)
-        self.calls += 1
-        if aliasing:
-            return args[0] if fills(func) and args[0].is_meta else func(*args, **kwargs)
-        key = (func, shapes(args), shapes(kwargs))
-        if key in self.seen:
-            flops, kept = self.seen[key]
-            out = blanks(kept)
-        else:
-            out = func(*args, **kwargs)
-            formula = flop_registry.get(func._overloadpacket)
-            flops = formula(*args, **kwargs, out_val=out) if formula else 0
-            if is_blank(out):
-                self.seen[key] = flops, shapes(out)
-        self.flops += flops
-        return out
-
-
-def fills(func: Any) -> bool:
-    """Whether an operation writes numbers into its first argument, and leaves its shape."""
-    return func._schema.name.endswith("_") and torch.Tag.inplace_view not in func.tags
-
-
-def shapes(value: Any) -> Any:
-    """Arguments or results of an operation, with shapes in the place of tensors."""
-    if isinstance(value, Tensor):
-        return Shape(value.shape, value.stride(), value.dtype, value.device)
-    if isinstance(value, dict):
-        return tuple((name, shapes(each)) for name, each in value.items())
-    return tuple(map(shapes, value)) if isinstance(value, list | tuple) else value
-
-
-def blanks(value: Any) -> Any:
-    """Tensors of these shapes."""
-    if isinstance(value, Shape):
-        return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
-    return tuple(map(blanks, value)) if isinstance(value, tuple) else value
-
-
-def is_blank(value: Any) -> bool:
-    """Whether results are tensors without numbers, or nothing."""
-    if isinstance(value, Tensor):
-        return value.device.type == "meta"
-    return all(map(is_blank, value)) if isinstance(value, list | tuple) else value is None

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import torch
-from torch import nn
+from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
-from polyphony.nn import member_share
 from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import TEACHERS, by_quality
 from polyphony.seeds import generator
 from polyphony.store import FileError, load_predictions
-from polyphony.study.cost import Counting
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
-from polyphony.study.study import Study, built_once
-
-Number = TypeVar("Number", int, float)
+from polyphony.study.sketch import sketched
+from polyphony.study.study import Study
 
 
 def score_jobs(study: Study) -> list[Predict]:
@@ -42,7 +36,7 @@ def write_scores(study: Study) -> list[Score]:
     saved |= {key: each.first(study.recipe.members) for key, each in saved.items() if key[0] == TEACHERS}
     valid = {(model, seed): each for (model, seed, split), each in saved.items() if split == "valid"}
     temperatures = [Temperature(*who, each.fit_temperature()) for who, each in valid.items()]
-    rows = list(score(saved, temperatures, curves, parameter_counts(study)))
+    rows = list(score(saved, temperatures, curves, sketched(study).parameter_counts))
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
@@ -92,41 +86,6 @@ def read(job: Predict) -> Predictions:
 def by_calibration(predictions: Predictions, temperature: float) -> dict[str, dict[str, float]]:
     """The columns that predictions have by themselves, as predicted and at a temperature."""
     return {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
-
-
-def parameter_counts(study: Study) -> dict[str, int]:
-    """Parameters of the teachers together, and of each method's student as it predicts."""
-    return of_sketch(study, counted)
-
-
-def member_shares(study: Study) -> dict[str, float]:
-    """What share of a member's weights has factors or is its own, of each student whose members have such."""
-    shares = of_sketch(study, lambda sketch: {n: member_share(s) for n, s in sketch.fresh_students().items()})
-    return {name: share for name, share in shares.items() if share}
-
-
-def of_sketch(study: Study, ask: Callable[[Study], dict[str, Number]]) -> dict[str, Number]:
-    """The answer for models that are built without their numbers, or with them where a network needs them."""
-    sketch = study.sketch()
-    try:
-        with torch.device("meta"), Counting():  # where networks are built at once, without their numbers
-            return ask(sketch)
-    except Exception:  # which one's own network may need
-        return ask(sketch)
-
-
-def counted(study: Study) -> dict[str, int]:
-    """The parameters of a study's models."""
-    recipe, table = study.recipe, study.recipe.teachers.network_of
-    networks = built_once(range(recipe.members), table, lambda j: study.network(table(j)))
-    students = study.fresh_students()
-    counts = {name: parameters(recipe.form(name).trained(student)) for name, student in students.items()}
-    return {TEACHERS: sum(map(parameters, networks.values())), **counts}
-
-
-def parameters(model: nn.Module) -> int:
-    """How many numbers a model learns."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def select(rows: list[Score], model: str, split: str, calibration: str) -> list[Score]:

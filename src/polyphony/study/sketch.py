@@ -1,0 +1,80 @@
+"""A study's models before training, built once to be counted: without their numbers, where they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from polyphony.ensembles import Ensemble
+from polyphony.nn import member_share
+from polyphony.scores import TEACHERS
+from polyphony.study.counting import Counting
+from polyphony.study.study import Study, built_once
+
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Models on a device: with PyTorch's meta device they are built at once, and have no numbers."""
+
+    study: Study  # of next to no images
+    device: str
+    counting: Counting
+
+    def build(self, build: Callable[[], Built]) -> Built:
+        """What is built, on the device."""
+        with torch.device(self.device), self.counting:
+            return build()
+
+    @cached_property
+    def networks(self) -> dict[int, nn.Module]:
+        """The network of each teacher that students learn from, one for those that are alike."""
+        study, table = self.study, self.study.recipe.teachers.network_of
+        each = range(study.recipe.members)
+        return self.build(lambda: built_once(each, table, lambda j: study.network(table(j))))
+
+    @cached_property
+    def students(self) -> dict[str, Ensemble]:
+        """The student of each method, one for those that are alike."""
+        return self.build(self.study.fresh_students)
+
+    @cached_property
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters of the teachers together, and of each method's student as it predicts."""
+        form, students = self.study.recipe.form, self.students.items()
+        trained = self.build(lambda: {name: form(name).trained(student) for name, student in students})
+        teachers = sum(map(parameters, self.networks.values()))
+        return {TEACHERS: teachers} | {name: parameters(student) for name, student in trained.items()}
+
+    @cached_property
+    def member_shares(self) -> dict[str, float]:
+        """What share of a member's weights has factors or is its own, of students whose members have such."""
+        students = self.students.items()
+        shares = self.build(lambda: {name: member_share(student) for name, student in students})
+        return {name: share for name, share in shares.items() if share}
+
+
+def sketched(study: Study) -> Sketch:
+    """A study's models without their numbers, or with them where a network of one's own needs them."""
+    sketch = sketched_on("meta", study)
+    try:
+        sketch.parameter_counts, sketch.member_shares  # noqa: B018 (asked for to see whether they can be)
+    except Exception:  # whatever a stranger's code trips over
+        return sketched_on("cpu", study)
+    return sketch
+
+
+def sketched_on(device: str, study: Study) -> Sketch:
+    """A study's models on a device."""
+    return Sketch(study.sketch(), device, Counting())
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers a model learns."""
+    return sum(parameter.numel() for parameter in model.parameters())
