@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyphony.data import Augmentation, Split
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Dirichlet, Hydra, LatentBE, Single
-from polyphony.nn import add_members, resnet
+from polyphony.nn import add_members, merge_member, resnet
 from polyphony.train import Plan, fit
 
 MEMBERS, CLASSES = 2, 3
@@ -155,3 +155,21 @@ def test_factors_have_the_spread_asked_for():
         assert float(factor.std()) == pytest.approx(0.1, rel=0.05)
     with pytest.raises(ValueError, match="factor_std must be"):
         add_members(nn.Linear(4, 3), 2, factor_std=-0.1)
+
+
+def test_images_of_the_size_that_was_tried_are_not_tried_again(monkeypatch):
+    tries = []
+    monkeypatch.setattr(
+        "polyphony.nn.trial.merge_member", lambda network, j: tries.append(j) or merge_member(network, j)
+    )
+    student = BatchEnsemble(resnet(8, CLASSES, 1, 2), 3)
+    assert tries == [0]  # by the conversion, on images of 8×8 pixels
+    student(torch.rand(3, 2, 1, 8, 8))
+    assert tries == [0]
+    student(torch.rand(3, 2, 1, 9, 9))
+    assert tries == [0, 0, 2]  # the first and the last member
+    with torch.device("meta"):
+        blank = BatchEnsemble(resnet(8, CLASSES, 1, 2), 3)
+    blank.to_empty(device="cpu").load_state_dict(student.state_dict())
+    blank(torch.rand(3, 2, 1, 8, 8))
+    assert tries == [0, 0, 2, 0, 0, 2]  # a trial without numbers says nothing

@@ -13,7 +13,7 @@ from polyphony.limits import MOST_MEMBERS, counts, not_negative
 from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import OfMembers
-from polyphony.nn.trial import find_order
+from polyphony.nn.trial import TRIED, find_order
 
 # Layers with weights that have no rank-one form here. A network's other parameters are shared by its members.
 UNSUPPORTED = (
@@ -53,9 +53,12 @@ def add_members(
     counts(most=MOST_MEMBERS, members=members)
     not_negative(factor_std=factor_std)
     names = convertible(unless_kept(every_module(network), keep), member_norm)
-    order = find_order(network, names, size)
+    order, tried = find_order(network, names, size)
     network = network if inplace else copy.deepcopy(network)
-    return convert(network, members, order, partial(draw_factors, members=members, std=factor_std, rng=rng))
+    draw = partial(draw_factors, members=members, std=factor_std, rng=rng)
+    converted = convert(network, members, order, draw)
+    setattr(converted, TRIED, tried)
+    return converted
 
 
 def unless_kept(places: Places, keep: tuple[str, ...]) -> Places:

@@ -23,13 +23,15 @@ from polyphony.nn.probe import Run, Size, close, on_images, run
 from polyphony.nn.rank_one import InTurn
 
 MEMBERS, ROWS = 2, 2  # of the trial: as few as can be told apart
+TRIED = "tried_size"  # the attribute of a converted network that says at which size it was tried
 
 
-def find_order(network: nn.Module, names: Sequence[str], size: Size | None) -> Order:
+def find_order(network: nn.Module, names: Sequence[str], size: Size | None) -> tuple[Order, Size | None]:
     """In which order rows reach the layers named, such that each member of the whole is what it is alone.
 
     Rows are followed where all members can run at once; otherwise members run in turn. A ConversionError says
-    where members would differ, and what would help.
+    where members would differ, and what would help. With it comes the size of the images that were tried, if
+    they had numbers.
     """
     try:
         trial = on_images(network, MEMBERS * ROWS, size, lambda plain, x: Trial(plain, x, names))
@@ -38,7 +40,8 @@ def find_order(network: nn.Module, names: Sequence[str], size: Size | None) -> O
             f"the network fails on random images: {error}; give their `size`: channels, height, width"
         ) from error
     order = trial.order()
-    return order if trial.works(order) else trial.in_turn(order)
+    tried = None if trial.x.is_meta else tuple(trial.x.shape[1:])
+    return order if trial.works(order) else trial.in_turn(order), tried
 
 
 def check_members(network: nn.Module, members: int, size: Size) -> None:
@@ -46,6 +49,8 @@ def check_members(network: nn.Module, members: int, size: Size) -> None:
 
     Of a network without members of its own that says that it does not mix the rows of a batch.
     """
+    if getattr(network, TRIED, None) == size:
+        return
 
     def differs(whole: nn.Module, x: Tensor) -> int | None:
         rows, outputs = (t.unflatten(0, (members, -1)) for t in (x, run(whole, x, {}).outputs))
