@@ -14,10 +14,13 @@ import torch
 
 import polyphony as package
 from polyphony.cli import main
+from polyphony.compiler import import_compiler_late
 from polyphony.report.chart import _SETTINGS
 
 # A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
+
+import_compiler_late()
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 LONGEST = ("test_cluster", "test_together", "test_processes")  # files of single tests that take long

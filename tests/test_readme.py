@@ -18,9 +18,12 @@ def test_the_python_example_gives_logits_of_every_member():
     assert not (logits[0] == logits[1]).any(), "members that are one and the same"
 
 
-def test_the_mistake_is_answered_as_shown(polyphony):
-    (said,) = re.findall(r"^polyphony: (.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert said in polyphony("study", "digits", "--set", "student.alfa=1").stderr
+def test_the_mistake_is_answered_as_shown_by_a_process_that_ends_with_its_code(polyphony, tmp_path):
+    (said,) = re.findall(r"^(polyphony: .*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    done = polyphony("study", "digits", "--out", "run", "--set", "student.alfa=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{said}\n"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

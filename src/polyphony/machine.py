@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 ATTEMPT = ".attempt-"  # how the folders of attempts begin
@@ -157,8 +158,12 @@ def cores(root: Path = ROOT) -> int:
     return max(1, min([there, *(quota // period for quota, period in quotas)]))
 
 
+@cache
 def granted(name: str, root: Path) -> list[str]:
-    """What a limit's file says in the control groups, from this process's own up, wherever it is limited."""
+    """What a limit's file says in the control groups, from this process's own up, wherever it is limited.
+
+    It is read once a process: every selection of images asks whether there is room for them.
+    """
     try:
         groups = [line.split(":", 2)[2] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:  # on other systems than Linux

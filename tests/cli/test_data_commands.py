@@ -121,11 +121,3 @@ def test_corrupt_writes_the_official_layout_and_preview_shows_it(
     assert "origin: regenerated" in capsys.readouterr().out
     with Image.open(tmp_path / "digits-c-regenerated.png") as sheet:
         assert sheet.height > 15 * 50
-
-
-def test_help_does_not_import_torch() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys; from polyphony.cli.data import app; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

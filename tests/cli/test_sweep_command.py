@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,18 +13,6 @@ def sweep(say: Callable[..., Any], tiny_digits: tuple[str, ...]) -> Callable[...
     """Say `sweep digits ARGUMENTS`, with the recipe made tiny."""
     settings = [part for override in tiny_digits for part in ("--set", override)]
     return lambda *arguments: say("sweep", "digits", "--device", "cpu", *settings, *arguments)
-
-
-def test_help_answers_without_the_heavy_libraries(environment):
-    script = (
-        "import sys\nfrom polyphony.cli import main\n"
-        "try:\n    main(['sweep', '--help'])\nexcept SystemExit as stop:\n    assert not stop.code\n"
-        "print([name for name in ('torch', 'numpy', 'optuna', 'matplotlib') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-    for option in ("--alpha", "--temperature", "--step-size", "--method", "--seeds", "--trials"):
-        assert option in done.stdout
 
 
 def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_page(sweep, tmp_path):

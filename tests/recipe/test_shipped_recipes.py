@@ -15,7 +15,7 @@ from polyphony.data import Split, Splits, outline
 from polyphony.ensembles import DeepEnsemble
 from polyphony.predictions import predict
 from polyphony.recipe import Data, read_recipe, shipped
-from polyphony.study import Study, sketched
+from polyphony.study import Study, parameter_counts
 from polyphony.study.cost import untaught_loss
 from polyphony.train import Plan, fit
 
@@ -95,14 +95,14 @@ def trainings() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_the_papers(name):
     study, (teachers, student) = tiny(name), PARAMETERS[name]
-    counts = sketched(study).parameter_counts
+    counts = parameter_counts(study)
     assert counts["teachers"] == teachers
     assert {counts[method] for method in study.recipe.methods} == {student}
 
 
 @pytest.mark.parametrize(("name", "members"), END2.items())
 def test_a_dirichlet_student_is_as_large_as_one_teacher(name, members):
-    counts = sketched(tiny(name)).parameter_counts
+    counts = parameter_counts(tiny(name))
     assert counts["teachers"] == members * 464_154
     assert counts["end2"] == counts["end2-proxy"] == 464_154
 

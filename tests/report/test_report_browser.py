@@ -56,7 +56,7 @@ def pages(reported: Path, many: Path, maker: Any, tmp_path: Path) -> dict[str, P
     return {"run": reported / "report.html", "comparison": comparison, "sixteen methods": sixteen}
 
 
-def test_every_figure_is_seen_at_any_width_in_light_and_dark(pages: dict[str, Path], browser: Any):
+def test_every_figure_is_seen_at_any_width_in_light_and_dark(browser: Any, pages: dict[str, Path]):
     for name, page in pages.items():
         for width in (1280, 390):
             for scheme in ("light", "dark"):
@@ -97,7 +97,7 @@ def look_at_figures(browser: Any, width: int, where: str) -> None:
     assert min(browser.value(LETTERS)) >= 8.5, where
 
 
-def test_light_and_dark_differ_and_print_is_light(reported: Path, browser: Any):
+def test_light_and_dark_differ_and_print_is_light(browser: Any, reported: Path):
     background = "getComputedStyle(document.body).backgroundColor"
     axis = 'getComputedStyle(document.querySelector("svg[role=img] text")).fill'
     colours = {}

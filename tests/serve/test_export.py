@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, LatentBE, Single, load_student
+from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, Single, load_student
 from polyphony.serve import ExportError, Student, export_student
 from polyphony.serve.description import Description
 
@@ -32,13 +32,6 @@ def network(copies: int = 1) -> nn.Module:
     )
 
 
-def latent() -> Single:
-    student = LatentBE(network(), 3)
-    for deviation in student.own_parameters():
-        nn.init.normal_(deviation, std=0.5)
-    return Single(student.merge())
-
-
 def extreme(student: Dirichlet) -> Dirichlet:
     """With log concentrations from −300 to 300, whose exponentials have no place in float32."""
     classifier = student.network[-1]
@@ -49,11 +42,9 @@ def extreme(student: Dirichlet) -> Dirichlet:
 
 FORMS = {
     "batch ensemble": lambda: BatchEnsemble(network(), 3),
-    "member norm": lambda: BatchEnsemble(network(), 2, member_norm=True),
     "mimo": lambda: MIMO(network(3), 3),
     "hydra": lambda: Hydra(network(), 3),
-    "latent": latent,
-    "single": lambda: Single(network()),
+    "single": lambda: Single(network()),  # as which LatentBE predicts, too
     "dirichlet": lambda: Dirichlet(network()),
     "proxy": lambda: extreme(Dirichlet(network(), offset=1.0)),
 }

@@ -53,10 +53,10 @@ def test_teachers_and_students_are_taken_over_by_another_study(run, first, tmp_p
 
 
 def test_what_was_taken_over_outlives_the_run_it_came_from(run, first, tmp_path):
-    study, _, _ = run(tmp_path / "second")
+    study, _, _ = run(tmp_path / "second", "methods={kd = {perturb = 'clean'}}")
     shutil.rmtree(first.folder)
     assert study.load_teachers(study.recipe.members).members == study.recipe.members
-    _, again, jobs = run(tmp_path / "second")
+    _, again, jobs = run(tmp_path / "second", "methods={kd = {perturb = 'clean'}}")
     assert (again.ran, jobs) == (0, [])
 
 

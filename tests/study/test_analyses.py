@@ -19,7 +19,7 @@ from polyphony.perturb import ODS
 from polyphony.recipe import check
 from polyphony.seeds import generator
 from polyphony.store import StoreError
-from polyphony.study import Study, analysis_jobs, run_study, sketched
+from polyphony.study import Study, analysis_jobs, parameter_counts, run_study
 from polyphony.study.analyses import ANALYSES, analyse
 from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
@@ -114,7 +114,7 @@ def test_members_say_what_the_networks_say(analysed):
 def test_latency_and_factors_name_every_model(analysed):
     columns, rows = table(analysed, "latency")
     assert columns == ["model", "params", "milliseconds", "batch", "threads"]
-    assert {row["model"]: int(row["params"]) for row in rows} == sketched(analysed).parameter_counts
+    assert {row["model"]: int(row["params"]) for row in rows} == parameter_counts(analysed)
     assert all(float(row["milliseconds"]) > 0 and row["batch"] == "64" for row in rows)
     columns, rows = table(analysed, "factors")
     assert columns == ["model", "seed", "distance"]

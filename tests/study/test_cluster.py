@@ -27,6 +27,7 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 PATIENCE = 900.0  # seconds for what takes a few, on a machine that is busy
 EPOCHS = 8  # of which six steps are two or three: there a training waits for the one who kills it
 TRIES = 3
+os.environ.setdefault("RAY_health_check_period_ms", "500")  # not three seconds: a lost node is missed sooner
 RECIPE = f"""
 members = 2
 seeds = [0]
@@ -123,6 +124,7 @@ def test_a_study_whose_driver_and_then_a_node_are_killed_ends_with_the_files_of_
     study = Study(read_recipe("small.toml"), stripes / "alone" / "run")
     run_study(study, here, quiet)
     killed = replace(study, folder=stripes / "killed" / "run")
+    killed.folder.mkdir(parents=True)  # where there is one, what it will cost is not measured
     cluster = nodes({"num_cpus": 1}, {"num_cpus": 1})
 
     Path("hold").touch()

@@ -107,7 +107,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert command("show", "own.toml") == 2
     assert "'draft_nets' cannot be imported" in capsys.readouterr().err
     Path("away.py").rename("draft_nets.py")
-    small = ("--set", "student.epochs=1", "--set", "student.batch=8", "--workers", "1")
+    small = ("--set", "student.epochs=1", "--set", "seeds=[0]", "--workers", "1")
     assert command("study", "own.toml", *small) == 0
     assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().out
     assert Path("runs/own/report.html").exists()

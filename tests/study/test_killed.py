@@ -15,7 +15,7 @@ from polyphony.recipe import read_recipe
 from polyphony.study import Board, Here, Study, run_study
 from polyphony.study.processes import context
 
-KILLS = 3
+KILLS = 2
 EPOCHS = 8  # of each of three trainings
 TINY = (
     "members=2",

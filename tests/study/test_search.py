@@ -271,12 +271,12 @@ def test_a_second_call_does_nothing_and_a_longer_one_goes_on(searched, tiny, swe
 
 
 @needs_optuna
-@pytest.mark.parametrize("stop", [1, 4, 8])
 def test_a_search_that_was_interrupted_ends_as_one_that_was_not(
-    searched, tiny, sweep_through, files, tmp_path, stop
+    searched, tiny, sweep_through, files, tmp_path
 ):
-    with pytest.raises(KeyboardInterrupt):
-        sweep_through(tiny(tmp_path / "run"), stop, trials=4)
+    for more in (1, 3, 4):
+        with pytest.raises(KeyboardInterrupt):
+            sweep_through(tiny(tmp_path / "run"), more, trials=4)
     sweep_through(tiny(tmp_path / "run"), trials=4)
     assert files(tmp_path / "run") == files(searched[0])
 

@@ -13,7 +13,6 @@ from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
-from polyphony.compiler import import_compiler_late
 from polyphony.machine import Terminated, WriteError, terminable
 
 app = App(
@@ -61,7 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None) -> None:
     """The command, in this process; where torchrun has started several, in the first of them."""
-    import_compiler_late()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.study import run_together
 

@@ -8,7 +8,7 @@ from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
-from polyphony.study.score_table import mean, select, verdict
+from polyphony.study.score_table import mean, parameter_counts, select, verdict
 from polyphony.study.sketch import sketched
 from polyphony.study.study import OutlinedStudy, Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
@@ -45,6 +45,7 @@ __all__ = [
     "evaluate_unknown",
     "mean",
     "open_study",
+    "parameter_counts",
     "run_study",
     "run_sweep",
     "run_together",

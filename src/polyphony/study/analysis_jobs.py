@@ -24,7 +24,7 @@ from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.runner import Job
 from polyphony.study.saved import SavedRows, SavedTensors
-from polyphony.study.sketch import sketched
+from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
 from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch
@@ -236,11 +236,7 @@ class MeasureLatency(AnalysisJob):
         study = self.study
         machine = [processor(), study.device, study.threads]
         images = list(study.splits.train.images.shape[1:])
-        spec = {
-            "machine": machine,
-            "batch": [LATENCY_BATCH, *images],
-            "params": sketched(study).parameter_counts,
-        }
+        spec = {"machine": machine, "batch": [LATENCY_BATCH, *images], "params": parameter_counts(study)}
         return rows_of(study, Latency, spec)
 
     def measure(self, watch: Watch) -> list[Latency]:
@@ -252,7 +248,7 @@ class MeasureLatency(AnalysisJob):
         found = analysis.latencies(
             models, x.contiguous(memory_format=torch.channels_last), progress=told(watch)
         )
-        params, threads = sketched(study).parameter_counts, torch.get_num_threads()
+        params, threads = parameter_counts(study), torch.get_num_threads()
         return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
 
 

@@ -36,7 +36,7 @@ def write_scores(study: Study) -> list[Score]:
     saved |= {key: each.first(study.recipe.members) for key, each in saved.items() if key[0] == TEACHERS}
     valid = {(model, seed): each for (model, seed, split), each in saved.items() if split == "valid"}
     temperatures = [Temperature(*who, each.fit_temperature()) for who, each in valid.items()]
-    rows = list(score(saved, temperatures, curves, sketched(study).parameter_counts))
+    rows = list(score(saved, temperatures, curves, parameter_counts(study)))
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
@@ -86,6 +86,11 @@ def read(job: Predict) -> Predictions:
 def by_calibration(predictions: Predictions, temperature: float) -> dict[str, dict[str, float]]:
     """The columns that predictions have by themselves, as predicted and at a temperature."""
     return {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
+
+
+def parameter_counts(study: Study) -> dict[str, int]:
+    """Parameters of the teachers together, and of each method's student as it predicts."""
+    return sketched(study).parameter_counts
 
 
 def select(rows: list[Score], model: str, split: str, calibration: str) -> list[Score]:
