@@ -13,8 +13,8 @@ from scipy import stats
 from polyphony import metrics
 from polyphony.report import comparison
 from polyphony.report.differences import difference_table
-from polyphony.report.pool import differences, pools
 from polyphony.report.run import Run
+from polyphony.report.study_runs import differences, studies
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def test_one_pair_and_an_infinite_difference_have_no_interval(values):
 
 
 def test_runs_that_differ_in_seeds_alone_are_one_study(sets: list[Run]):
-    found = pools(sets)
-    assert [(pool.name, len(pool.runs)) for pool in found] == [("a", 2), ("b-0", 1)]
+    found = studies(sets)
+    assert [(study.name, len(study.runs)) for study in found] == [("a", 2), ("b-0", 1)]
     assert len(found[0].scored("kd")) == 4
-    assert [pool.name for pool in pools(sets[:2])] == ["small"]
+    assert [study.name for study in studies(sets[:2])] == ["small"]
 
 
 def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[Run]):
-    (pool, _) = pools(sets)
-    found = {(each.method, each.reference, each.judged.name): each for each in differences(pool)}
+    (study, _) = studies(sets)
+    found = {(each.method, each.reference, each.judged.name): each for each in differences(study)}
     ods, noise = ("kd-ods", "kd"), ("kd-gaussian", "kd")
     assert {key[:2] for key in found} == {ods, noise, ("kd-ods", "kd-gaussian")}
     for column, name in (("nll", "nll"), ("acc", "acc")):
@@ -73,9 +73,9 @@ def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[
 
 
 def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run]):
-    (pool, _) = pools(sets)
+    (study, _) = studies(sets)
     (each,) = (
-        d for d in differences(pool) if (d.method, d.reference, d.judged.name) == ("kd-ods", "kd", "dee")
+        d for d in differences(study) if (d.method, d.reference, d.judged.name) == ("kd-ods", "kd", "dee")
     )
     assert each.text == "2 of 4"  # 3 against 2.5, and against ∞
 
@@ -90,7 +90,7 @@ def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list
     )
     found = {
         (each.method, each.judged.name): each
-        for each in differences(pools(sets)[0])
+        for each in differences(studies(sets)[0])
         if each.reference == "kd"
     }
     assert float(row.split(",")[5]) == found["kd-ods", "nll"].paired.mean
@@ -99,6 +99,6 @@ def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list
 def test_differences_need_two_pairs(sets: list[Run], tmp_path: Path):
     text = (sets[0].folder / "scores.csv").read_text().splitlines()
     (sets[0].folder / "scores.csv").write_text("".join(f"{line}\n" for line in text if ",1," not in line))
-    (pool,) = pools([Run.open(sets[0].folder)])
-    assert differences(pool) == []
-    assert difference_table([]).rows == ()
+    (study,) = studies([Run.open(sets[0].folder)])
+    assert differences(study) == []
+    assert difference_table([]).rows == []

@@ -65,3 +65,11 @@ def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_
         }
         expected = found["train"] / found["valid"]
         assert shares["training images", temperature] == pytest.approx(expected, rel=1e-4)
+
+
+def test_methods_that_move_images_alike_are_named_in_one_sentence(said, small_run: Path):
+    said(train=0.5, valid=3.0, moved=3.0)
+    folder = small_run / "predictions" / "teachers"
+    (folder / "train+kd-gaussian.safetensors").write_bytes((folder / "train+kd-ods.safetensors").read_bytes())
+    (sentence,) = (words for words in hints(Run.open(small_run)) if words.startswith("Where"))
+    assert sentence.startswith("Where kd-gaussian and kd-ods move them they show ")

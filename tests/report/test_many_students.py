@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from polyphony import metrics
 from polyphony.recipe import read_recipe, shipped
 from polyphony.report import Run, write_report
 from polyphony.report.chart import LINES, Chart, grouped
-from polyphony.report.figures.diversity import seen_alike, student_diversity, teacher_diversity
+from polyphony.report.figures.diversity import student_diversity, teacher_diversity
 from polyphony.report.figures.efficiency import by_training, side_by_side
-from polyphony.report.figures.jacobians import jacobian_matching, references
+from polyphony.report.figures.jacobians import from_scratch, jacobian_matching
 from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.shift import corruption_boxes
 from polyphony.report.figures.training import learning_curves
-from polyphony.report.paper import EXPERIMENTS, compare
+from polyphony.report.paper import EXPERIMENTS, experiments_of
 from polyphony.report.students import student_table
 from polyphony.report.style import assign
 from polyphony.report.summary import health_checks, score_table, take_home
@@ -157,10 +156,12 @@ def test_panels_of_a_few_show_every_model_once_and_the_teachers_in_each(count: i
     look = assign([(name, None) for name in others])
     shown: list[list[str]] = []
 
-    def draw(models: Sequence[str]) -> Any:
-        shown.append(list(models))
+    def draw(axes: Any, models: list[str]) -> None:
+        shown.append(models)
 
     panels = grouped("NLL", [*(["teachers"] if taught else []), *others], look, draw, 1.0)
+    for panel in panels:
+        panel.draw(None)  # type: ignore[arg-type]
     assert [name for group in shown for name in group if name != "teachers"] == others
     assert all(("teachers" in group) == taught for group in shown)
     sizes = [len(group) - taught for group in shown]
@@ -203,7 +204,7 @@ def test_members_are_shown_of_the_best_students_that_have_some(run: Run):
 
 
 def test_methods_that_perturb_alike_share_a_panel(run: Run):
-    found = seen_alike(run)
+    found = [names for names, _ in run.moved]
     assert ["kd-ods", "mimo-ods", "hydra-ods"] in found
     assert ["kd-ods-external"] in found
     chart = teacher_diversity(run)
@@ -224,7 +225,7 @@ def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_
     facts["recipe"]["methods"]["kd-mixup"] = {"form": {"kind": "mimo"}}
     (tmp_path / "recipe.json").write_text(json.dumps(facts))
     (tmp_path / "scores.csv").write_text((many / "scores.csv").read_text())
-    against = references(Run(tmp_path), ["scratch", "kd", "mimo-ods", "hydra-ods", "kd-mixup"])
+    against = from_scratch(Run(tmp_path), ["scratch", "kd", "mimo-ods", "hydra-ods", "kd-mixup"])
     assert against == {
         "scratch": "scratch", "kd": "scratch", "mimo-ods": "kd-mixup", "hydra-ods": "scratch",
         "kd-mixup": "kd-mixup",
@@ -234,7 +235,7 @@ def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_
 def test_training_costs_are_seconds_of_one_student_and_of_so_many_teachers(run: Run):
     costs = by_training(run)
     assert [price for price, _ in costs.ensembles] == [20.0, 40.0, 60.0, 80.0, 100.0]
-    assert {s.model: s.cost for s in costs.students}["kd"] == 35.5
+    assert costs.students["kd"][0] == 35.5
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 5.0, 40.0]), min_size=1, max_size=20), st.booleans())
@@ -262,7 +263,7 @@ def test_sixteen_methods_look_different(run: Run):
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "cifar10-resnet32-adversarial"])
 def test_every_recipe_of_the_paper_is_known_by_its_content(name: str):
     assert name in shipped()
-    found = compare(read_recipe(name, ["name=mine"]))
+    found = experiments_of(read_recipe(name, ["name=mine"]))
     assert found is not None
-    assert found.differences == ()
-    assert {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}.get(name, name) in found.experiments
+    assert found.departures == ()
+    assert {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}.get(name, name) in found.names

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyphony.recipe import read_recipe
-from polyphony.report.paper import EXPERIMENTS, Comparison, compare, rows, tuning
+from polyphony.report.paper import EXPERIMENTS, PaperExperiments, experiments_of, rows, tuning
 
 BE4 = "cifar10-resnet32-be4"
 
@@ -42,7 +42,7 @@ PRINTED = [
 def test_rows_are_as_printed(printed: tuple[Any, ...]):
     experiment, table, calibration, method, *expected = printed
     form = EXPERIMENTS[experiment].form
-    row = Comparison((experiment,), "").row(method, calibration, table, form)
+    row = PaperExperiments((experiment,), "").row(method, calibration, table, form)
     assert row is not None
     assert [row.text(column) for column in ("acc", "nll", "bs", "ece", "dee")] == expected
 
@@ -75,8 +75,8 @@ def test_tuning_tables_are_as_printed():
 
 def experiments(base: str, *overrides: str) -> tuple[str, ...]:
     """What a recipe is of the paper, by its settings alone."""
-    found = compare(read_recipe(base, ["name=mine", *overrides]))
-    return found.experiments if found else ()
+    found = experiments_of(read_recipe(base, ["name=mine", *overrides]))
+    return found.names if found else ()
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "end2" not in name])
@@ -90,7 +90,7 @@ def test_a_recipe_of_several_forms_is_several_experiments():
     both = experiments(BE4, methods)
     assert both == (BE4, "cifar10-resnet32-end2-4")
     assert experiments("cifar10-resnet32-end2-16") == ("cifar10-resnet32-end2-16",)
-    found = Comparison(both, "")
+    found = PaperExperiments(both, "")
     assert found.row("clean", "calibrated").text("nll") == "0.188 ± 0.003"  # type: ignore[union-attr]
     assert found.row("endd", "calibrated", form="dirichlet").text("nll") == "0.260"  # type: ignore[union-attr]
     assert found.row("endd", "calibrated") is None
@@ -98,10 +98,10 @@ def test_a_recipe_of_several_forms_is_several_experiments():
 
 
 def test_a_recipe_that_is_part_of_an_experiment_is_known_by_its_name_too():
-    found = compare(read_recipe("cifar10-resnet32-adversarial", ["data.limit=500"]))
+    found = experiments_of(read_recipe("cifar10-resnet32-adversarial", ["data.limit=500"]))
     assert found is not None
-    assert found.experiments == (BE4,)
-    assert found.differences == ("only a part of the data is used",)
+    assert found.names == (BE4,)
+    assert found.departures == ("only a part of the data is used",)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,16 @@ def test_a_recipe_that_is_part_of_an_experiment_is_known_by_its_name_too():
 )
 def test_other_settings_show_no_paper_unless_the_name_asks_for_it(setting: str, words: str):
     assert experiments(BE4, setting) == ()
-    named = compare(read_recipe(BE4, [setting]))
+    named = experiments_of(read_recipe(BE4, [setting]))
     assert named is not None
-    assert "; ".join(named.differences) == words
+    assert "; ".join(named.departures) == words
 
 
 def test_settings_that_are_left_free_are_not_compared():
     elsewhere = ["name=mine", "student.alpha=0.5", "student.temperature=2"]
-    assert compare(read_recipe(BE4, elsewhere), free=("alpha", "temperature")) is not None
-    assert compare(read_recipe(BE4, elsewhere), free=("alpha",)) is None
-    assert compare(read_recipe(BE4, elsewhere), BE4, free=("alpha",)) is not None
+    assert experiments_of(read_recipe(BE4, elsewhere), free=("alpha", "temperature")) is not None
+    assert experiments_of(read_recipe(BE4, elsewhere), free=("alpha",)) is None
+    assert experiments_of(read_recipe(BE4, elsewhere), BE4, free=("alpha",)) is not None
 
 
 def test_coarse_classes_are_not_the_papers():
@@ -148,16 +148,16 @@ def test_coarse_classes_are_not_the_papers():
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "cifar10-resnet32-adversarial"])
 def test_the_shipped_recipes_are_the_papers_experiments(name: str):
     """Their settings were copied from the paper's appendix apart from those here."""
-    found = compare(read_recipe(name))
+    found = experiments_of(read_recipe(name))
     assert found is not None
-    assert name in (*found.experiments, "cifar10-resnet32-adversarial")
-    assert found.differences == ()
+    assert name in (*found.names, "cifar10-resnet32-adversarial")
+    assert found.departures == ()
 
 
 def test_students_with_other_settings_are_not_those_of_the_papers_comparison_with_end2():
-    found = compare(read_recipe("cifar10-resnet32-end2-4", ["student.temperature=1"]))
+    found = experiments_of(read_recipe("cifar10-resnet32-end2-4", ["student.temperature=1"]))
     assert found is not None
-    assert found.experiments == ("cifar10-resnet32-end2-4",)
+    assert found.names == ("cifar10-resnet32-end2-4",)
     assert found.row("confods", "calibrated") is None
 
 

@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from polyphony.report import Run
-from polyphony.report.paper import Comparison
+from polyphony.report.paper import PaperExperiments
 from polyphony.report.shifted import corrupted_tables
-from polyphony.report.tables import Table
+from polyphony.report.tables import PageTable
 from polyphony.store import StoreError
 
-PAPER = Comparison(("cifar10-resnet32-be4",), "")
+PAPER = PaperExperiments(("cifar10-resnet32-be4",), "")
 IMAGES = 10_000
 
 
@@ -39,7 +39,7 @@ def predicted(folder: Path, maker: Any, name: str, images: int) -> None:
     maker.save(folder, "teachers", f"corrupted-{name}", np.zeros((1, images, 2), dtype=np.float32))
 
 
-def table(folder: Path) -> Table:
+def table(folder: Path) -> PageTable:
     run = Run.open(folder)
     vars(run)["paper"] = PAPER  # where a cached property keeps what it found
     (found,) = corrupted_tables(run)

@@ -15,11 +15,11 @@ from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.report import Run
 from polyphony.report.compare import comparison_table
-from polyphony.report.figures.quality import dee_chart
-from polyphony.report.paper import Comparison
+from polyphony.report.figures.quality import dee_reading
+from polyphony.report.paper import PaperExperiments
 from polyphony.report.paper_tables import paper_tables
-from polyphony.report.pool import pools
 from polyphony.report.provenance import one_line
+from polyphony.report.study_runs import studies
 from polyphony.report.summary import TakeHome, clear_winner, health_checks, score_table, take_home
 from polyphony.report.tables import Cell
 from polyphony.scores import by_quality
@@ -58,7 +58,7 @@ def test_a_winner_beats_every_other_by_the_spread_of_the_difference(draws: list[
 def compared(folder: Path, *experiments: str) -> Run:
     """A run that is said to be some of the paper's experiments."""
     run = Run.open(folder)
-    vars(run)["paper"] = Comparison(experiments, "")  # where a cached property keeps what it found
+    vars(run)["paper"] = PaperExperiments(experiments, "")  # where a cached property keeps what it found
     return run
 
 
@@ -166,7 +166,7 @@ def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Pat
     assert "no diversity to keep" in said.headlines[0].meaning
     best = next(method for method in run.methods if f"images, {method}," in said.sentence)
     assert said.headlines[0].number == f"{run.mean(best, 'kld').mean:.3f}"
-    last = [row[-2].text for row in comparison_table(pools([run])).rows]
+    last = [row[-2].text for row in comparison_table(studies([run])).rows]
     assert last == ["–"] * len(run.models)
     words = [said.sentence, *said.qualified, *(each.number + each.meaning for each in said.headlines)]
     assert not any("nan" in each for each in words)
@@ -210,5 +210,4 @@ def test_one_teacher_is_spoken_of_as_one(small_run: Path):
     ],
 )
 def test_the_dee_curve_names_the_sizes_it_has(teachers: int, words: tuple[str, str]):
-    reading = dee_chart({"calibrated": [2.0, 1.0, 0.9, 0.8][: teachers + 1]}, {"calibrated": {}}, {}).reading
-    assert all(each in reading for each in words)
+    assert all(each in dee_reading(teachers) for each in words)

@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyphony.report.tables import Cell, Numbers, Table, shown
+from polyphony.report.tables import Cell, Numbers, PageTable, value_text
 
-TABLE = Table(
+TABLE = PageTable(
     "scores",
     "50 % of a_b & more",
     ("Model", "NLL ↓"),
@@ -47,6 +47,6 @@ def test_csv_leaves_what_is_missing_empty():
 
 
 def test_numbers_for_people():
-    found = [shown(v) for v in (0.12345, 12345.6, 0.0, math.inf, -math.inf, math.nan)]
+    found = [value_text(v) for v in (0.12345, 12345.6, 0.0, math.inf, -math.inf, math.nan)]
     assert found == ["0.1235", "12,346", "0", "∞", "−∞", "–"]
-    assert [shown(v) for v in (None, 3, "x", 0.5)] == ["–", "3", "x", "0.5"]
+    assert [value_text(v) for v in (None, 3, "x", 0.5)] == ["–", "3", "x", "0.5"]

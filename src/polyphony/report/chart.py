@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -102,7 +103,7 @@ class Panel:
     draw: Callable[[Axes], None]
     aspect: float = 1.3
     margins: Margins = Margins()
-    legend: tuple[Look, ...] = ()
+    legend: Sequence[Look] = ()
     of: int = 1
 
 
@@ -113,9 +114,9 @@ class Chart:
     name: str
     title: str
     reading: str
-    panels: tuple[Panel, ...]
+    panels: Sequence[Panel]
     numbers: Numbers
-    legend: tuple[Look, ...] = ()
+    legend: Sequence[Look] = ()
     width: float = MEDIUM
 
     @property
@@ -126,7 +127,7 @@ class Chart:
         return many or (self.width == SMALL and (count > BESIDE or (count % 3 == 1 and count > 1)))
 
     @property
-    def page_legend(self) -> tuple[Look, ...]:
+    def page_legend(self) -> Sequence[Look]:
         """The legend beside all panels on the page: none where each panel has its own."""
         return () if any(panel.legend for panel in self.panels) else self.legend
 
@@ -146,7 +147,9 @@ class Chart:
                 panel.draw(axes)
                 axes.set_title(panel.title)
             if self.legend:
-                handles = [_handle(look) for look in self.legend]
+                handles = [
+                    Line2D([], [], **look.mark, label=look.label, markersize=5) for look in self.legend
+                ]
                 figure.legend(handles=handles, loc="lower center", ncols=columns)
             return figure
 
@@ -217,27 +220,29 @@ def for_page(drawn: str, label: str) -> str:
 
 
 def grouped(
-    title: str,
-    models: Sequence[str],
-    look: Mapping[str, Look],
-    draw: Callable[[Sequence[str]], Callable[[Axes], None]],
-    aspect: float,
+    title: str, models: Sequence[str], look: Mapping[str, Look], draw: Callable[..., None], aspect: float
 ) -> list[Panel]:
     """As few panels as can show all models, each a few of them, nearly equally many; the teachers in all.
 
-    Panels have a legend each where there are several. `draw` gives the drawing of some models.
+    Panels have a legend each where there are several. `draw` is given axes and `models`, those to show there.
     """
     always = [model for model in models if model == TEACHERS]
     others = [model for model in models if model != TEACHERS]
     count = max(1, math.ceil(len(others) / LINES))
     edges = [round(place * len(others) / count) for place in range(count + 1)]
-    panels = []
-    for place, (low, high) in enumerate(pairwise(edges)):
-        shown, several = [*always, *others[low:high]], count > 1
-        words = f"{title}, {place + 1} of {count}" if several else title
-        legend = tuple(look[model] for model in shown) if several else ()
-        panels.append(Panel(words, draw(shown), aspect, legend=legend, of=count))
-    return panels
+    groups = [[*always, *others[low:high]] for low, high in pairwise(edges)]
+    if count == 1:
+        return [Panel(title, partial(draw, models=groups[0]), aspect)]
+    return [
+        Panel(
+            f"{title}, {place} of {count}",
+            partial(draw, models=shown),
+            aspect,
+            legend=[look[model] for model in shown],
+            of=count,
+        )
+        for place, shown in enumerate(groups, 1)
+    ]
 
 
 def spread(value: MeanSd) -> float:
@@ -245,13 +250,18 @@ def spread(value: MeanSd) -> float:
     return 0.0 if math.isnan(value.sd) else value.sd
 
 
-def thin(values: Sequence[float], most: int) -> list[int]:
-    """At most so many indices, first and last among them, evenly apart."""
-    count = len(values)
+def thin(count: int, most: int) -> list[int]:
+    """At most so many of `count` indices, first and last among them, evenly apart."""
     if count <= most:
         return list(range(count))
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
 
 
-def _handle(look: Look) -> Line2D:
-    return Line2D([], [], color=look.colour, marker=look.marker, label=look.label, markersize=5)
+def write(axes: Axes, at: tuple[float, float], words: str, **style: Any) -> None:
+    """Words whose upper right corner is at shares of a panel's width and height."""
+    axes.text(*at, words, transform=axes.transAxes, ha="right", va="top", **style)
+
+
+def diagonal(axes: Axes) -> None:
+    """A dashed line from corner to corner."""
+    axes.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)), zorder=1)

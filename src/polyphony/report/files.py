@@ -16,7 +16,7 @@ from polyphony.scores import TEACHERS
 from polyphony.store import damaged, opened, read_bytes, read_json
 from polyphony.words import first_line
 
-Kind = TypeVar("Kind", bound=TableRow)
+Row = TypeVar("Row", bound=TableRow)
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
@@ -56,7 +56,7 @@ def read_object(path: Path, shape: type[Shape]) -> Shape:
         raise damaged(path, explain(error.errors()[0])) from None
 
 
-def read_table(run: Path, kind: type[Kind]) -> list[Kind]:
+def read_table(run: Path, kind: type[Row]) -> list[Row]:
     """The rows of a run's table."""
     path = run / kind.file
     try:

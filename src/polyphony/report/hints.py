@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyphony.metrics import Predictions
 from polyphony.report.run import Run
 from polyphony.scores import TEACHERS
+from polyphony.words import listed
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
 WARM = 4.0  # the temperature that is suggested
@@ -23,26 +24,19 @@ def hints(run: Run) -> list[str]:
     )
     if share >= LITTLE:
         return [f"{said} plain distillation sees their diversity, and a perturbation has little to add."]
-    return [f"{said} plain distillation learns little more than labels.", *_ways_out(run, clean, held)]
-
-
-def _ways_out(run: Run, clean: Predictions, held: Predictions) -> list[str]:
-    """How far each perturbation of the run, and a higher temperature, bring the disagreement out."""
-    warmth, said = run.recipe.student.temperature, []
-    for name in run.methods:
-        if (seen := run.pooled(TEACHERS, f"train+{name}")) is not None:
-            said.append(_of_perturbation(name, share_shown(seen, held, warmth)))
+    ways_out = [_of_perturbation(names, share_shown(seen, held, warmth)) for names, seen in run.moved]
     warm = share_shown(clean, held, WARM)
     if warmth < WARM and warm >= LITTLE:
-        said.append(
+        ways_out.append(
             f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
             " way."
         )
-    return said
+    return [f"{said} plain distillation learns little more than labels.", *ways_out]
 
 
-def _of_perturbation(name: str, share: float) -> str:
-    shown = f"Where {name} moves them they show {share:.0%} of it"
+def _of_perturbation(names: list[str], share: float) -> str:
+    """How far methods that perturb alike bring the disagreement out."""
+    shown = f"Where {listed(names)} move{'s' * (len(names) == 1)} them they show {share:.0%} of it"
     if share > MUCH:
         return f"{shown}, more than there is to learn: a smaller step may do better."
     return f"{shown}{', enough to learn from' if share >= ENOUGH else ': a larger step would show more'}."

@@ -22,18 +22,18 @@ from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.shown import shown_by_temperature
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper_tables import paper_tables
-from polyphony.report.pool import Pool, differences
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.shifted import corrupted_tables, unknown_tables
 from polyphony.report.students import student_table
+from polyphony.report.study_runs import StudyRuns, differences
 from polyphony.report.style import INKS
 from polyphony.report.summary import health_checks, score_table, take_home
-from polyphony.report.tables import Table, shown
+from polyphony.report.tables import PageTable, value_text
 from polyphony.scores import CALIBRATIONS
 
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
-Piece = Chart | Table | Absent
+Piece = Chart | PageTable | Absent
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,26 @@ class Section:
 
     title: str
     anchor: str
-    parts: tuple[Piece, ...]
+    parts: Sequence[Piece]
 
     @classmethod
     def of(cls, run: Run, title: str, anchor: str, figures: Sequence[Figure]) -> Section:
         """The section that figures of a run make."""
-        drawn = [figure(run) for figure in figures]
-        each = [found if isinstance(found, Sequence) else [found] for found in drawn]
-        return cls(title, anchor, tuple(part for parts in each for part in parts))
+        parts: list[Piece] = []
+        for figure in figures:
+            found = figure(run)
+            parts += found if isinstance(found, Sequence) else [found]
+        return cls(title, anchor, parts)
 
     @property
-    def shown(self) -> tuple[Chart | Table, ...]:
+    def shown(self) -> list[Chart | PageTable]:
         """What is there, in reading order."""
-        return tuple(part for part in self.parts if not isinstance(part, Absent))
+        return [part for part in self.parts if not isinstance(part, Absent)]
 
     @property
-    def absent(self) -> tuple[Absent, ...]:
+    def absent(self) -> list[Absent]:
         """What is not, and why."""
-        return tuple(part for part in self.parts if isinstance(part, Absent))
+        return [part for part in self.parts if isinstance(part, Absent)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Report:
     """A finished page, and the figures and tables on it."""
 
     html: str
-    parts: tuple[Chart | Table, ...]
+    parts: Sequence[Chart | PageTable]
 
     def files(self) -> dict[str, bytes]:
         """Every figure and table as files, by name."""
@@ -97,8 +99,9 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
 def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = SECTIONS) -> Report:
     """The page of one run, and its figures and tables."""
     calibrated, standard = (score_table(run, calibration) for calibration in CALIBRATIONS)
-    found = differences(Pool(run.name, (run,)))
-    scores = [calibrated, student_table(run), standard, *([difference_table(found)] if found else [])]
+    scores = [calibrated, student_table(run), standard]
+    if found := differences(StudyRuns(run.name, [run])):
+        scores.append(difference_table(found))
     filled = [Section.of(run, *section) for section in sections]
     health = health_checks(run)
     html = render(
@@ -113,7 +116,7 @@ def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = 
         looks=run.look,
         provenance=provenance(run),
     )
-    return Report(html, (*scores, *(part for section in filled for part in section.shown)))
+    return Report(html, [*scores, *(part for section in filled for part in section.shown)])
 
 
 def render(template: str, **values: Any) -> str:
@@ -129,7 +132,7 @@ def drawings(chart: Chart) -> list[tuple[Panel, Markup]]:
 def numbers(chart: Chart) -> Sequence[Sequence[str]]:
     """A chart's numbers for the page, if they are few enough to read."""
     rows = chart.numbers.rows
-    return [[shown(value) for value in row] for row in rows] if len(rows) <= MOST_ROWS else []
+    return [[value_text(value) for value in row] for row in rows] if len(rows) <= MOST_ROWS else []
 
 
 def palette(side: str) -> Markup:

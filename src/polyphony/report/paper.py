@@ -7,7 +7,7 @@ WRN-28x2 students repeats the standard one, and the Brier scores of its comparis
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -70,43 +70,36 @@ class Tuning(Printed):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one of the paper's experiments was run with; `training` as far as it says."""
+    """What one of the paper's experiments was run with; `student_training` as far as it says."""
 
     data: str
     members: int
     teacher: dict[str, Any]
     student: dict[str, Any]
     words: str
-    training: dict[str, dict[str, float]]
+    student_training: dict[str, float]
     form: str = BATCH_ENSEMBLE
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PaperExperiments:
     """The paper's experiments that a recipe is; what it does otherwise, if their numbers only orient."""
 
-    experiments: tuple[str, ...]
+    names: tuple[str, ...]
     words: str
-    differences: tuple[str, ...] = field(default=())
+    departures: tuple[str, ...] = ()
 
     def row(
         self, method: str, calibration: str, table: str | None = None, form: str = BATCH_ENSEMBLE
     ) -> PaperRow | None:
         """The paper's row of a method and a form of student; `table` is "corrupted" for corrupted inputs."""
         for row in rows():
-            here = (row.method, row.calibration) == (method, calibration)
+            here = (row.method, row.calibration) == (method, calibration) and row.experiment in self.names
             of_form = method == "teachers" or EXPERIMENTS[row.experiment].form == form
             in_table = row.table == table if table else row.table != "corrupted"
-            if row.experiment in self.experiments and here and of_form and in_table:
+            if here and of_form and in_table:
                 return row
         return None
-
-
-_R32 = {"kind": "resnet", "depth": 32}
-
-
-def _wide(widen: int) -> dict[str, Any]:
-    return {"kind": "wide_resnet", "depth": 28, "widen": widen}
 
 
 def _schedule(batch: int, learning_rate: float, weight_decay: float) -> dict[str, float]:
@@ -117,51 +110,45 @@ def _distillation(temperature: float) -> dict[str, float]:
     return {"alpha": 0.9, "temperature": temperature, "step_size": 1 / 255}
 
 
-_TEACHERS: dict[str, dict[str, float]] = {
+_TEACHER_TRAINING = {
     "cifar10": {"epochs": 200, **_schedule(512, 0.4, 4e-4)},
     "cifar100": {"epochs": 300, **_schedule(256, 0.2, 5e-4)},
     "tinyimagenet": {"epochs": 300, **_schedule(512, 0.4, 5e-4)},
 }
+_R32 = {"kind": "resnet", "depth": 32}
+
+
+def _wide(widen: int) -> dict[str, Any]:
+    return {"kind": "wide_resnet", "depth": 28, "widen": widen}
 
 
 def _resnet(members: int, batch: int, learning_rate: float) -> Experiment:
     words = f"ResNet-32 on CIFAR-10, {members} members"
     student = {"epochs": 250, **_schedule(batch, learning_rate, 4e-4), **_distillation(4)}
-    return Experiment("cifar10", members, _R32, _R32, words, _training("cifar10", student))
+    return Experiment("cifar10", members, _R32, _R32, words, student)
 
 
 def _cross(data: str, widen: int, words: str) -> Experiment:
     student = {**_schedule(64, 0.05, 5e-4), **_distillation(1)}
-    words = f"{words}, 4 members"
-    return Experiment(data, 4, _wide(10), _wide(widen), words, _training(data, student))
+    return Experiment(data, 4, _wide(10), _wide(widen), f"{words}, 4 members", student)
 
 
 def _endd(members: int) -> Experiment:
     words = f"EnD² from {members} ResNet-32 on CIFAR-10"
-    return Experiment("cifar10", members, _R32, _R32, words, _training("cifar10", {}), "dirichlet")
+    return Experiment("cifar10", members, _R32, _R32, words, {}, "dirichlet")
 
 
-def _training(data: str, student: dict[str, float]) -> dict[str, dict[str, float]]:
-    return {"teachers": _TEACHERS[data], "student": student}
-
-
+_MIMO = "MIMO of WideResNet-28x10 on CIFAR-100, 3 members"
+_FROM = "from WideResNet-28x10 on"
 EXPERIMENTS = {
     "cifar10-resnet32-be4": _resnet(4, 128, 0.1),
     "cifar10-resnet32-be8": _resnet(8, 64, 0.05),
     "cifar100-wrn28x10-be4": _cross("cifar100", 10, "WideResNet-28x10 on CIFAR-100"),
-    "cifar100-wrn28x2-be4": _cross("cifar100", 2, "WideResNet-28x2 from WideResNet-28x10 on CIFAR-100"),
-    "cifar100-wrn28x5-be4": _cross("cifar100", 5, "WideResNet-28x5 from WideResNet-28x10 on CIFAR-100"),
-    "tinyimagenet-wrn28x5-be4": _cross(
-        "tinyimagenet", 5, "WideResNet-28x5 from WideResNet-28x10 on TinyImageNet"
-    ),
+    "cifar100-wrn28x2-be4": _cross("cifar100", 2, f"WideResNet-28x2 {_FROM} CIFAR-100"),
+    "cifar100-wrn28x5-be4": _cross("cifar100", 5, f"WideResNet-28x5 {_FROM} CIFAR-100"),
+    "tinyimagenet-wrn28x5-be4": _cross("tinyimagenet", 5, f"WideResNet-28x5 {_FROM} TinyImageNet"),
     "cifar100-wrn28x10-mimo3": Experiment(
-        "cifar100",
-        3,
-        _wide(10),
-        _wide(10),
-        "MIMO of WideResNet-28x10 on CIFAR-100, 3 members",
-        _training("cifar100", _distillation(1)),
-        "mimo",
+        "cifar100", 3, _wide(10), _wide(10), _MIMO, _distillation(1), "mimo"
     ),
     **{f"cifar10-resnet32-end2-{members}": _endd(members) for members in (4, 8, 16, 32)},
 }
@@ -177,42 +164,39 @@ _OTHERWISE = {
 }
 
 
-def compare(recipe: Recipe, name: str = "", free: Collection[str] = ()) -> Comparison | None:
+def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -> PaperExperiments | None:
     """The paper's experiments that a recipe is by its settings, or else the one it is named after.
 
     Settings in `free` are not compared.
     """
-    found = {key: differences(recipe, experiment, free) for key, experiment in EXPERIMENTS.items()}
+    found = {key: departures(recipe, experiment, free) for key, experiment in EXPERIMENTS.items()}
     same = tuple(key for key, different in found.items() if not different)
     if same:
-        return Comparison(same, "; ".join(EXPERIMENTS[key].words for key in same))
+        return PaperExperiments(same, "; ".join(EXPERIMENTS[key].words for key in same))
     name = name or recipe.name
     name = _ALSO.get(name, name)
-    return Comparison((name,), EXPERIMENTS[name].words, found[name]) if name in found else None
+    return PaperExperiments((name,), EXPERIMENTS[name].words, found[name]) if name in found else None
 
 
-def differences(recipe: Recipe, experiment: Experiment, free: Collection[str] = ()) -> tuple[str, ...]:
+def departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) -> tuple[str, ...]:
     """What a recipe does otherwise than an experiment of the paper, in a few words each."""
-    data, teachers, student = recipe.data, recipe.teachers, recipe.student
-    checks = {
-        f"the data are not {experiment.data}": data.name == experiment.data,
-        "only a part of the data is used": not (data.limit or data.per_class or data.test),
-        "the images are resized": not data.resolution,
-        "the classes are the coarse ones": not data.coarse,
-        f"there are {recipe.members} members": recipe.members == experiment.members,
-        "the teachers are another network": all(
-            _is(teachers.network_of(j), experiment.teacher) for j in range(recipe.members)
-        ),
-        "the student is another network": _is(recipe.student_network, experiment.student),
-        "the student is of another form": experiment.form
-        in {recipe.form_table(name).label for name in recipe.methods},
+    data, teachers = recipe.data, [recipe.teachers.network_of(j) for j in range(recipe.members)]
+    forms = {recipe.form_table(name).label for name in recipe.methods}
+    wrong = {
+        f"the data are not {experiment.data}": data.name != experiment.data,
+        "only a part of the data is used": data.limit or data.per_class or data.test,
+        "the images are resized": data.resolution,
+        "the classes are the coarse ones": data.coarse,
+        f"there are {recipe.members} members": recipe.members != experiment.members,
+        "the teachers are another network": not all(_is(each, experiment.teacher) for each in teachers),
+        "the student is another network": not _is(recipe.student_network, experiment.student),
+        "the student is of another form": experiment.form not in forms,
+        "the teachers were trained elsewhere": not isinstance(recipe.teachers, Schedule),
     }
-    found = [words for words, holds in checks.items() if not holds]
-    if isinstance(teachers, Schedule):
-        found += _otherwise("teachers", teachers, experiment.training["teachers"], free)
-    else:
-        found.append("the teachers were trained elsewhere")
-    found += _otherwise("students", student, experiment.training["student"], free)
+    found = [words for words, holds in wrong.items() if holds]
+    if isinstance(recipe.teachers, Schedule):
+        found += _otherwise("teachers", recipe.teachers, _TEACHER_TRAINING[experiment.data], free)
+    found += _otherwise("students", recipe.student, experiment.student_training, free)
     return tuple(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import fmean
 from typing import Any
 
 from polyphony.data.check import VERDICTS
@@ -10,48 +11,49 @@ from polyphony.report.run import Run
 from polyphony.store import flat
 from polyphony.words import counted, duration
 
-Facts = list[tuple[str, str]]
+Lines = list[tuple[str, str]]  # what, and its value
 
 
-def provenance(run: Run) -> dict[str, Facts]:
-    """Groups of (what, value), for the end of the page."""
+def provenance(run: Run) -> dict[str, Lines]:
+    """Lines by the group they belong to, for the end of the page."""
     groups = {
         "Data": _data(run.facts.data),
         "Time": _times(run),
         "Trainings taken over": _adopted(run),
-        "Versions": _facts(run.facts.versions),
-        "Machine": _facts(run.facts.machine),
-        "Recipe": _facts(flat(run.facts.recipe)),
+        "Versions": _lines(run.facts.versions),
+        "Machine": _lines(run.facts.machine),
+        "Recipe": _lines(flat(run.facts.recipe)),
     }
-    return {title: facts for title, facts in groups.items() if facts}
+    return {title: lines for title, lines in groups.items() if lines}
 
 
-def _data(data: dict[str, Any]) -> Facts:
+def _data(data: dict[str, Any]) -> Lines:
     origin = str(data.get("origin", "unknown"))
     prints = [(f"fingerprint, {split}", str(value)) for split, value in data.items() if split != "origin"]
     words = f"{origin}: {VERDICTS[origin]}" if origin in VERDICTS else origin
     return [("origin", words), *prints] if data else []
 
 
-def _times(run: Run) -> Facts:
-    found = {model: run.seconds(model) for model in run.models}
-    rows = [
-        (model, f"{duration(sum(each))} for {counted(len(each), 'training')}")
-        for model, each in found.items()
-        if each
-    ]
+def _times(run: Run) -> Lines:
+    found = {who: each for who, each in run.times().items() if each}
+    rows = [(who, _time(each)) for who, each in found.items()]
     total = sum(sum(each) for each in found.values())
     return [*rows, ("all trainings", f"{duration(total)}, one after the other")] if rows else []
 
 
-def _adopted(run: Run) -> Facts:
+def _time(seconds: list[float]) -> str:
+    each = f", {duration(fmean(seconds))} each" if len(seconds) > 1 else ""
+    return f"{duration(sum(seconds))} for {counted(len(seconds), 'training')}{each}"
+
+
+def _adopted(run: Run) -> Lines:
     sources = Counter(name for model in run.models for name in run.adopted(model))
     total = sum(len(run.trainings[model]) for model in run.models)
     rows = [(f"from {name}", str(count)) for name, count in sorted(sources.items())]
     return [("together", f"{sources.total()} of {total}"), *rows] if rows else []
 
 
-def _facts(values: dict[str, Any]) -> Facts:
+def _lines(values: dict[str, Any]) -> Lines:
     return [(str(name), _text(value)) for name, value in values.items()]
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polyphony import metrics
@@ -18,17 +19,17 @@ from polyphony.recipe import Recipe, RecipeError, check
 from polyphony.report.files import (
     Done,
     Facts,
-    Kind,
+    Row,
     count_images,
     read_log,
     read_object,
     read_table,
     read_views,
 )
-from polyphony.report.paper import Comparison, compare
+from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.style import Look, assign
 from polyphony.rows import EnsembleNll, Score, Temperature
-from polyphony.scores import CALIBRATIONS, TEACHERS
+from polyphony.scores import CALIBRATIONS, TEACHERS, score_text
 from polyphony.store import CORRUPTED, FileError, damaged, prediction_path, read_predictions
 
 
@@ -111,17 +112,17 @@ class Run:
         return assign([(name, self.perturbation(name)) for name in self.methods])
 
     @cached_property
-    def paper(self) -> Comparison | None:
+    def paper(self) -> PaperExperiments | None:
         """The paper's experiments that the recipe is."""
-        return compare(self.recipe)
+        return experiments_of(self.recipe)
 
     def perturbation(self, method: str) -> str | None:
         """What a method does to the inputs ("clean", "ods", …); none for one from scratch."""
         return self.recipe.methods[method].label or None
 
-    def methods_with(self, *perturbations: str | None) -> list[str]:
-        """The methods that perturb in one of these ways, in their order."""
-        return [name for kind in perturbations for name in self.methods if self.perturbation(name) == kind]
+    def methods_with(self, perturbation: str | None) -> list[str]:
+        """The methods that perturb in this way."""
+        return [name for name in self.methods if self.perturbation(name) == perturbation]
 
     def members_of(self, model: str) -> int:
         """How many members a model has when it predicts; of the teachers those that are the ensemble."""
@@ -141,8 +142,16 @@ class Run:
 
     def mean(self, model: str, column: str, calibration: str = "calibrated") -> metrics.MeanSd:
         """Mean and standard deviation over seeds of a column of the test scores; a missing DEE is NaN."""
+        return mean_of(self.scored(model, calibration=calibration), column)
+
+    def text(self, model: str, column: str, calibration: str = "calibrated") -> str:
+        """A model's test score over its seeds, for people."""
         values = [getattr(score, column) for score in self.scored(model, calibration=calibration)]
-        return metrics.mean_sd([math.nan if value is None else value for value in values])
+        return score_text(column, values, self.teacher_count)
+
+    def params(self, model: str) -> int:
+        """How many parameters a model has, the teachers of the ensemble together."""
+        return self.scored(model)[0].params
 
     @cached_property
     def curves(self) -> dict[str, list[float]]:
@@ -201,17 +210,33 @@ class Run:
             raise damaged(self.folder / Temperature.file, "a temperature is not above 0")
         return found
 
-    def log_probs(self, model: str, split: str, calibration: str) -> list[tuple[Tensor, Tensor]]:
-        """(log-probabilities [n k], labels [n]) of each seed, at its validation temperature if calibrated."""
-        pairs = []
-        for seed, each in self.ensemble(model, split).items():
-            if calibration == "calibrated" and (model, seed) not in self.temperatures:
-                return []
-            temperature = self.temperatures[model, seed] if calibration == "calibrated" else 1.0
-            pairs.append((each.log_probs(temperature), each.labels))
-        return pairs
+    def log_probs(self, model: str, calibration: str) -> Tensor | None:
+        """Log-probabilities of the test images as `pooled` has them, each seed's at its own temperature if
+        calibrated; nothing where predictions or temperatures are not there. [s·n k]"""
+        found = []
+        for seed, each in self.ensemble(model, "test").items():
+            temperature = 1.0 if calibration == "standard" else self.temperatures.get((model, seed))
+            if temperature is None:
+                return None
+            found.append(each.log_probs(temperature))
+        return torch.cat(found) if found else None
 
-    def table(self, kind: type[Kind]) -> list[Kind]:
+    @cached_property
+    def moved(self) -> list[tuple[list[str], Predictions]]:
+        """What the teachers predicted where methods perturb, once for methods whose images are the same."""
+        groups: list[tuple[list[str], Predictions]] = []
+        for method in self.methods:
+            saved = self.pooled(TEACHERS, f"train+{method}")
+            if saved is None:
+                continue
+            same = [names for names, each in groups if each.logits.equal(saved.logits)]
+            if same:
+                same[0].append(method)
+            else:
+                groups.append(([method], saved))
+        return groups
+
+    def table(self, kind: type[Row]) -> list[Row]:
         """A table of the analyses; without rows where it was not made."""
         if kind not in self._tables:
             self._tables[kind] = read_table(self.folder, kind) if (self.folder / kind.file).is_file() else []
@@ -243,6 +268,10 @@ class Run:
         """How long each training took."""
         return [each.seconds for each in self.trainings[model] if each.seconds is not None]
 
+    def times(self) -> dict[str, list[float]]:
+        """How long each model's trainings took."""
+        return {model: self.seconds(model) for model in self.models}
+
     def adopted(self, model: str) -> list[str]:
         """The name of the run folder each training that was not done here was taken over from."""
         depth = 3 if model == TEACHERS else 4  # from the end: RUN/teachers/0, RUN/students/METHOD/0
@@ -252,6 +281,12 @@ class Run:
     def _of_trainings(self, model: str, name: str) -> list[Path]:
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
         return sorted(folder.glob(f"*/{name}"), key=_by_number)
+
+
+def mean_of(rows: Iterable[Score], column: str) -> metrics.MeanSd:
+    """Mean and standard deviation of a column; a missing DEE is NaN."""
+    values = (getattr(row, column) for row in rows)
+    return metrics.mean_sd([math.nan if value is None else value for value in values])
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyphony import metrics
-from polyphony.report.paper import PaperRow
 from polyphony.report.run import Run
 from polyphony.report.summary import paper_row
-from polyphony.report.tables import Cell, Table, slug
+from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.rows import CorruptedScore, UnknownScore, headings
 from polyphony.scores import mean_text
 from polyphony.store import CORRUPTED
@@ -24,53 +23,47 @@ _CORRUPTED = headings(CorruptedScore)
 _PAPERS_IMAGES = 10_000  # of every kind and severity of CIFAR-10-C and CIFAR-100-C
 
 
-def unknown_tables(run: Run) -> list[Table]:
+def unknown_tables(run: Run) -> list[PageTable]:
     """For each set of unknown classes, how well each model tells it from test images, by entropy."""
-    rows = run.table(UnknownScore)
-    return [_unknown(run, name, rows) for name in dict.fromkeys(row.unknown for row in rows)]
+    names = dict.fromkeys(row.unknown for row in run.table(UnknownScore))
+    return [_unknown(run, name) for name in names]
 
 
-def _unknown(run: Run, name: str, rows: Sequence[UnknownScore]) -> Table:
+def _unknown(run: Run, name: str) -> PageTable:
+    rows = [row for row in run.table(UnknownScore) if row.unknown == name]
     body = []
     for model in run.models:
-        mine = [row for row in rows if (row.model, row.unknown) == (model, name)]
-        if mine:
-            cells = (
-                Cell(_mean([getattr(row, column) for row in mine if row.score == score]))
-                for score, column in _UNKNOWN
-            )
-            body.append((Cell(model), *cells))
+        if mine := [row for row in rows if row.model == model]:
+            body.append([model, *(_told_apart(mine, by, column) for by, column in _UNKNOWN)])
     caption = (
         f"Telling {name} (unknown: the positive class) from test images by an uncertainty: the entropy of the"
         " mean, the members' mutual information, or low confidence; mean ± s.d. over seeds."
     )
-    return Table(f"unknown-{slug(name)}", caption, ("Model", *_UNKNOWN.values()), tuple(body))
+    return PageTable.of(f"unknown-{slug(name)}", caption, ["Model", *_UNKNOWN.values()], body)
 
 
-def corrupted_tables(run: Run) -> list[Table]:
+def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> str:
+    values = [getattr(row, column) for row in rows if row.score == by]
+    return mean_text(column, metrics.mean_sd(values)) if values else "–"
+
+
+def corrupted_tables(run: Run) -> list[PageTable]:
     """For each corrupted data set, the mean over all corruptions and severities of each model's scores."""
-    rows = run.table(CorruptedScore)
-    return [_corrupted(run, name, rows) for name in dict.fromkeys(row.data for row in rows)]
+    names = dict.fromkeys(row.data for row in run.table(CorruptedScore))
+    return [_corrupted(run, name) for name in names]
 
 
-def _corrupted(run: Run, name: str, rows: Sequence[CorruptedScore]) -> Table:
-    body = []
-    rows = [row for row in rows if row.data == name]
+def _corrupted(run: Run, name: str) -> PageTable:
+    rows = [row for row in run.table(CorruptedScore) if row.data == name]
     official = _is_official(run, name, rows)
+    body: list[list[Cell | str]] = []
     for model in run.models:
-        seeds = dict.fromkeys(row.seed for row in rows if row.model == model)
-        each = [[row for row in rows if (row.model, row.seed) == (model, seed)] for seed in seeds]
-        if each:
-            printed = paper_row(run, model, "standard", "corrupted") if official else None
-            cells = (_over_all(each, column, printed) for column in _CORRUPTED)
-            body.append((Cell(model), *cells))
+        printed = paper_row(run, model, "standard", "corrupted") if official else None
+        if mine := [row for row in rows if row.model == model]:
+            cells = [Cell(_over_all(mine, c), paper=printed.text(c) if printed else "") for c in _CORRUPTED]
+            body.append([model, *cells])
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
-    return Table(
-        f"corrupted-{slug(name)}",
-        caption,
-        ("Model", *_CORRUPTED.values()),
-        tuple(body),
-    )
+    return PageTable.of(f"corrupted-{slug(name)}", caption, ["Model", *_CORRUPTED.values()], body)
 
 
 def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
@@ -80,13 +73,9 @@ def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
     return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
 
 
-def _over_all(seeds: Sequence[Sequence[CorruptedScore]], column: str, printed: PaperRow | None) -> Cell:
-    means = [
-        metrics.grid_mean({(r.corruption, r.severity): getattr(r, column) for r in rows}) for rows in seeds
-    ]
-    text = mean_text(column, metrics.mean_sd(means))
-    return Cell(text, paper=printed.text(column) if printed else "")
-
-
-def _mean(values: Sequence[float]) -> str:
-    return metrics.format_mean_sd(metrics.mean_sd(values), 3) if values else "–"
+def _over_all(rows: Sequence[CorruptedScore], column: str) -> str:
+    """A model's score over its seeds, each a mean over corruptions and severities."""
+    seeds: dict[int | None, dict[tuple[str, int], float]] = {}
+    for row in rows:
+        seeds.setdefault(row.seed, {})[row.corruption, row.severity] = getattr(row, column)
+    return mean_text(column, metrics.mean_sd([metrics.grid_mean(each) for each in seeds.values()]))

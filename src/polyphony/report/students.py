@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from statistics import fmean
 
 from polyphony import metrics
 from polyphony.report.run import Run
 from polyphony.report.summary import median_dee
-from polyphony.report.tables import Cell, Table
+from polyphony.report.tables import PageTable
 from polyphony.rows import Latency
 from polyphony.scores import HEADINGS, TEACHERS, score_text
 from polyphony.words import count, duration
 
 _SCORES = ("acc", "nll", "ece")
-_DIVERSITY = (HEADINGS["kld"], "Disagree", "Mutual inf.", "Where", "Voice")
-_COST = ("Training", "× teachers")
+_DASH = "–"
 
 
-def student_table(run: Run) -> Table:
+def student_table(run: Run) -> PageTable:
     """Means over seeds on test; costs of training, and of a batch where latency was measured."""
     rows = run.table(Latency)
-    times = {row.model: row.milliseconds for row in rows}
-    latency = ("Latency, ms",) if times else ()
-    header = (
-        "Model", "Form", "Members", "Parameters",
-        *(HEADINGS[column] for column in (*_SCORES, "dee")), *_DIVERSITY, *_COST, *latency,
-    )  # fmt: skip
-    body = []
-    for model in run.models:
-        cells = (*_what(run, model), *_quality(run, model), *_diversity(run, model), *_training(run, model))
-        last = (f"{times[model]:.3g}" if model in times else "–",) if times else ()
-        body.append(tuple(Cell(text) for text in (*cells, *last)))
     batch = f", latency of a batch of {rows[0].batch} on {rows[0].threads} thread(s)" if rows else ""
     caption = (
         "Side by side: means over seeds on test images (calibrated; DEE of the median seed), how often and"
@@ -40,51 +28,52 @@ def student_table(run: Run) -> Table:
         " time of one training without its teachers', also in times of what all teachers of the ensemble"
         f" took{batch}. A dash is what a model does not have or was not measured."
     )
-    return Table("students", caption, header, tuple(body))
+    body = [_row(run, model) for model in run.models]
+    return PageTable.of("students", caption, list(body[0]), [cells.values() for cells in body])
 
 
-def _what(run: Run, model: str) -> tuple[str, ...]:
+def _row(run: Run, model: str) -> dict[str, str]:
+    """A model's cells by heading."""
     table = None if model == TEACHERS else run.recipe.form_table(model)
-    form = table.words or table.label if table else "deep ensemble"
-    return model, form, str(run.members_of(model)), count(run.scored(model)[0].params)
+    what = {
+        "Model": model,
+        "Form": table.words or table.label if table else "deep ensemble",
+        "Members": str(run.members_of(model)),
+        "Parameters": count(run.params(model)),
+    }
+    times = {row.model: f"{row.milliseconds:.3g}" for row in run.table(Latency)}
+    latency = {"Latency, ms": times.get(model, _DASH)} if times else {}
+    return {**what, **_quality(run, model), **_diversity(run, model), **_training(run, model), **latency}
 
 
-def _quality(run: Run, model: str) -> tuple[str, ...]:
-    means = {column: run.mean(model, column).mean for column in _SCORES}
-    shown = {**means, "dee": median_dee(run, model)}
-    return tuple(score_text(column, [value], run.teacher_count) for column, value in shown.items())
+def _quality(run: Run, model: str) -> dict[str, str]:
+    values = {column: run.mean(model, column).mean for column in _SCORES}
+    shown = {**values, "dee": median_dee(run, model)}
+    return {HEADINGS[column]: score_text(column, [each], run.teacher_count) for column, each in shown.items()}
 
 
-def _diversity(run: Run, model: str) -> tuple[str, ...]:
+def _diversity(run: Run, model: str) -> dict[str, str]:
     """Dashes for one network, unless it predicts a distribution of predictions, as a Dirichlet does."""
-    tested = list(run.ensemble(model, "test").values())
-    several = run.members_of(model) > 1
-    divergence = run.mean(model, "kld").mean
-    kld = f"{divergence:.3f}" if several or divergence > 0 else "–"
-    apart = [metrics.disagreement(each.logits) for each in tested] if several else []
-    told = [float(each.information().mean()) for each in tested if each.varies]
-    return (
-        kld,
-        _or_dash(fmean(apart) if apart else None, lambda value: f"{value:.1%}"),
-        _or_dash(fmean(told) if told else None, lambda value: f"{value:.3f}"),
-        _or_dash(_mean_of(run, model, "rank_correlation"), lambda value: f"{value:.2f}"),
-        _or_dash(_mean_of(run, model, "voice"), lambda value: f"{value:+.3f}"),
-    )
+    tested = run.ensemble(model, "test").values()
+    several, kld = run.members_of(model) > 1, run.mean(model, "kld").mean
+    return {
+        HEADINGS["kld"]: f"{kld:.3f}" if several or kld > 0 else _DASH,
+        "Disagree": _mean([metrics.disagreement(each.logits) for each in tested if several], ".1%"),
+        "Mutual inf.": _mean([float(each.information().mean()) for each in tested if each.varies], ".3f"),
+        "Where": _mean([row.rank_correlation for row in run.scored(model)], ".2f"),
+        "Voice": _mean([row.voice for row in run.scored(model)], "+.3f"),
+    }
 
 
-def _mean_of(run: Run, model: str, column: str) -> float | None:
-    """The mean over seeds of a column that may be missing."""
-    known = [value for row in run.scored(model) if (value := getattr(row, column)) is not None]
-    return fmean(known) if known else None
+def _mean(values: Sequence[float | None], style: str) -> str:
+    """The mean of the values that are there."""
+    known = [value for value in values if value is not None]
+    return format(fmean(known), style) if known else _DASH
 
 
-def _training(run: Run, model: str) -> tuple[str, ...]:
-    taught = run.seconds(TEACHERS)[: run.members]
-    mine = run.seconds(model)
-    seconds = (sum(taught) if model == TEACHERS else fmean(mine)) if mine else None
-    share = None if seconds is None or not taught else seconds / sum(taught)
-    return _or_dash(seconds, duration), _or_dash(share, lambda value: f"{value:.2f}")
-
-
-def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
-    return "–" if value is None else words(value)
+def _training(run: Run, model: str) -> dict[str, str]:
+    taught, mine = run.seconds(TEACHERS)[: run.members], run.seconds(model)
+    if not mine:
+        return {"Training": _DASH, "× teachers": _DASH}
+    seconds = sum(taught) if model == TEACHERS else fmean(mine)
+    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else _DASH}

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
+from typing import Any
 
 from polyphony.scores import TEACHERS
 
@@ -81,6 +82,11 @@ class Look:
     def colour(self) -> str:
         """Its colour in figures."""
         return self.ink.light
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """Its colour and marker, as matplotlib's functions take them."""
+        return {"color": self.colour, "marker": self.marker}
 
     @property
     def shape(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
@@ -12,12 +12,16 @@ from polyphony.metrics import Health, MeanSd
 from polyphony.report.hints import hints
 from polyphony.report.paper import PaperRow
 from polyphony.report.run import Run
-from polyphony.report.tables import Cell, Table
+from polyphony.report.tables import Cell, PageTable
 from polyphony.rows import FactorDistance
-from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ, score_text
+from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ
 from polyphony.words import counted, listed
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
+_HOW = {
+    "calibrated": "at the temperature fitted on validation",
+    "standard": "as predicted, without temperature scaling",
+}
 
 
 @dataclass(frozen=True)
@@ -34,34 +38,38 @@ class TakeHome:
     """What a person should take home: one sentence, then what qualifies it, then three numbers."""
 
     sentence: str
-    qualified: tuple[str, ...]
-    headlines: tuple[Headline, ...]
+    qualified: Sequence[str]
+    headlines: Sequence[Headline]
 
 
-def score_table(run: Run, calibration: str) -> Table:
+def score_table(run: Run, calibration: str) -> PageTable:
     """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
-    seeds = sorted({len(run.seeds(method)) for method in run.methods})
-    count = " or ".join(map(str, seeds))
-    how = {
-        "calibrated": "at the temperature fitted on validation",
-        "standard": "as predicted, without temperature scaling",
-    }[calibration]
+    count = " or ".join(map(str, sorted({len(run.seeds(method)) for method in run.methods})))
     noun = "seed" if count == "1" else "seeds"
-    caption = f"{run.name}: test scores, {how}; mean ± s.d. over n = {count} {noun} of the student."
-    rows = [_score_row(run, model, calibration) for model in run.models]
-    return Table(f"scores-{calibration}", caption, ("Model", "Parameters", *HEADINGS.values()), tuple(rows))
+    caption = (
+        f"{run.name}: test scores, {_HOW[calibration]}; mean ± s.d. over n = {count} {noun} of the student."
+    )
+    winners = {}
+    for column, larger in _LARGER_IS_BETTER.items():
+        means = {method: run.mean(method, column, calibration) for method in run.methods}
+        winners[column] = clear_winner(means, larger=larger)
+    rows = [_score_row(run, model, calibration, winners) for model in run.models]
+    header = ["Model", "Parameters", *HEADINGS.values()]
+    return PageTable.of(f"scores-{calibration}", caption, header, rows)
 
 
-def _score_row(run: Run, model: str, calibration: str) -> tuple[Cell, ...]:
+def _score_row(run: Run, model: str, calibration: str, winners: Mapping[str, str | None]) -> list[Cell | str]:
     printed = paper_row(run, model, calibration)
-    first = run.scored(model, calibration=calibration)[0]
     label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
-    cells = [Cell(label), Cell(f"{first.params:,}")]
-    for column in HEADINGS:
-        text = scored_text(run, model, column, calibration)
-        winner = column in _LARGER_IS_BETTER and best(run, column, calibration) == model
-        cells.append(Cell(text, winner, printed.text(column) if printed else ""))
-    return tuple(cells)
+    cells = [
+        Cell(
+            run.text(model, column, calibration),
+            winners.get(column) == model,
+            printed.text(column) if printed else "",
+        )
+        for column in HEADINGS
+    ]
+    return [label, f"{run.params(model):,}", *cells]
 
 
 def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
@@ -81,19 +89,7 @@ def paper_row(run: Run, model: str, calibration: str, table: str | None = None) 
     return paper.row(method, calibration, table, form.label)
 
 
-def scored_text(run: Run, model: str, column: str, calibration: str) -> str:
-    """A model's score over its seeds, for people."""
-    values = [getattr(score, column) for score in run.scored(model, calibration=calibration)]
-    return score_text(column, values, run.teacher_count)
-
-
-def best(run: Run, column: str, calibration: str) -> str | None:
-    """The best student by a score, if it is better than every other by more than their spread."""
-    values = {method: run.mean(method, column, calibration) for method in run.methods}
-    return clear_winner(values, larger=_LARGER_IS_BETTER[column])
-
-
-def clear_winner(values: dict[str, MeanSd], *, larger: bool) -> str | None:
+def clear_winner(values: Mapping[str, MeanSd], *, larger: bool) -> str | None:
     """Whose mean is ahead of every other's by more than √(s.d.² + s.d.²), the spread of their difference.
 
     None where there is no other, or where one has no spread (one seed, or an infinite value).
@@ -102,8 +98,7 @@ def clear_winner(values: dict[str, MeanSd], *, larger: bool) -> str | None:
     order = sorted(values, key=lambda name: sign * values[name].mean, reverse=True)
     if len(order) < 2 or any(math.isnan(value.mean) for value in values.values()):
         return None
-    first = values[order[0]]
-    ahead = all(differ(first, values[other]) for other in order[1:])
+    ahead = all(differ(values[order[0]], values[other]) for other in order[1:])
     return order[0] if ahead else None
 
 
@@ -111,22 +106,20 @@ def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
     """The student chosen on validation images against its teachers, and what else a reader must know."""
     standing = Standing.of({method: run.mean(method, "nll") for method in run.methods})
     champion = chosen(run)
-    small = run.scored(champion)[0].params / run.scored(TEACHERS)[0].params
+    small = run.params(champion) / run.params(TEACHERS)
     sentence = (
         f"The student chosen on validation images, {champion}, {_as_diverse_as(run, champion)}"
         f" and {_as_good_as(run, champion)}, with {small:.0%} of the teachers’ parameters."
     )
     qualified = [*_spread(run, champion, standing), *_most_diverse(run, champion), *_collapsed(health)]
-    return TakeHome(sentence, (*qualified, *hints(run)), _headlines(run, champion))
+    headlines = [_how_diverse(run, champion), _how_good(run, champion), _how_small(run, champion)]
+    return TakeHome(sentence, [*qualified, *hints(run)], headlines)
 
 
 def chosen(run: Run) -> str:
     """The distilled student of least calibrated NLL on validation images; of all where none is distilled."""
-    known = {
-        name: statistics.fmean(score.nll for score in rows)
-        for name in run.methods
-        if (rows := run.scored(name, "valid"))
-    }
+    rows = {name: run.scored(name, "valid") for name in run.methods}
+    known = {name: statistics.fmean(row.nll for row in each) for name, each in rows.items() if each}
     distilled = [name for name in known if run.perturbation(name) is not None]
     return min(distilled or known or run.methods, key=lambda name: known.get(name, 0.0))
 
@@ -190,33 +183,30 @@ def _collapsed(health: Mapping[str, Health]) -> list[str]:
     return [f"The members of {listed(dead)} have collapsed into one predictor."] if dead else []
 
 
-def _headlines(run: Run, champion: str) -> tuple[Headline, ...]:
-    teachers, student = run.scored(TEACHERS)[0], run.scored(champion)[0]
-    nll, dee = run.mean(champion, "nll"), median_dee(run, champion)
-    whose = "the one teacher" if run.members == 1 else f"all {run.members} teachers"
-    return (
-        _how_diverse(run, champion),
-        Headline(
-            "How good",
-            f"{nll.mean:.3f}" if dee is None else metrics.format_dee(dee, run.teacher_count),
-            f"{'calibrated NLL' if dee is None else 'teachers’ worth (DEE, median seed), NLL'}"
-            f" {nll.mean:.3f} against {teachers.nll:.3f} of {whose}",
-        ),
-        Headline(
-            "How small",
-            f"{student.params / teachers.params:.0%}",
-            f"of the teachers’ parameters: {student.params:,} against {teachers.params:,}",
-        ),
-    )
-
-
 def _how_diverse(run: Run, champion: str) -> Headline:
-    kld, teachers, share = run.mean(champion, "kld").mean, run.scored(TEACHERS)[0].kld, kept(run, champion)
+    kld, theirs = (run.mean(model, "kld").mean for model in (champion, TEACHERS))
+    share = kept(run, champion)
     if share is None:
         meaning = "mean-KLD on test; the teachers do not disagree there: there is no diversity to keep"
         return Headline("How diverse", f"{kld:.3f}", meaning)
-    meaning = f"of the teachers’ diversity: mean-KLD {kld:.3f} against {teachers:.3f} on test"
+    meaning = f"of the teachers’ diversity: mean-KLD {kld:.3f} against {theirs:.3f} on test"
     return Headline("How diverse", f"{share:.0%}", meaning)
+
+
+def _how_good(run: Run, champion: str) -> Headline:
+    nll, dee = run.mean(champion, "nll").mean, median_dee(run, champion)
+    whose = "the one teacher" if run.members == 1 else f"all {run.members} teachers"
+    against = f"{nll:.3f} against {run.mean(TEACHERS, 'nll').mean:.3f} of {whose}"
+    if dee is None:
+        return Headline("How good", f"{nll:.3f}", f"calibrated NLL {against}")
+    meaning = f"teachers’ worth (DEE, median seed), NLL {against}"
+    return Headline("How good", metrics.format_dee(dee, run.teacher_count), meaning)
+
+
+def _how_small(run: Run, champion: str) -> Headline:
+    mine, theirs = run.params(champion), run.params(TEACHERS)
+    meaning = f"of the teachers’ parameters: {mine:,} against {theirs:,}"
+    return Headline("How small", f"{mine / theirs:.0%}", meaning)
 
 
 def health_checks(run: Run) -> dict[str, Health]:
@@ -224,11 +214,9 @@ def health_checks(run: Run) -> dict[str, Health]:
     teachers_kld = run.mean(TEACHERS, "kld").mean
     found = {}
     for method in run.methods:
-        tested = run.pooled(method, "test")
-        if tested is None:
-            continue
-        health = tested.health(teachers_kld, median_dee(run, method))
-        found[method] = Health(health.verdict, (*health.findings, *_factors(run, method)))
+        if (tested := run.pooled(method, "test")) is not None:
+            health = tested.health(teachers_kld, median_dee(run, method))
+            found[method] = Health(health.verdict, (*health.findings, *_factors(run, method)))
     return found
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of, toml
-from polyphony.report.files import Asked, read_object, read_table
-from polyphony.report.paper import Comparison, compare
+from polyphony.report.files import Asked, read_object
+from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.run import Run
 from polyphony.rows import SweepScore, TeacherScore, headings
-from polyphony.scores import JUDGE
+from polyphony.scores import JUDGE, TEACHERS
 from polyphony.store import FileError, damaged
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
@@ -81,20 +81,25 @@ class SweepRun(Run):
         return self.asked.trials is not None
 
     @cached_property
-    def paper(self) -> Comparison | None:
+    def paper(self) -> PaperExperiments | None:
         """The paper's experiment that was swept: its α, τ and η are each point's own, not the student's."""
-        return compare(self.recipe, self.asked.recipe, free=PARAMETERS)
+        return experiments_of(self.recipe, self.asked.recipe, free=PARAMETERS)
 
     @cached_property
     def tried(self) -> list[Tried]:
         """All points that have scores, in the order of the file."""
         rows: dict[str, list[SweepScore]] = {}
-        for row in read_table(self.folder, SweepScore):
+        for row in self.table(SweepScore):
             rows.setdefault(row.model, []).append(row)
         for name, each in rows.items():
             if not {JUDGE, OTHER} <= {row.calibration for row in each}:
                 raise damaged(self.folder / SweepScore.file, f"{name} lacks a calibration")
         return [_tried(name, each) for name, each in rows.items()]
+
+    @property
+    def judged(self) -> list[SweepScore]:
+        """Every point and seed at the calibration that decides."""
+        return [row for row in self.table(SweepScore) if row.calibration == JUDGE]
 
     @cached_property
     def methods(self) -> list[str]:
@@ -119,8 +124,7 @@ class SweepRun(Run):
     @property
     def own(self) -> Tried | None:
         """The point that the recipe itself is at, if it was tried."""
-        here = [each for each in self.tried if _set(each.settings) == self.asked.own]
-        return here[0] if here else None
+        return next((each for each in self.tried if _set(each.settings) == self.asked.own), None)
 
     @property
     def diverged(self) -> list[str]:
@@ -144,13 +148,17 @@ class SweepRun(Run):
         rows = [row for row in self.table(TeacherScore) if row.calibration == JUDGE]
         return (rows[0].nll, rows[0].kld) if rows else None
 
+    def times(self) -> dict[str, list[float]]:
+        """How long the teachers' trainings took, and those of all points together."""
+        points = [seconds for name in self.methods for seconds in self.seconds(name)]
+        return {TEACHERS: self.seconds(TEACHERS), "points": points}
+
     def line(self, point: Tried) -> str:
         """The method at a point as a line of a recipe's [methods]."""
-        shown = {
-            name: text_of(value, name) if name == "step_size" else value
-            for name, value in _set(point.settings).items()
-        }
-        return f"{self.method} = {toml({**self.asked.settings, **shown})}"
+        settings = _set(point.settings)
+        if "step_size" in settings:
+            settings["step_size"] = text_of(settings["step_size"], "step_size")
+        return f"{self.method} = {toml({**self.asked.settings, **settings})}"
 
 
 def front(points: Sequence[Tried]) -> list[Tried]:
@@ -169,17 +177,12 @@ def in_words(settings: dict[str, Value]) -> str:
 
 def _tried(name: str, rows: Sequence[SweepScore]) -> Tried:
     settings = {parameter: getattr(rows[0], parameter) for parameter in PARAMETERS}
-    return Tried(
-        name,
-        settings,
-        {
-            kind: {
-                column: metrics.mean_sd([getattr(row, column) for row in rows if row.calibration == kind])
-                for column in headings(SweepScore)
-            }
-            for kind in (JUDGE, OTHER)
-        },
-    )
+    scores = {}
+    for kind in (JUDGE, OTHER):
+        mine = [row for row in rows if row.calibration == kind]
+        columns = {name: [getattr(row, name) for row in mine] for name in headings(SweepScore)}
+        scores[kind] = {name: metrics.mean_sd(values) for name, values in columns.items()}
+    return Tried(name, settings, scores)
 
 
 def _set(settings: dict[str, Value]) -> dict[str, Value]:

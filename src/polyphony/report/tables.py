@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
 
 from polyphony.rows import csv_text
 
@@ -32,21 +35,28 @@ _LATEX = {
     "×": r"$\times$",
     "–": "--",
 }
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|])")
+_LATEX_TABLE = r"""\begin{table}
+  \caption{%s}
+  \centering
+  \begin{tabular}{%s}
+    \toprule
+%s    \midrule
+%s    \bottomrule
+  \end{tabular}
+\end{table}
+"""
 
 
 @dataclass(frozen=True)
 class Numbers:
     """The numbers behind a chart: a header and rows."""
 
-    header: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Value]]
 
     def csv(self) -> str:
         """A CSV file; numbers with all their digits, what is missing or not a number empty."""
-        return csv_text(
-            self.header, ([None if _is_nan(value) else value for value in row] for row in self.rows)
-        )
+        return csv_text(self.header, ([None if _is_nan(each) else each for each in row] for row in self.rows))
 
 
 @dataclass(frozen=True)
@@ -57,48 +67,55 @@ class Cell:
     best: bool = False
     paper: str = ""
 
+    def written(self, escape: Callable[[str], str], bold: str) -> str:
+        """The cell in a language with its own way to escape and to write bold."""
+        text = escape(self.text)
+        text = bold % text if self.best else text
+        return f"{text} (paper {escape(self.paper)})" if self.paper else text
+
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table for people: the first column says what a row is, the others are numbers."""
 
     name: str
     caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    @classmethod
+    def of(
+        cls, name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[Cell | str]]
+    ) -> PageTable:
+        """A table most of whose cells are text and no more."""
+        cells = [[Cell(each) if isinstance(each, str) else each for each in row] for row in rows]
+        return cls(name, caption, header, cells)
 
     def markdown(self) -> str:
         """A Markdown table under its caption."""
-        lines = [
-            _row([_MARKDOWN.sub(r"\\\1", name) for name in self.header]),
-            _row(["---", *["---:"] * (len(self.header) - 1)]),
-            *(_row([_markdown(cell) for cell in row]) for row in self.rows),
-        ]
-        return "\n".join([_MARKDOWN.sub(r"\\\1", self.caption), "", *lines]) + "\n"
+        header = [escape_markdown(name) for name in self.header]
+        rule = ["---", *["---:"] * (len(self.header) - 1)]
+        rows = [[cell.written(escape_markdown, "**%s**") for cell in row] for row in self.rows]
+        lines = [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+        return "\n".join([escape_markdown(self.caption), "", *lines, ""])
 
     def latex(self) -> str:
         """A LaTeX table with booktabs rules."""
-        body = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in self.rows]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                rf"  \caption{{{escape_latex(self.caption)}}}",
-                r"  \centering",
-                rf"  \begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
-                r"    \toprule",
-                f"    {' & '.join(map(escape_latex, self.header))} " + r"\\",
-                r"    \midrule",
-                *(f"    {line}" for line in body),
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
+        header = [escape_latex(name) for name in self.header]
+        rows = [[cell.written(escape_latex, r"\textbf{%s}") for cell in row] for row in self.rows]
+        first, *others = [f"    {' & '.join(cells)} \\\\\n" for cells in (header, *rows)]
+        columns = "l" + "r" * (len(self.header) - 1)
+        return _LATEX_TABLE % (escape_latex(self.caption), columns, first, "".join(others))
 
     def files(self) -> dict[str, bytes]:
         """NAME.md and NAME.tex."""
         return {f"{self.name}.md": self.markdown().encode(), f"{self.name}.tex": self.latex().encode()}
+
+
+def binned(edges: Tensor | np.ndarray, *columns: Tensor | np.ndarray) -> list[tuple[Value, ...]]:
+    """The numbers of each bin: its lower edge, its upper one, and its part of each column."""
+    each = [edges[:-1].tolist(), edges[1:].tolist(), *(column.tolist() for column in columns)]
+    return list(zip(*each, strict=True))
 
 
 def slug(name: str) -> str:
@@ -106,12 +123,17 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", name)
 
 
+def escape_markdown(text: str) -> str:
+    """Text as Markdown shows it."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+
+
 def escape_latex(text: str) -> str:
     """Text as LaTeX prints it."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-def shown(value: Value) -> str:
+def value_text(value: Value) -> str:
     """A number or word of a chart, for the page: four digits, no exponent where it can be helped."""
     if value is None or _is_nan(value):
         return "–"
@@ -124,19 +146,3 @@ def shown(value: Value) -> str:
 
 def _is_nan(value: Value) -> bool:
     return isinstance(value, float) and math.isnan(value)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _markdown(cell: Cell) -> str:
-    text = _MARKDOWN.sub(r"\\\1", cell.text)
-    text = f"**{text}**" if cell.best else text
-    return f"{text} (paper {cell.paper})" if cell.paper else text
-
-
-def _latex(cell: Cell) -> str:
-    text = escape_latex(cell.text)
-    text = rf"\textbf{{{text}}}" if cell.best else text
-    return f"{text} (paper {escape_latex(cell.paper)})" if cell.paper else text

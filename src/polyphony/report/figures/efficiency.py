@@ -21,110 +21,91 @@ from polyphony.scores import TEACHERS
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A model: its cost, and its NLL over seeds."""
-
-    model: str
-    cost: float
-    nll: MeanSd
-
-
-@dataclass(frozen=True)
 class Costs:
-    """Students, and deep ensembles as (cost, NLL)."""
+    """(cost, NLL over seeds) of students by method, and (cost, NLL) of deep ensembles."""
 
-    students: Sequence[Priced]
+    students: Mapping[str, tuple[float, MeanSd]]
     ensembles: Sequence[tuple[float, float]]
 
 
 def quality_for_cost(run: Run) -> list[Chart | Absent]:
     """NLL against parameters, seconds of training, and milliseconds where they were measured."""
-    found = {"parameters": by_parameters(run)}
-    trained = by_training(run)
-    if trained.students:
-        found["seconds of training"] = trained
+    found = {"parameters": by_parameters(run), "seconds of training": by_training(run)}
     rows = run.table(Latency)
     if not rows:
         why = "latencies were not measured; 'polyphony analyse' does it."
         return [cost_chart(found, run.look), Absent("Quality for its time", why)]
-    found["milliseconds"] = by_latency(run, rows)
+    found["milliseconds"] = by_latency(run)
     how = f" Milliseconds are for a batch of {rows[0].batch} on {rows[0].threads} thread(s)."
     return [cost_chart(found, run.look, how)]
 
 
 def by_parameters(run: Run) -> Costs:
     """Deep ensembles of every size, and every student, at their parameters."""
-    students = [Priced(m, run.scored(m)[0].params, run.mean(m, "nll")) for m in run.methods]
-    together = run.scored(TEACHERS)[0].params
-    sizes = list(enumerate(run.curves.get("calibrated", [])))[1:]
-    ensembles = [(size * together / run.members, nll) for size, nll in sizes]
-    return Costs(students, ensembles or [(together, run.mean(TEACHERS, "nll").mean)])
+    students = _students(run, {method: run.params(method) for method in run.methods})
+    return Costs(students, _ensembles(run, run.params(TEACHERS) / run.members))
 
 
 def by_training(run: Run) -> Costs:
     """Deep ensembles at the time their teachers took, and every student at its own, without its teachers'."""
-    times = {model: run.seconds(model) for model in run.models}
-    students = [Priced(m, fmean(times[m]), run.mean(m, "nll")) for m in run.methods if times[m]]
-    if not times[TEACHERS]:
-        return Costs(students, [])
-    sizes = list(enumerate(run.curves.get("calibrated", [])))[1:]
-    each = fmean(times[TEACHERS])
-    together = [(run.members, run.mean(TEACHERS, "nll").mean)]
-    return Costs(students, [(size * each, nll) for size, nll in sizes or together])
+    times = {model: fmean(seconds) for model, seconds in run.times().items() if seconds}
+    return Costs(_students(run, times), _ensembles(run, times[TEACHERS]) if TEACHERS in times else [])
 
 
-def by_latency(run: Run, rows: Sequence[Latency]) -> Costs:
+def by_latency(run: Run) -> Costs:
     """The teachers together, and every student, at the milliseconds of latency.csv."""
-    times = {row.model: row.milliseconds for row in rows}
-    students = [Priced(m, times[m], run.mean(m, "nll")) for m in run.methods if m in times]
-    return Costs(students, [(times[TEACHERS], run.mean(TEACHERS, "nll").mean)] if TEACHERS in times else [])
+    times = {row.model: row.milliseconds for row in run.table(Latency)}
+    together = [(times[TEACHERS], run.mean(TEACHERS, "nll").mean)] if TEACHERS in times else []
+    return Costs(_students(run, times), together)
+
+
+def _students(run: Run, costs: Mapping[str, float]) -> dict[str, tuple[float, MeanSd]]:
+    return {method: (costs[method], run.mean(method, "nll")) for method in run.methods if method in costs}
+
+
+def _ensembles(run: Run, teacher: float) -> list[tuple[float, float]]:
+    """Deep ensembles of every size on the DEE curve, or all teachers where there is none, at so much each."""
+    sizes = list(enumerate(run.curves.get("calibrated", [])))[1:]
+    return [(size * teacher, nll) for size, nll in sizes or [(run.members, run.mean(TEACHERS, "nll").mean)]]
 
 
 def cost_chart(found: Mapping[str, Costs], look: Mapping[str, Look], how: str = "") -> Chart:
     """A panel for each kind of cost: students as marks with error bars, deep ensembles as a line."""
-    panels = tuple(
-        Panel(f"NLL against {cost}", partial(_scatter, costs=costs, look=look, label=cost), 1.15)
-        for cost, costs in found.items()
-    )
-    rows: list[tuple[Value, ...]] = []
+    panels: list[Panel] = []
+    rows: list[Sequence[Value]] = []
     for cost, costs in found.items():
-        rows += [(cost, TEACHERS, price, nll, None) for price, nll in costs.ensembles]
-        rows += [(cost, each.model, each.cost, each.nll.mean, each.nll.sd) for each in costs.students]
+        if costs.students:
+            panels.append(
+                Panel(f"NLL against {cost}", partial(_draw, costs=costs, look=look, label=cost), 1.15)
+            )
+            rows += [(cost, TEACHERS, *each, None) for each in costs.ensembles]
+            rows += [(cost, m, price, nll.mean, nll.sd) for m, (price, nll) in costs.students.items()]
     reading = (
         "Lower left is better: the line is 1, 2, … teachers averaged, the marks are students with their"
         " standard deviation over seeds; marks of equal cost stand side by side. A student below the line is"
         " cheaper than deep ensembles as good; its training time does not count its teachers'."
         f"{how} Rank-one members save memory, not arithmetic."
     )
-    numbers = Numbers(("cost", "model", "value", "nll", "nll_sd"), tuple(rows))
-    return Chart("pareto", "Quality for its cost", reading, panels, numbers, tuple(look.values()))
+    numbers = Numbers(["cost", "model", "value", "nll", "nll_sd"], rows)
+    return Chart("pareto", "Quality for its cost", reading, panels, numbers, list(look.values()))
 
 
-def _scatter(
-    axes: Axes,
-    *,
-    costs: Costs,
-    look: Mapping[str, Look],
-    label: str,
-) -> None:
+def _draw(axes: Axes, *, costs: Costs, look: Mapping[str, Look], label: str) -> None:
     if costs.ensembles:
-        x, y = zip(*costs.ensembles, strict=True)
-        axes.plot(x, y, color=TEXT.light, marker="o", markersize=4.5)
-    each = [student.cost for student in costs.students] + [price for price, _ in costs.ensembles]
-    logarithmic = max(each) > 3 * min(each)
+        axes.plot(*zip(*costs.ensembles, strict=True), color=TEXT.light, marker="o", markersize=4.5)
+    prices = [price for price, _ in costs.students.values()]
+    every = [*prices, *(price for price, _ in costs.ensembles)]
+    logarithmic = max(every) > 3 * min(every)
     if logarithmic:
-        _logarithmic(axes, min(each), max(each))
-        label = f"{label} (log scale)"
+        _logarithmic(axes, min(every), max(every))
     else:
-        axes.set_xlim(0, 1.15 * max(each))
-    places = side_by_side([s.cost for s in costs.students], axes.get_xlim(), logarithmic=logarithmic)
-    for student, place in zip(costs.students, places, strict=True):
-        axes.errorbar(
-            place, student.nll.mean, spread(student.nll), color=look[student.model].colour,
-            marker=look[student.model].marker, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9,
-        )  # fmt: skip
+        axes.set_xlim(0, 1.15 * max(every))
+    places = side_by_side(prices, axes.get_xlim(), logarithmic=logarithmic)
+    for place, (method, (_, nll)) in zip(places, costs.students.items(), strict=True):
+        at, mark = (place, nll.mean, spread(nll)), look[method].mark
+        axes.errorbar(*at, **mark, markersize=7, linestyle="", elinewidth=1.4, alpha=0.9)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.set(xlabel=label, ylabel="calibrated NLL on test")
+    axes.set(xlabel=f"{label} (log scale)" if logarithmic else label, ylabel="calibrated NLL on test")
 
 
 def side_by_side(costs: Sequence[float], limits: tuple[float, float], *, logarithmic: bool) -> list[float]:
@@ -143,7 +124,7 @@ def _logarithmic(axes: Axes, low: float, high: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low / 1.5, high * 1.5)
     if high / low < 12:  # one power of ten would be the only number on the axis
-        between = FuncFormatter(lambda value, _: short(value) if _leading(value) in (2, 5) else "")
+        between = FuncFormatter(lambda value, _: short(value) if f"{value:e}"[0] in "25" else "")
         axes.xaxis.set_minor_formatter(between)
         axes.tick_params(axis="x", which="minor", labelsize=10)
     else:
@@ -156,7 +137,3 @@ def short(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
-
-
-def _leading(value: float) -> int:
-    return int(f"{value:e}"[0])

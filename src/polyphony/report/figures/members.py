@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -14,81 +13,65 @@ from torch import Tensor
 from polyphony.report.chart import SMALL, Absent, Chart, Margins, Panel
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, Look
-from polyphony.report.tables import Numbers, Value
+from polyphony.report.tables import Numbers
 from polyphony.scores import TEACHERS
 
 MOST = 3  # examples on the page
 MODELS = 7  # models under an example, the teachers among them
-_MARGINS = Margins(2.0, 12.0, 4.0, 4.0)
 _TITLE = "What the members say"
-_PREFIX = "students."
-
-
-@dataclass(frozen=True)
-class Example:
-    """An image before and after [c h w], and probabilities by model [2 m k]."""
-
-    image: Tensor
-    perturbed: Tensor
-    probabilities: dict[str, Tensor]
+_PREFIX = "students."  # of a student's name in the file
+_SIDES = ("before", "after")
+Said = Mapping[str, Tensor]  # probabilities by model, before and after [2 m e k]
 
 
 def member_predictions(run: Run) -> Chart | Absent:
-    """A panel for each of a few training images."""
-    tensors = run.views
-    if tensors is None:
-        return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
-    best = sorted(run.methods, key=lambda method: run.mean(method, "nll").mean)
-    return member_chart(examples(tensors), run.look, best)
+    """A panel for each of a few training images: the image, and a matrix for each model, a row a member.
 
-
-def examples(tensors: Mapping[str, Tensor]) -> list[Example]:
-    """The examples of members.safetensors."""
-    models = {TEACHERS: tensors[TEACHERS]}
-    models |= {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
-    return [
-        Example(
-            tensors["images"][place],
-            tensors["perturbed"][place],
-            {model: each[:, :, place] for model, each in models.items()},
-        )
-        for place in range(len(tensors["images"]))
-    ]
-
-
-def member_chart(found: list[Example], look: Mapping[str, Look], best: Sequence[str]) -> Chart:
-    """Images on top; under them a matrix for each model, a row a member, a column a class.
-
-    Of many students the best that have members are shown; `best` has them in order.
+    Of many students the best that have members are shown.
     """
-    here = found[0].probabilities
-    kept = sorted((m for m in best if m in here), key=lambda m: here[m].shape[1] == 1)[: MODELS - 1]
-    order = [model for model in look if model in here and (model == TEACHERS or model in kept)]
-    left_out = [model for model in here if model not in order]
-    draw = partial(_example, order=order, look=look)
-    aspect = 1 / _height(len(order))
-    panels = tuple(
-        Panel(f"example {place + 1}", partial(draw, example=each), aspect, _MARGINS)
-        for place, each in enumerate(found[:MOST])
-    )
-    rows: list[tuple[Value, ...]] = [
-        (place + 1, model, when, member + 1, label, float(values[side, member, label]))
-        for place, each in enumerate(found)
-        for model, values in each.probabilities.items()
-        for side, when in enumerate(("before", "after"))
-        for member in range(values.shape[1])
-        for label in range(values.shape[2])
-    ]
+    if run.views is None:
+        return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
+    images, perturbed = run.views["images"], run.views["perturbed"]
+    students = {name.removeprefix(_PREFIX): t for name, t in run.views.items() if name.startswith(_PREFIX)}
+    said = {TEACHERS: run.views[TEACHERS], **students}
+    order = _shown(run, students)
+    panels = []
+    for place in range(min(MOST, len(images))):
+        here = {run.look[model]: said[model][:, :, place] for model in order}
+        draw = partial(_draw, image=images[place], perturbed=perturbed[place], said=here)
+        panels.append(
+            Panel(f"example {place + 1}", draw, 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0))
+        )
     reading = (
         "On top a training image, the perturbed one, and their difference made visible. Below, left before"
         " and right after the perturbation: a row for each member, a column for each class, the fuller the"
         " more probable. Rows that are alike say the same; the perturbation should make the teachers' rows"
         " differ, and a good student's rows differ in the same way."
     )
-    if left_out:
-        reading += f" Shown are the {len(kept)} best students by NLL that have members; the file has all."
-    numbers = Numbers(("example", "model", "when", "member", "class", "probability"), tuple(rows))
-    return Chart("members", _TITLE, reading, panels, numbers, tuple(look[m] for m in order), width=SMALL)
+    if len(order) < len(said):
+        best = len(order) - 1
+        reading += f" Shown are the {best} best students by NLL that have members; the file has all."
+    legend = [run.look[model] for model in order]
+    return Chart("members", _TITLE, reading, panels, _numbers(said), legend, width=SMALL)
+
+
+def _shown(run: Run, students: Said) -> list[str]:
+    """The teachers and the best students, those without members only where there are too few with some."""
+    known = [method for method in run.methods if method in students]
+    best = sorted(known, key=lambda name: (students[name].shape[1] == 1, run.mean(name, "nll").mean))
+    return [TEACHERS, *(method for method in known if method in best[: MODELS - 1])]
+
+
+def _numbers(said: Said) -> Numbers:
+    rows = [
+        (example + 1, model, when, member + 1, label, float(each[side, member, example, label]))
+        for example in range(next(iter(said.values())).shape[2])
+        for model, each in said.items()
+        for side, when in enumerate(_SIDES)
+        for member in range(each.shape[1])
+        for label in range(each.shape[3])
+    ]
+    return Numbers(["example", "model", "when", "member", "class", "probability"], rows)
 
 
 def visible_difference(image: Tensor, perturbed: Tensor) -> np.ndarray:
@@ -100,36 +83,28 @@ def visible_difference(image: Tensor, perturbed: Tensor) -> np.ndarray:
 
 def _picture(image: Tensor) -> np.ndarray:
     """[c h w] in [0, 1] or uint8 → [h w 3] in [0, 1]"""
-    pixels = image.float() / 255 if image.dtype.is_floating_point is False else image
+    pixels = image if image.dtype.is_floating_point else image.float() / 255
     return pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
-def _example(axes: Axes, *, example: Example, order: list[str], look: Mapping[str, Look]) -> None:
+def _draw(axes: Axes, *, image: Tensor, perturbed: Tensor, said: Mapping[Look, Tensor]) -> None:
+    """An image before and after [c h w], and under them what each model says. said [2 m k]"""
     axes.axis("off")
-    unit = 1 / _height(len(order))  # one panel's width, as a share of its height
-    pictures = {
-        "image": _picture(example.image),
-        "perturbed": _picture(example.perturbed),
-        "difference": visible_difference(example.image, example.perturbed),
-    }
+    unit = 1 / _height(len(said))  # one panel's width, as a share of its height
+    difference = visible_difference(image, perturbed)
+    pictures = {"image": _picture(image), "perturbed": _picture(perturbed), "difference": difference}
     for place, (words, picture) in enumerate(pictures.items()):
-        inset = axes.inset_axes((place * 0.345, 1 - 0.31 * unit, 0.31, 0.31 * unit))
-        inset.imshow(picture, interpolation="none", aspect="auto")
-        _bare(inset)
+        inset = _inset(axes, picture, (place * 0.345, 1 - 0.31 * unit, 0.31, 0.31 * unit))
         inset.set_xlabel(words, fontsize=9.5, labelpad=3)
-    for side, words in enumerate(("before", "after")):
-        _small(axes, side * 0.52, 1 - 0.475 * unit, words, MUTED.light)
-    most = max(values.shape[1] for values in example.probabilities.values())
-    for place, model in enumerate(order):
+    for side, words in enumerate(_SIDES):
+        _write(axes, side * 0.52, 1 - 0.475 * unit, words, MUTED.light)
+    most = max(each.shape[1] for each in said.values())
+    for place, (look, each) in enumerate(said.items()):
         top = 1 - (0.56 + 0.24 * place) * unit
-        _small(axes, 0, top, model, look[model].colour)
-        for side in range(2):
-            rows = example.probabilities[model][side]
-            height = 0.155 * unit * (len(rows) / most) if len(rows) == 1 else 0.155 * unit
-            inset = axes.inset_axes((side * 0.52, top - 0.01 * unit - height, 0.48, height))
-            tinted = _tinted(rows, look[model])
-            inset.imshow(tinted, interpolation="none", aspect="auto")
-            _bare(inset)
+        _write(axes, 0, top, look.label, look.colour)
+        for side, rows in enumerate(each):
+            height = 0.155 * unit * (1 / most if len(rows) == 1 else 1)
+            _inset(axes, _tinted(rows, look), (side * 0.52, top - 0.01 * unit - height, 0.48, height))
 
 
 def _height(models: int) -> float:
@@ -137,7 +112,7 @@ def _height(models: int) -> float:
     return 0.56 + 0.24 * models - 0.06
 
 
-def _small(axes: Axes, x: float, y: float, words: str, colour: str) -> None:
+def _write(axes: Axes, x: float, y: float, words: str, colour: str) -> None:
     axes.text(x, y, words, transform=axes.transAxes, va="bottom", size=9.5, color=colour)
 
 
@@ -151,9 +126,13 @@ def _tinted(values: Tensor, look: Look) -> np.ndarray:
     return tinted
 
 
-def _bare(axes: Axes) -> None:
-    axes.set(xticks=[], yticks=[])
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
+def _inset(axes: Axes, picture: np.ndarray, box: tuple[float, float, float, float]) -> Axes:
+    """A picture in a thin frame at a part of the axes."""
+    inset = axes.inset_axes(box)
+    inset.imshow(picture, interpolation="none", aspect="auto")
+    inset.set(xticks=[], yticks=[])
+    inset.grid(visible=False)
+    for spine in inset.spines.values():
         spine.set_visible(True)
         spine.set_linewidth(0.8)
+    return inset

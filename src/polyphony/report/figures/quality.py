@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -12,67 +13,49 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
 from polyphony import metrics
 from polyphony.metrics import Reliability
-from polyphony.report.chart import SMALL, Absent, Chart, Panel
+from polyphony.report.chart import SMALL, Absent, Chart, Panel, diagonal
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, RULE, TEXT, Look
-from polyphony.report.tables import Numbers, Value
+from polyphony.report.style import RULE, TEXT, Look
+from polyphony.report.tables import Numbers, Value, binned
 from polyphony.scores import CALIBRATIONS, TEACHERS
 
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
+_DEE_TITLE = "How many teachers is a student worth?"
+_RELIABILITY_TITLE = "Can confidences be trusted?"
+_SEED: dict[str, Any] = {"linestyle": "", "markersize": 6.5, "markeredgewidth": 0, "alpha": 0.85, "zorder": 3}
+_MARK: dict[str, Any] = {"linewidths": 1.1, "alpha": 0.9, "zorder": 3}
 
 
 def dee_curves(run: Run) -> Chart | Absent:
-    """NLL against the size of a deep ensemble, and where each student is on it."""
+    """A panel for each calibration: NLL against the size of a deep ensemble, a mark for each student."""
     if not run.curves:
-        return Absent(
-            "How many teachers is a student worth?", "the curve of teachers is not in the run folder."
-        )
-    points = {
-        kind: {
-            model: [(s.dee, s.nll) for s in run.scored(model, calibration=kind) if s.dee is not None]
-            for model in run.methods
+        return Absent(_DEE_TITLE, "the curve of teachers is not in the run folder.")
+    panels: list[Panel] = []
+    rows: list[Sequence[Value]] = []
+    for kind, curve in run.curves.items():
+        scored = {model: run.scored(model, calibration=kind) for model in run.methods}
+        points = {
+            m: [(row.dee, row.nll) for row in each if row.dee is not None] for m, each in scored.items()
         }
-        for kind in CALIBRATIONS
-    }
-    return dee_chart(run.curves, points, run.look)
+        panels.append(Panel(kind, partial(_curve, curve=curve, points=points, look=run.look), 1.15))
+        rows += [(kind, TEACHERS, None, float(size), nll) for size, nll in enumerate(curve)]
+        for model, seeds in points.items():
+            rows += [(kind, model, place, *at) for place, at in enumerate(seeds)]
+    numbers = Numbers(["calibration", "model", "place", "dee", "nll"], rows)
+    return Chart("dee", _DEE_TITLE, dee_reading(run.teacher_count), panels, numbers, list(run.look.values()))
 
 
-def dee_chart(
-    curves: Mapping[str, Sequence[float]], points: Mapping[str, Points], look: Mapping[str, Look]
-) -> Chart:
-    """A panel for each calibration: the curve, and a mark for each seed of each student."""
-    panels = tuple(
-        Panel(kind, partial(_curve, curve=curve, points=points[kind], look=look), 1.15)
-        for kind, curve in curves.items()
-    )
-    rows: list[tuple[Value, ...]] = []
-    for kind, curve in curves.items():
-        rows += [(kind, TEACHERS, None, float(size), value) for size, value in enumerate(curve)]
-        for model, seeds in points[kind].items():
-            rows += [(kind, model, place, dee, nll) for place, (dee, nll) in enumerate(seeds)]
-    size = len(next(iter(curves.values()))) - 1
-    line, all_of_them = _averaged(size)
-    reading = (
-        f"The line is {line}; each mark is one"
-        " seed of a student at its own NLL, and below it on the axis is the number of teachers it is worth."
-        f" Marks at “>{size}” are better than {all_of_them}."
-    )
-    return Chart(
-        "dee",
-        "How many teachers is a student worth?",
-        reading,
-        panels,
-        Numbers(("calibration", "model", "place", "dee", "nll"), tuple(rows)),
-        tuple(look[model] for model in look),
-    )
-
-
-def _averaged(size: int) -> tuple[str, str]:
-    """What the curve of so many teachers is of, and what is at its end."""
-    if size == 1:
-        return "the NLL of no teacher and of the one there is", "that teacher"
+def dee_reading(size: int) -> str:
+    """How to read the curve of so many teachers."""
     sizes = "1 and 2" if size == 2 else f"1, 2, … {size}"
-    return f"the NLL of {sizes} teachers averaged, a mean over many subsets", f"all {size} together"
+    line, end = f"{sizes} teachers averaged, a mean over many subsets", f"all {size} together"
+    if size == 1:
+        line, end = "no teacher and of the one there is", "that teacher"
+    return (
+        f"The line is the NLL of {line}; each mark is one"
+        " seed of a student at its own NLL, and below it on the axis is the number of teachers it is worth."
+        f" Marks at “>{size}” are better than {end}."
+    )
 
 
 def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Mapping[str, Look]) -> None:
@@ -82,11 +65,9 @@ def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Mapping[
     axes.axvspan(size + 0.35, size + 1.05, color=RULE.light, alpha=0.45, linewidth=0)
     for model, seeds in points.items():
         x = [past if dee == math.inf else dee for dee, _ in seeds]
-        axes.plot(
-            x, [nll for _, nll in seeds], linestyle="", marker=look[model].marker, color=look[model].colour,
-            markersize=6.5, markeredgewidth=0, alpha=0.85, zorder=3,
-        )  # fmt: skip
-    shown = [nll for seeds in points.values() for _, nll in seeds] + list(curve[1:])
+        y = [nll for _, nll in seeds]
+        axes.plot(x, y, **look[model].mark, **_SEED)
+    shown = [*curve[1:], *(nll for seeds in points.values() for _, nll in seeds)]
     low, high = min(shown), max(shown)
     margin = 0.08 * (high - low) or 0.05
     axes.set(xlim=(0, size + 1.05), ylim=(low - margin, high + margin), ylabel="NLL on test (nats)")
@@ -97,58 +78,46 @@ def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Mapping[
 
 
 def reliability_diagrams(run: Run) -> Chart | Absent:
-    """Accuracy against confidence, for the teachers and every student, standard and calibrated."""
-    found: dict[str, dict[str, Reliability]] = {}
+    """Accuracy against confidence, a panel for the teachers and every student, standard and calibrated."""
+    panels: list[Panel] = []
+    rows: list[Sequence[Value]] = []
     for model in run.models:
-        diagrams = {}
-        for kind in CALIBRATIONS:
-            pairs = run.log_probs(model, "test", kind)
-            if pairs:
-                log_probs, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
-                diagrams[kind] = metrics.reliability(log_probs, labels)
-        if diagrams:
-            found[model] = diagrams
-    if not found:
-        return Absent("Can confidences be trusted?", "the test predictions are not in the run folder.")
-    return reliability_chart(found, run.look)
-
-
-def reliability_chart(found: Mapping[str, Mapping[str, Reliability]], look: Mapping[str, Look]) -> Chart:
-    """A panel for each model."""
-    panels = tuple(
-        Panel(model, partial(_reliability, diagrams=diagrams, look=look[model]), 1.0)
-        for model, diagrams in found.items()
-    )
-    rows = [
-        (model, kind, float(low), float(high), int(count), float(confidence), float(accuracy))
-        for model, diagrams in found.items()
-        for kind, each in diagrams.items()
-        for low, high, count, confidence, accuracy in zip(
-            each.edges[:-1], each.edges[1:], each.count, each.confidence, each.accuracy, strict=True
-        )
-    ]
-    header = ("model", "calibration", "confidence_above", "confidence_to", "count", "confidence", "accuracy")
+        if found := _reliabilities(run, model):
+            panels.append(Panel(model, partial(_reliability, found=found, look=run.look[model]), 1.0))
+        for kind, each in found.items():
+            bins = binned(each.edges, each.count.int(), each.confidence, each.accuracy)
+            rows += [(model, kind, *numbers) for numbers in bins]
+    if not panels:
+        return Absent(_RELIABILITY_TITLE, "the test predictions are not in the run folder.")
+    header = ["model", "calibration", "confidence_above", "confidence_to", "count", "confidence", "accuracy"]
     reading = (
         "On the diagonal, predictions made with 80% confidence are right 80% of the time; below it a model"
         " is too sure, above it too timid. Filled marks are calibrated, rings are as predicted, seeds pooled;"
         " larger marks hold more examples."
     )
-    numbers = Numbers(header, tuple(rows))
-    return Chart("reliability", "Can confidences be trusted?", reading, panels, numbers, width=SMALL)
+    return Chart("reliability", _RELIABILITY_TITLE, reading, panels, Numbers(header, rows), width=SMALL)
 
 
-def _reliability(axes: Axes, *, diagrams: Mapping[str, Reliability], look: Look) -> None:
-    axes.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
-    for kind, each in diagrams.items():
+def _reliabilities(run: Run, model: str) -> dict[str, Reliability]:
+    """Those of both calibrations, as far as they are there."""
+    found, tested = {}, run.pooled(model, "test")
+    for kind in CALIBRATIONS:
+        log_probs = run.log_probs(model, kind)
+        if tested is not None and log_probs is not None:
+            found[kind] = metrics.reliability(log_probs, tested.labels)
+    return found
+
+
+def _reliability(axes: Axes, *, found: Mapping[str, Reliability], look: Look) -> None:
+    diagonal(axes)
+    for kind, each in found.items():
         some = each.count > 0
         sizes = 8 + 70 * torch.sqrt(each.count[some] / each.count.sum())
         x, y = each.confidence[some].tolist(), each.accuracy[some].tolist()
         filled = kind == "calibrated"
         axes.plot(x, y, color=look.colour, linewidth=1.4 if filled else 0.9, alpha=0.9 if filled else 0.55)
-        axes.scatter(
-            x, y, s=sizes.tolist(), color=look.colour if filled else "none", edgecolors=look.colour,
-            linewidths=1.1, alpha=0.9, zorder=3,
-        )  # fmt: skip
+        colours = {"color": look.colour if filled else "none", "edgecolors": look.colour}
+        axes.scatter(x, y, s=sizes.tolist(), **_MARK | colours)
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([0, 0.5, 1]))

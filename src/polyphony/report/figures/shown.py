@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
 
 from polyphony.report.chart import Absent, Chart, Panel
-from polyphony.report.figures.diversity import seen_alike
 from polyphony.report.hints import share_shown
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, Look
@@ -16,8 +15,6 @@ from polyphony.report.tables import Numbers
 from polyphony.scores import TEACHERS
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
-
-Line = tuple[Look, list[float]]
 
 
 def shown_by_temperature(run: Run) -> Chart | Absent:
@@ -27,30 +24,25 @@ def shown_by_temperature(run: Run) -> Chart | Absent:
     if clean is None or held is None or not held.mean_kld():
         return Absent(title, "the teachers' predictions are not in the run folder, or do not differ.")
     seen = {Look("training images", MUTED, "o"): clean}
-    for names in seen_alike(run):
-        look = run.look[names[0]]
-        moved = run.pooled(TEACHERS, f"train+{names[0]}")
-        if moved is not None:
-            seen[Look(f"moved as in {', '.join(names)}", look.ink, look.marker)] = moved
-    lines = [(look, [share_shown(each, held, t) for t in TEMPERATURES]) for look, each in seen.items()]
-    rows = [
-        (look.label, temperature, share)
-        for look, shares in lines
-        for temperature, share in zip(TEMPERATURES, shares, strict=True)
-    ]
+    for names, each in run.moved:
+        own = run.look[names[0]]
+        seen[Look(f"moved as in {', '.join(names)}", own.ink, own.marker)] = each
+    shares = {look: [share_shown(each, held, t) for t in TEMPERATURES] for look, each in seen.items()}
+    rows = [(look.label, *at) for look, line in shares.items() for at in zip(TEMPERATURES, line, strict=True)]
     reading = (
         "The teachers’ mean-KLD on training images at each temperature, as a share of that on validation"
         " images at the same one. A student cannot learn what they do not show: near 0 it learns labels; at 1"
         " training images show as much as new ones. Temperature and perturbation are two ways up."
     )
-    numbers = Numbers(("images", "temperature", "share"), tuple(rows))
-    looks = tuple(look for look, _ in lines)
-    return Chart("shown", title, reading, (Panel("", partial(_draw, lines=lines), 1.5),), numbers, looks)
+    panel = Panel("", partial(_draw, shares=shares), 1.5)
+    return Chart(
+        "shown", title, reading, [panel], Numbers(["images", "temperature", "share"], rows), list(shares)
+    )
 
 
-def _draw(axes: Axes, *, lines: Sequence[Line]) -> None:
-    for look, shares in lines:
-        axes.plot(TEMPERATURES, shares, color=look.colour, marker=look.marker, markersize=5.5)
+def _draw(axes: Axes, *, shares: Mapping[Look, Sequence[float]]) -> None:
+    for look, line in shares.items():
+        axes.plot(TEMPERATURES, line, **look.mark, markersize=5.5)
     axes.axhline(1, color=MUTED.light, linewidth=1.0, linestyle=":")
     axes.set_xscale("log", base=2)
     axes.set_xticks(TEMPERATURES, [f"{temperature:g}" for temperature in TEMPERATURES])

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -17,6 +18,7 @@ from polyphony.recipe.points import Value, text_of
 from polyphony.report.chart import MEDIUM, Margins, Panel
 from polyphony.report.style import MUTED, TEXT, Ink
 
+ROOMY = Margins(left=58.0, bottom=44.0)  # for three digits behind a point
 LABELS = {"alpha": "weight α", "temperature": "temperature τ", "step_size": "step size η"}
 _ROW = 46.0  # height of a row of cells in points
 _STRONGEST, _FAINTEST = 0.5, 0.04  # shades: letters on the strongest still have a contrast of 4.5 : 1
@@ -40,9 +42,8 @@ class Cells:
 
     def panel(self, title: str, shade: Shade) -> Panel:
         """The rectangle as a panel."""
-        margins = Margins(left=58.0, bottom=44.0)
-        height = len(self.rows) * _ROW + margins.bottom + margins.top
-        return Panel(title, partial(_cells, cells=self, shade=shade), MEDIUM / height, margins)
+        height = len(self.rows) * _ROW + ROOMY.bottom + ROOMY.top
+        return Panel(title, partial(_cells, cells=self, shade=shade), MEDIUM / height, ROOMY)
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,8 @@ def _written(axes: Axes, x: float, y: float, nll: MeanSd, columns: int, best: bo
     if columns > _MOST_WRITTEN:
         return
     spread = columns <= _MOST_SPREADS and not math.isnan(nll.sd)
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "color": TEXT.light}
     weight = "bold" if best else "normal"
-    axes.text(
-        x, y - 0.13 * spread, f"{nll.mean:.3f}", ha="center", va="center", size=11.0, weight=weight,
-        color=TEXT.light,
-    )  # fmt: skip
+    axes.text(x, y - 0.13 * spread, f"{nll.mean:.3f}", **middle, size=11.0, weight=weight)
     if spread:
-        axes.text(x, y + 0.23, f"± {nll.sd:.3f}", ha="center", va="center", size=9.0, color=TEXT.light)
+        axes.text(x, y + 0.23, f"± {nll.sd:.3f}", **middle, size=9.0)

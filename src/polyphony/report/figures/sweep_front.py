@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from polyphony.recipe.points import PARAMETERS
-from polyphony.report.chart import Absent, Chart, Margins, Panel, spread
+from polyphony.report.chart import Absent, Chart, Panel, spread
+from polyphony.report.figures.sweep_cells import ROOMY
 from polyphony.report.figures.sweep_map import swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look
 from polyphony.report.sweep_run import SweepRun, Tried, front
-from polyphony.report.tables import Cell, Numbers, Table
+from polyphony.report.tables import Numbers, PageTable
 from polyphony.scores import HEADINGS, TEACHERS, mean_text
 
 _TITLE = "Quality against diversity"
+_NUMBER: dict[str, Any] = {"textcoords": "offset points", "size": 10.5, "weight": "bold", "color": TEXT.light}
 _ROOM = 4.0  # the axes may be so many times as long as the points need, to have the teachers on them
 
 
-def sweep_front(run: SweepRun) -> list[Chart | Table | Absent]:
+def sweep_front(run: SweepRun) -> list[Chart | PageTable | Absent]:
     """Calibrated validation NLL against mean-KLD, the front marked, and a table of the front."""
     points = [each for each in run.tried if math.isfinite(each.nll.mean) and math.isfinite(each.kld.mean)]
     if len(points) < 2 or not any(each.kld.mean for each in points):
@@ -30,24 +33,8 @@ def sweep_front(run: SweepRun) -> list[Chart | Table | Absent]:
     shown = run.teachers if run.teachers and near(run.teachers, points) else None
     looks = [Look("on the front", ink, "o"), Look("beaten in both", MUTED, "o")]
     looks += [Look(TEACHERS, TEXT, "D")] if shown else []
-    draw = partial(_scatter, points=points, best=best, ink=ink, teachers=shown)
-    panel = Panel("", draw, 1.5, Margins(left=58.0, bottom=44.0))
-    rows = [
-        (
-            each.name,
-            *(each.settings[name] for name in PARAMETERS),
-            each.kld.mean,
-            each.kld.sd,
-            each.nll.mean,
-            each.nll.sd,
-            best.index(each) + 1 if each in best else None,
-        )
-        for each in run.ranked
-    ]
-    header = ("point", *PARAMETERS, "kld", "kld_sd", "nll", "nll_sd", "place_on_front")
-    chart = Chart(
-        "sweep-front", _TITLE, _reading(run, shown), (panel,), Numbers(header, tuple(rows)), tuple(looks)
-    )
+    panel = Panel("", partial(_draw, points=points, best=best, ink=ink, teachers=shown), 1.5, ROOMY)
+    chart = Chart("sweep-front", _TITLE, _reading(run, shown), [panel], _numbers(run, best), looks)
     return [chart, _front_table(best)]
 
 
@@ -71,20 +58,25 @@ def _reading(run: SweepRun, shown: tuple[float, float] | None) -> str:
     )
 
 
-def _front_table(best: Sequence[Tried]) -> Table:
+def _numbers(run: SweepRun, best: Sequence[Tried]) -> Numbers:
+    rows = []
+    for each in run.ranked:
+        place = best.index(each) + 1 if each in best else None
+        scores = [each.kld.mean, each.kld.sd, each.nll.mean, each.nll.sd]
+        rows.append([each.name, *each.settings.values(), *scores, place])
+    return Numbers(["point", *PARAMETERS, "kld", "kld_sd", "nll", "nll_sd", "place_on_front"], rows)
+
+
+def _front_table(best: Sequence[Tried]) -> PageTable:
+    caption = "The front, from the least NLL to the most diverse; mean ± s.d. over seeds, validation images."
     rows = [
-        (
-            Cell(f"{place}: {each.words}"),
-            Cell(mean_text("nll", each.nll)),
-            Cell(mean_text("kld", each.kld)),
-        )
+        [f"{place}: {each.words}", mean_text("nll", each.nll), mean_text("kld", each.kld)]
         for place, each in enumerate(best, 1)
     ]
-    caption = "The front, from the least NLL to the most diverse; mean ± s.d. over seeds, validation images."
-    return Table("sweep-front", caption, ("Point", HEADINGS["nll"], HEADINGS["kld"]), tuple(rows))
+    return PageTable.of("sweep-front", caption, ["Point", HEADINGS["nll"], HEADINGS["kld"]], rows)
 
 
-def _scatter(
+def _draw(
     axes: Axes,
     *,
     points: Sequence[Tried],
@@ -96,16 +88,12 @@ def _scatter(
         if each not in best:
             _mark(axes, each, MUTED.light, 0.55)
     if len(best) > 1:
-        axes.plot(
-            [p.kld.mean for p in best], [p.nll.mean for p in best], color=ink.light, linewidth=1.2, alpha=0.7
-        )
+        line = [each.kld.mean for each in best], [each.nll.mean for each in best]
+        axes.plot(*line, color=ink.light, linewidth=1.2, alpha=0.7)
     for place, each in enumerate(best, 1):
         _mark(axes, each, ink.light, 1.0)
         aside = (7, -12) if place % 2 else (-13, 5)  # the front rises to the right: both sides are free
-        axes.annotate(
-            str(place), (each.kld.mean, each.nll.mean), aside, textcoords="offset points", size=10.5,
-            weight="bold", color=TEXT.light,
-        )  # fmt: skip
+        axes.annotate(str(place), (each.kld.mean, each.nll.mean), aside, **_NUMBER)
     if teachers:
         axes.axvline(teachers[1], color=TEXT.light, linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.6)
         axes.plot(teachers[1], teachers[0], "D", color=TEXT.light, markersize=6.5)
@@ -116,9 +104,6 @@ def _scatter(
 
 
 def _mark(axes: Axes, each: Tried, colour: str, alpha: float) -> None:
-    place = each.kld.mean, each.nll.mean
-    axes.errorbar(
-        *place, xerr=spread(each.kld), yerr=spread(each.nll), color=colour, linestyle="", elinewidth=1.0,
-        alpha=0.5 * alpha,
-    )  # fmt: skip
-    axes.plot(*place, "o", color=colour, markersize=6.5, markeredgewidth=0, alpha=alpha)
+    at, up, across = (each.kld.mean, each.nll.mean), spread(each.nll), spread(each.kld)
+    axes.errorbar(*at, up, across, color=colour, linestyle="", elinewidth=1.0, alpha=0.5 * alpha)
+    axes.plot(*at, "o", color=colour, markersize=6.5, markeredgewidth=0, alpha=alpha)

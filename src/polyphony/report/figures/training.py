@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -12,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from polyphony.report.chart import Absent, Chart, Panel, grouped
 from polyphony.report.run import Run
 from polyphony.report.style import Look
-from polyphony.report.tables import Numbers
+from polyphony.report.tables import Numbers, Value
 
 Series = list[tuple[int, float, float, float]]  # epoch, mean, least, largest over seeds
 _COLUMNS = {
@@ -25,48 +26,25 @@ _TITLE = "How training went"
 
 def learning_curves(run: Run) -> Chart | Absent:
     """Validation NLL, accuracy and, where members were compared, diversity of the teachers and students."""
-    logs = {model: run.logs(model) for model in run.models}
-    return learning_chart({model: log for model, log in logs.items() if log}, run.look)
-
-
-def learning_chart(
-    logs: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], look: Mapping[str, Look]
-) -> Chart | Absent:
-    """Panels for each column of the logs; models by name, a log for each of their trainings."""
-    series = {
-        column: {model: line for model, each in logs.items() if (line := over_seeds(each, column))}
-        for column in _COLUMNS
-    }
-    if not any(series.values()):
+    logs = {model: log for model in run.models if (log := run.logs(model))}
+    panels: list[Panel] = []
+    rows: list[Sequence[Value]] = []
+    for column, words in _COLUMNS.items():
+        lines = {model: line for model, each in logs.items() if (line := over_seeds(each, column))}
+        rows += [(column, model, *point) for model, line in lines.items() for point in line]
+        if lines:
+            draw = partial(_lines, lines=lines, look=run.look, column=column)
+            panels += grouped(words, list(lines), run.look, draw, 1.3)
+    if not panels:
         return Absent(_TITLE, "the run folder has no training logs.")
-    panels = [panel for column, lines in series.items() for panel in _panels(column, lines, look)]
-    rows = [
-        (column, model, *point)
-        for column, lines in series.items()
-        for model, line in lines.items()
-        for point in line
-    ]
     reading = (
         "Lines are means over seeds and bands reach from the least to the largest; the model kept is the best"
         " on validation near the end. A curve that rises at the end means longer training would hurt."
     )
-    if series["valid_kld"]:
+    if any(column == "valid_kld" for column, *_ in rows):
         reading += " Members whose mean-KLD falls towards 0 are becoming one predictor."
-    numbers = Numbers(("score", "model", "epoch", "mean", "least", "largest"), tuple(rows))
-    legend = tuple(look[model] for model in logs if model in look)
-    return Chart("learning", _TITLE, reading, tuple(panels), numbers, legend)
-
-
-def _panels(column: str, lines: Mapping[str, Series], look: Mapping[str, Look]) -> list[Panel]:
-    if not lines:
-        return []
-    limits = _limits(column, list(lines.values()))
-
-    def draw(models: Sequence[str]) -> Callable[[Axes], None]:
-        some = {model: lines[model] for model in models}
-        return partial(_lines, lines=some, look=look, column=column, limits=limits)
-
-    return grouped(_COLUMNS[column], list(lines), look, draw, 1.3)
+    numbers = Numbers(["score", "model", "epoch", "mean", "least", "largest"], rows)
+    return Chart("learning", _TITLE, reading, panels, numbers, [run.look[model] for model in logs])
 
 
 def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Series:
@@ -76,7 +54,7 @@ def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Se
         for row in log:
             if math.isfinite(row.get(column, math.nan)):
                 values.setdefault(int(row["epoch"]) + 1, []).append(row[column])
-    return [(epoch, sum(v) / len(v), min(v), max(v)) for epoch, v in sorted(values.items())]
+    return [(epoch, fmean(v), min(v), max(v)) for epoch, v in sorted(values.items())]
 
 
 def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
@@ -91,19 +69,15 @@ def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
 
 
 def _lines(
-    axes: Axes,
-    *,
-    lines: Mapping[str, Series],
-    look: Mapping[str, Look],
-    column: str,
-    limits: tuple[float, float],
+    axes: Axes, *, models: Sequence[str], lines: Mapping[str, Series], look: Mapping[str, Look], column: str
 ) -> None:
-    for model, line in lines.items():
-        epochs, mean, least, largest = (list(part) for part in zip(*line, strict=True))
+    for model in models:
+        epochs, mean, least, largest = (list(part) for part in zip(*lines[model], strict=True))
         axes.fill_between(epochs, least, largest, color=look[model].colour, alpha=0.13, linewidth=0)
         axes.plot(epochs, mean, color=look[model].colour, linewidth=1.5)
-        axes.plot(epochs[-1], mean[-1], color=look[model].colour, marker=look[model].marker, markersize=5)
-    if limits[0] < limits[1]:  # else all lines are one, and level
-        axes.set_ylim(*limits)
+        axes.plot(epochs[-1], mean[-1], **look[model].mark, markersize=5)
+    low, high = _limits(column, list(lines.values()))
+    if low < high:  # else all lines are one, and level
+        axes.set_ylim(low, high)
     axes.set(xlabel="epoch", ylabel=_COLUMNS[column])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
