@@ -7,7 +7,6 @@ in one run, so that a busy machine slows them alike. Prints times and ratios, an
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from polyphony.data import Augmentation, Split, batches
 from polyphony.machine import processor
 from polyphony.nn import resnet
+from polyphony.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "augmentation.csv"
 SIZE, ROUNDS = 128, 15
@@ -107,10 +107,7 @@ def main() -> None:
     for row in rows:
         report(row)
     RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0])
-        table.writeheader()
-        table.writerows(rows)
+    RESULTS.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
 
 
 if __name__ == "__main__":

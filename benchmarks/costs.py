@@ -8,7 +8,6 @@ little.
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from polyphony.machine import processor
 from polyphony.recipe import read_recipe
+from polyphony.rows import csv_text
 from polyphony.study import OutlinedStudy, Study, costs
 from polyphony.study.cost import blank, step, trainings
 from polyphony.study.sketch import sketched_on
@@ -112,10 +112,7 @@ def main() -> None:
         print(row, flush=True)
         rows.append(row | {"torch": torch.__version__, "machine": processor()})
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: rounded(value) for name, value in row.items()} for row in rows)
+    RESULTS.write_text(csv_text(names, ([rounded(row.get(name)) for name in names] for row in rows)))
 
 
 def rounded(value: object) -> object:

@@ -28,6 +28,7 @@ from judge import PATIENCE, SECONDS, FaultError, Kind, Outcome, judge, status
 from kinds import ALL as KINDS
 
 from polyphony.machine import processor
+from polyphony.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.csv"
 SPARE = 6 << 30  # bytes of memory beyond which an input must not drive a process
@@ -150,10 +151,9 @@ def save(found: dict[str, dict[str, object]]) -> None:
     """Write the rows; those of kinds that were not tried now stay as they are."""
     with RESULTS.open(newline="") as file:
         kept = {row["kind"]: row for row in csv.DictReader(file)}
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(next(iter(found.values()))), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows((kept | found)[kind.name] for kind in KINDS if kind.name in kept | found)
+    rows = [(kept | found)[kind.name] for kind in KINDS if kind.name in kept | found]
+    names = list(next(iter(found.values())))
+    RESULTS.write_text(csv_text(names, ([row[name] for name in names] for row in rows)))
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ rounds, with the smallest and largest beside it. Prints a table and writes `benc
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import statistics
 import time
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from polyphony import BatchEnsemble, Single, export_student, resnet
 from polyphony.machine import processor
+from polyphony.rows import csv_text
 from polyphony.serve import Student
 from polyphony.serve.description import Description
 
@@ -118,10 +118,7 @@ def main() -> None:
     rows = measure(arguments.rounds)
     for row in rows:
         print(f"batch {row['batch']:>2}  {row['ratio']}: {row['median']} ({row['least']} to {row['most']})")
-    with arguments.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    arguments.out.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
 
 
 if __name__ == "__main__":

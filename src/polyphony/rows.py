@@ -215,21 +215,28 @@ def from_csv(text: str, kind: type[Kind]) -> list[Kind]:
 
     Columns that the rows do not have are passed over, and those with a default may be missing.
     """
+    header, lines = _cells(text)
+    types = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
+    names = [each.name for each in fields(kind) if each.name in header or each.default is MISSING]
+    for name in names:
+        if name not in header:
+            raise ValueError(f"it has no column '{name}'")
+    places = {name: header.index(name) for name in names}
+    return [kind(**{name: _value(line[at], types[name]) for name, at in places.items()}) for line in lines]
+
+
+def _cells(text: str) -> tuple[list[str], list[list[str]]]:
+    """A table's header, and its rows, which are as long."""
     if text and not text.endswith("\n"):  # a number that was cut short looks like another number
         raise ValueError("it ends within a line")
     try:
         header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line] or [[]]
     except csv.Error as error:
         raise ValueError(str(error)) from error
-    types = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
-    known = [field for field in fields(kind) if field.name in header or field.default is MISSING]
-    for name in (field.name for field in known if field.name not in header):
-        raise ValueError(f"it has no column '{name}'")
-    places = {field.name: header.index(field.name) for field in known}
     for line in lines:
         if len(line) != len(header):
             raise ValueError(f"a row has {len(line)} cells, not {len(header)}")
-    return [kind(**{name: _value(line[at], types[name]) for name, at in places.items()}) for line in lines]
+    return header, lines
 
 
 def _value(cell: str, types: Sequence[Any]) -> Any:

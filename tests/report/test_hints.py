@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from polyphony.report.chart import Chart
-from polyphony.report.figures.shown import shown_by_temperature
-from polyphony.report.hints import hints
+from polyphony.report.figures.diversity import shown_by_temperature
 from polyphony.report.run import Run
+from polyphony.report.verdict import hints
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.shift import corruption_boxes
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper import EXPERIMENTS, experiments_of
-from polyphony.report.students import student_table
+from polyphony.report.score_tables import score_table, student_table
 from polyphony.report.style import assign
-from polyphony.report.summary import health_checks, score_table, take_home
+from polyphony.report.verdict import health_checks, take_home
 
 ONE_NETWORK = ["one-network", "mean-kd", "latentbe", "latentbe-diversify"]
 

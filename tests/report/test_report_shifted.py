@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from polyphony.report import Run
 from polyphony.report.paper import PaperExperiments
-from polyphony.report.shifted import corrupted_tables
+from polyphony.report.score_tables import corrupted_tables
 from polyphony.report.tables import PageTable
 from polyphony.store import StoreError
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyphony.report.compare import comparison
-from polyphony.report.gains import gains
 from polyphony.report.page import Report, report_of
 from polyphony.report.run import Run
-from polyphony.report.sweep_page import sweep_report
+from polyphony.report.sweep_page import gains, sweep_report
 from polyphony.report.sweep_run import SweepRun
 from polyphony.store import StoreError, write_whole
 
@@ -25,17 +24,21 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """
     if len(folders) == 1:
         return _write(_report(folders[0]), out or folders[0] / "report.html", folders[0])
-    page, sweeps = out or Path("report.html"), [SweepRun.holds(folder) for folder in folders]
-    if all(sweeps):
-        return _write(gains([SweepRun.open(folder) for folder in folders]), page, page.parent)
-    if any(sweeps):
-        folder = folders[sweeps.index(True)]
-        raise StoreError(f"{folder} is a sweep, which has no test scores: it compares with sweeps alone")
-    return _write(comparison([Run.open(folder) for folder in folders]), page, page.parent)
+    page = out or Path("report.html")
+    return _write(_compared(folders), page, page.parent)
 
 
 def _report(folder: Path) -> Report:
     return sweep_report(SweepRun.open(folder)) if SweepRun.holds(folder) else report_of(Run.open(folder))
+
+
+def _compared(folders: Sequence[Path]) -> Report:
+    sweeps = [folder for folder in folders if SweepRun.holds(folder)]
+    if not sweeps:
+        return comparison([Run.open(folder) for folder in folders])
+    if len(sweeps) < len(folders):
+        raise StoreError(f"{sweeps[0]} is a sweep, which has no test scores: it compares with sweeps alone")
+    return gains([SweepRun.open(folder) for folder in folders])
 
 
 def _write(report: Report, page: Path, folder: Path) -> Path:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import matplotlib
-from markupsafe import escape
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -161,19 +161,21 @@ class Chart:
         columns = max(1, min(len(self.legend), int(width / entry)))
         return columns, _LEGEND + 17.0 * (math.ceil(len(self.legend) / columns) - 1)
 
-    def drawing(self, place: int) -> Figure:
+    def drawing(self, panel: Panel) -> Figure:
         """One panel by itself, without its title, which the page says in its own letters."""
-        panel = self.panels[place]
         height = self.width / panel.aspect
         with matplotlib.rc_context(_SETTINGS):
             figure = Figure((self.width / _POINTS, height / _POINTS))
             panel.draw(figure.add_axes(panel.margins.box((0.0, 0.0), self.width, height, figure)))
             return figure
 
-    def inline(self, place: int) -> str:
-        """One panel as SVG for the page: no size of its own, its colours the page's."""
-        label = f"{self.title}: {self.panels[place].title}" if self.panels[place].title else self.title
-        return for_page(svg(self.drawing(place), f"{self.name}-{place}"), label)
+    def drawings(self) -> list[tuple[Panel, Markup]]:
+        """Each panel and its SVG for the page: no size of its own, its colours the page's."""
+        found = []
+        for place, panel in enumerate(self.panels):
+            label = f"{self.title}: {panel.title}" if panel.title else self.title
+            found.append((panel, for_page(svg(self.drawing(panel), f"{self.name}-{place}"), label)))
+        return found
 
     def files(self) -> dict[str, bytes]:
         """NAME.svg, NAME.pdf and NAME.csv."""
@@ -207,7 +209,7 @@ def svg(figure: Figure, salt: str, background: str = "none") -> str:
     return re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONTS.replace('"', "'"), drawn)
 
 
-def for_page(drawn: str, label: str) -> str:
+def for_page(drawn: str, label: str) -> Markup:
     """An SVG document as an element of an HTML page."""
     element = drawn[drawn.index("<svg") :]
     element = re.sub(r' id="(?![mpDC][0-9a-f]{6,})[^"]*"', "", element)
@@ -216,7 +218,7 @@ def for_page(drawn: str, label: str) -> str:
     element = head + element[element.index(">") + 1 :]
     for ink in INKS:
         element = element.replace(ink.light, f"var({ink.variable})")
-    return element.strip()
+    return Markup(element.strip())
 
 
 def grouped(
@@ -231,18 +233,12 @@ def grouped(
     count = max(1, math.ceil(len(others) / LINES))
     edges = [round(place * len(others) / count) for place in range(count + 1)]
     groups = [[*always, *others[low:high]] for low, high in pairwise(edges)]
-    if count == 1:
-        return [Panel(title, partial(draw, models=groups[0]), aspect)]
-    return [
-        Panel(
-            f"{title}, {place} of {count}",
-            partial(draw, models=shown),
-            aspect,
-            legend=[look[model] for model in shown],
-            of=count,
-        )
-        for place, shown in enumerate(groups, 1)
-    ]
+    panels = []
+    for place, shown in enumerate(groups, 1):
+        words = f"{title}, {place} of {count}" if count > 1 else title
+        legend = [look[model] for model in shown] if count > 1 else []
+        panels.append(Panel(words, partial(draw, models=shown), aspect, legend=legend, of=count))
+    return panels
 
 
 def spread(value: MeanSd) -> float:

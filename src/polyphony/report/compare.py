@@ -19,6 +19,7 @@ from polyphony.report.study_runs import StudyRuns, differences, studies
 from polyphony.report.style import Look, assign
 from polyphony.report.tables import Numbers, PageTable
 from polyphony.scores import HEADINGS, TEACHERS
+from polyphony.words import cut
 
 _SHOWN = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
 Scores = dict[tuple[str, str], MeanSd]  # by study and model
@@ -106,9 +107,5 @@ def _marks(axes: Axes, *, scores: Scores, look: Mapping[str, Look]) -> None:
             at, mark = (names.index(study) + offset, score.mean, spread(score)), look[model].mark
             axes.errorbar(*at, **mark, markersize=6.5, linestyle="", elinewidth=1.4)
     axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set_xticks(range(len(names)), [_short(name) for name in names], rotation=20, ha="right")
+    axes.set_xticks(range(len(names)), [cut(name, 18) for name in names], rotation=20, ha="right")
     axes.grid(visible=False, axis="x")
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:17]}…"

@@ -14,6 +14,16 @@ from polyphony.report.tables import Numbers, PageTable, Value
 
 # Of a panel, of one of its rows, of what is around them, and how high a panel is at least, in points.
 _WIDTH, _LINE, _FRAME, _LEAST = 420.0, 17.0, 60.0, 200.0
+_CAPTION = (
+    "Differences between methods, paired by teachers and seed, on test: mean with its 95 % t-interval, and in"
+    " how many of the pairs the first is better. An effect is there if the interval leaves out zero. Each"
+    " method is compared with plain distillation and with Gaussian noise at its temperature, and with the"
+    " plain distillation of least validation NLL."
+)
+_READING = (
+    "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
+    " t-interval. Left of zero the first of the two methods is better."
+)
 
 
 def difference_table(found: Sequence[Difference]) -> PageTable:
@@ -23,15 +33,9 @@ def difference_table(found: Sequence[Difference]) -> PageTable:
     for each in found:
         label = f"{each.study}: {each.words}" if several else each.words
         rows.setdefault(label, {})[each.judged.name] = each.text
-    caption = (
-        "Differences between methods, paired by teachers and seed, on test: mean with its 95 % t-interval,"
-        " and in how many of the pairs the first is better. An effect is there if the interval leaves out"
-        " zero. Each method is compared with plain distillation and with Gaussian noise at its temperature,"
-        " and with the plain distillation of least validation NLL."
-    )
     header = ["Difference", *(judged.heading for judged in JUDGED)]
     body = [[label, *(texts.get(each.name, "–") for each in JUDGED)] for label, texts in rows.items()]
-    return PageTable.of("differences", caption, header, body)
+    return PageTable.of("differences", _CAPTION, header, body)
 
 
 def difference_chart(found: Sequence[Difference], look: Mapping[str, Look]) -> Chart:
@@ -46,12 +50,8 @@ def difference_chart(found: Sequence[Difference], look: Mapping[str, Look]) -> C
         for name, rows in studies.items()
     ]
     header = ["study", "method", "reference", "score", "n", "difference", "half_interval", "ahead"]
-    reading = (
-        "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
-        " t-interval. Left of zero the first of the two methods is better."
-    )
     numbers = Numbers(header, [_numbers(each) for each in found])
-    return Chart("differences", "How sure a difference is", reading, panels, numbers, width=_WIDTH)
+    return Chart("differences", "How sure a difference is", _READING, panels, numbers, width=_WIDTH)
 
 
 def _numbers(each: Difference) -> list[Value]:
@@ -62,16 +62,8 @@ def _numbers(each: Difference) -> list[Value]:
 
 def _draw(axes: Axes, *, rows: Sequence[Difference], look: Mapping[str, Look]) -> None:
     for place, each in enumerate(rows):
-        mark = look[each.method].mark
-        axes.errorbar(
-            each.paired.mean,
-            place,
-            xerr=each.paired.half,
-            **mark,
-            markersize=5.5,
-            elinewidth=1.6,
-            linestyle="",
-        )
+        at, half = (each.paired.mean, place), each.paired.half
+        axes.errorbar(*at, xerr=half, **look[each.method].mark, markersize=5.5, elinewidth=1.6, linestyle="")
     axes.axvline(0, color=MUTED.light, linewidth=1.0)
     axes.set_yticks(range(len(rows)), [each.words for each in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -92,7 +92,8 @@ def count_images(path: Path) -> int:
 
 def read_views(path: Path) -> dict[str, Tensor]:
     """members.safetensors: images and perturbed [e c h w], the teachers and students [2 m e k]."""
-    tensors = read_tensors(path)
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     images = tensors.get("images", torch.empty(0))
     models = [each for name, each in tensors.items() if name not in ("images", "perturbed")]
     pictures = images.dim() == 4 and len(images) and images.shape[1] in (1, 3)
@@ -101,9 +102,3 @@ def read_views(path: Path) -> dict[str, Tensor]:
     if not (pictures and alike and asked and TEACHERS in tensors):
         raise damaged(path, "it does not hold images and what members say of them")
     return tensors
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
-    with opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

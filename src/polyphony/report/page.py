@@ -11,28 +11,30 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from polyphony.report.chart import Absent, Chart, Panel
+from polyphony.report.chart import Absent, Chart
 from polyphony.report.differences import difference_table
-from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
+from polyphony.report.figures.diversity import (
+    external_diversity,
+    shown_by_temperature,
+    student_diversity,
+    teacher_diversity,
+)
 from polyphony.report.figures.efficiency import quality_for_cost
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching
 from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
-from polyphony.report.figures.shown import shown_by_temperature
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
-from polyphony.report.shifted import corrupted_tables, unknown_tables
-from polyphony.report.students import student_table
+from polyphony.report.score_tables import corrupted_tables, score_table, student_table, unknown_tables
 from polyphony.report.study_runs import StudyRuns, differences
 from polyphony.report.style import INKS
-from polyphony.report.summary import health_checks, score_table, take_home
-from polyphony.report.tables import PageTable, value_text
+from polyphony.report.tables import PageTable
+from polyphony.report.verdict import health_checks, take_home
 from polyphony.scores import CALIBRATIONS
 
-MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 Piece = Chart | PageTable | Absent
 
 
@@ -124,17 +126,6 @@ def render(template: str, **values: Any) -> str:
     return _templates().get_template(template).render(values)
 
 
-def drawings(chart: Chart) -> list[tuple[Panel, Markup]]:
-    """Each panel and its SVG."""
-    return [(panel, Markup(chart.inline(place))) for place, panel in enumerate(chart.panels)]
-
-
-def numbers(chart: Chart) -> Sequence[Sequence[str]]:
-    """A chart's numbers for the page, if they are few enough to read."""
-    rows = chart.numbers.rows
-    return [[value_text(value) for value in row] for row in rows] if len(rows) <= MOST_ROWS else []
-
-
 def palette(side: str) -> Markup:
     """The CSS variables of all colours, for "light" or "dark"."""
     return Markup(" ".join(f"{ink.variable}: {getattr(ink, side)};" for ink in INKS))
@@ -150,5 +141,5 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals.update(drawings=drawings, numbers=numbers, palette=palette)
+    environment.globals["palette"] = palette
     return environment

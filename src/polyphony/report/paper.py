@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from polyphony.metrics import MeanSd
 from polyphony.recipe import NetworkTable, Recipe, Schedule
 from polyphony.recipe.points import text_of
 from polyphony.rows import Kind, from_csv
@@ -19,53 +20,39 @@ from polyphony.rows import Kind, from_csv
 BATCH_ENSEMBLE = "batch_ensemble"  # the form of nearly all the paper's students
 
 
-class Printed:
-    """Numbers of the paper: means, and standard deviations where they are printed."""
-
-    def text(self, column: str) -> str:
-        """A value as the paper prints it, "0.180 ± 0.001", or nothing."""
-        mean, sd = (getattr(self, name, None) for name in (column, f"{column}_sd"))
-        shown = [f"{value:.{2 if column == 'acc' else 3}f}" for value in (mean, sd) if value is not None]
-        return " ± ".join(shown)
-
-
 @dataclass(frozen=True)
-class PaperRow(Printed):
+class PaperRow:
     """A row of one of the paper's tables. `method` is a perturbation's name, `scratch`, `teachers` or `endd`.
 
-    `table` is "text" for numbers that stand in a sentence; there `n`, the number of trainings, is not said.
+    `table` is "text" for numbers that stand in a sentence. Scores are as printed, "0.180 ± 0.001", or empty.
     """
 
     table: str
     experiment: str
     calibration: str
     method: str
-    n: int | None
-    params_millions: float | None
-    acc: float | None
-    acc_sd: float | None
-    nll: float | None
-    nll_sd: float | None
-    bs: float | None
-    bs_sd: float | None
-    ece: float | None
-    ece_sd: float | None
-    dee: float | None
-    dee_sd: float | None
+    acc: str
+    nll: str
+    bs: str
+    ece: str
+    dee: str
 
 
 @dataclass(frozen=True)
-class Tuning(Printed):
-    """Validation accuracy and calibrated NLL of plain distillation for one α and temperature."""
+class Tuning:
+    """Validation accuracy and calibrated NLL, as printed, of plain distillation for one α and temperature."""
 
     experiment: str
     alpha: float
     temperature: float
     n: int
-    acc: float
-    acc_sd: float | None
-    nll: float
-    nll_sd: float | None
+    acc: str
+    nll: str
+
+    def mean(self, column: str) -> MeanSd:
+        """The number in a column."""
+        mean, _, sd = getattr(self, column).partition(" ± ")
+        return MeanSd(self.n, float(mean), float(sd or "nan"))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyphony.report import paper
 from polyphony.report.paper import BATCH_ENSEMBLE, PaperRow, Tuning
 from polyphony.report.run import Run, mean_of
-from polyphony.report.summary import paper_row
+from polyphony.report.score_tables import paper_row
 from polyphony.report.tables import Cell, PageTable
 from polyphony.rows import Score
 from polyphony.scores import HEADINGS, mean_text
@@ -37,7 +37,7 @@ def _tuning_row(run: Run, cell: Tuning) -> list[Cell | str]:
     at = (cell.alpha, cell.temperature)
     ours = [name for name, each in settings.items() if each and (each.alpha, each.temperature) == at]
     scores = run.scored(ours[0], "valid") if ours else []
-    both = [Cell(_ours(scores, column), paper=cell.text(column)) for column in ("acc", "nll")]
+    both = [Cell(_ours(scores, column), paper=getattr(cell, column)) for column in ("acc", "nll")]
     return [f"α = {cell.alpha:g}, τ = {cell.temperature:g}", *both, str(cell.n)]
 
 
@@ -58,7 +58,7 @@ def _endd_row(run: Run, row: PaperRow) -> list[Cell | str]:
     wanted = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
     same = [name for name in _same(run, *wanted) if paper_row(run, name, row.calibration)]
     scores = run.scored(same[0]) if same and run.members == teachers else []
-    cells = [Cell(_ours(scores, column), paper=row.text(column)) for column in _ENDD]
+    cells = [Cell(_ours(scores, column), paper=getattr(row, column)) for column in _ENDD]
     return [f"{teachers}, {_NAMES[row.method]}", *cells]
 
 

@@ -65,7 +65,7 @@ def one_line(run: Run) -> str:
     """What was done, in a line under the title."""
     teachers = counted(run.members, "teacher")
     extra = run.recipe.teachers.extra
-    seeds = counted(len(run.seeds(run.methods[0])), "seed")
+    seeds = counted(len(run.scored(run.methods[0])), "seed")
     more = f" (and {extra} for comparison)" if extra else ""
     methods = counted(len(run.methods), "method")
     return f"{run.recipe.data.name}: {teachers}{more}, {methods} of training the student, {seeds} each."

@@ -131,10 +131,6 @@ class Run:
         saved = [each.members for (name, _, _), each in self.predictions.items() if name == model]
         return saved[0] if saved else self.recipe.form_table(model).predictors(self.members)
 
-    def seeds(self, model: str) -> list[int | None]:
-        """The seeds of a model that have test scores; the teachers have none."""
-        return [score.seed for score in self.scored(model)]
-
     def scored(self, model: str, split: str = "test", calibration: str = "calibrated") -> list[Score]:
         """A model's rows, one a seed."""
         wanted = (model, split, calibration)
@@ -280,15 +276,10 @@ class Run:
 
     def _of_trainings(self, model: str, name: str) -> list[Path]:
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
-        return sorted(folder.glob(f"*/{name}"), key=_by_number)
+        return sorted(folder.glob(f"*/{name}"), key=lambda path: (len(path.parent.name), path.parent.name))
 
 
 def mean_of(rows: Iterable[Score], column: str) -> metrics.MeanSd:
     """Mean and standard deviation of a column; a missing DEE is NaN."""
     values = (getattr(row, column) for row in rows)
     return metrics.mean_sd([math.nan if value is None else value for value in values])
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    name = path.parent.name
-    return (int(name) if name.isdecimal() else 0, name)

@@ -1,23 +1,29 @@
-"""A sweep → its report: the page, and every figure and table as files."""
+"""Sweeps → their pages: of one sweep, or of several beside that of plain distillation."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from polyphony.recipe.points import text_of
+from polyphony.metrics import MeanSd, mean_sd
+from polyphony.recipe.points import PARAMETERS, Point, text_of
+from polyphony.report.chart import Chart
+from polyphony.report.figures.sweep_cells import Cells, Corner, Shade
 from polyphony.report.figures.sweep_front import sweep_front
 from polyphony.report.figures.sweep_map import paper_map, sweep_map, swept_ink
 from polyphony.report.page import Piece, Report, Section, render
 from polyphony.report.paper import PaperExperiments, Tuning, tuning
 from polyphony.report.provenance import provenance
-from polyphony.report.summary import Headline, TakeHome
 from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun, Tried, in_words
-from polyphony.report.tables import Cell, PageTable
+from polyphony.report.tables import Cell, Numbers, PageTable
+from polyphony.report.verdict import Headline, TakeHome
 from polyphony.scores import HEADINGS, JUDGE, mean_text
+from polyphony.store import StoreError
 from polyphony.words import counted
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
 _COLUMNS = ("acc", "bs", "ece", "kld")
+Gains = Mapping[SweepRun, Mapping[Point, MeanSd]]
 
 
 def sweep_report(run: SweepRun) -> Report:
@@ -150,15 +156,14 @@ def sweep_table(run: SweepRun, printed: list[Tuning]) -> PageTable:
 def _row(run: SweepRun, place: int, each: Tried, printed: list[Tuning]) -> list[Cell | str]:
     at = (each.settings["alpha"], each.settings["temperature"])
     theirs = next((cell for cell in printed if (cell.alpha, cell.temperature) == at), None)
-    paper = {column: theirs.text(column) if theirs else "" for column in ("nll", "acc")}
     close = each is run.best or each in run.close
     acc, *others = (mean_text(column, each.scores[JUDGE][column]) for column in _COLUMNS)
     return [
         str(place),
         *(text_of(value, name) or "–" for name, value in each.settings.items()),
-        Cell(mean_text("nll", each.nll), close, paper["nll"]),
+        Cell(mean_text("nll", each.nll), close, theirs.nll if theirs else ""),
         mean_text("nll", each.scores[OTHER]["nll"]),
-        Cell(acc, paper=paper["acc"]),
+        Cell(acc, paper=theirs.acc if theirs else ""),
         *others,
     ]
 
@@ -169,3 +174,72 @@ def paper_note(run: SweepRun, paper: PaperExperiments) -> str:
     departures = "; ".join([*other, *paper.departures])
     told = f" They stand there for orientation only: {departures}." if departures else ""
     return f"The paper’s numbers are of plain distillation, {paper.words}.{told}"
+
+
+def gains(runs: Sequence[SweepRun]) -> Report:
+    """The page that compares sweeps with that of plain distillation among them."""
+    plain = [run for run in runs if run.perturbation(run.best.name) == "clean"]
+    if len(plain) != 1:
+        raise StoreError('sweeps are compared with one of plain distillation (perturb = "clean") among them')
+    found = {run: gained(run, plain[0]) for run in runs if run is not plain[0]}
+    for run, gain in found.items():
+        if not gain:
+            raise StoreError(f"{run.folder} and {plain[0].folder} have no temperature, α and seed in common")
+    table, chart = gain_table(found), gain_chart(found)
+    html = render(
+        "comparison.html",
+        title=f"{plain[0].asked.recipe}: what perturbations gain over {plain[0].method}",
+        tables=[table],
+        charts=[chart],
+        warnings=[],
+        runs=[(f"sweep of {run.method}", subtitle(run), provenance(run)) for run in runs],
+    )
+    return Report(html, [table, chart])
+
+
+def gained(run: SweepRun, plain: SweepRun) -> dict[Point, MeanSd]:
+    """Each point's calibrated validation NLL less plain distillation's at its τ and α, over shared seeds."""
+    theirs = {(row.alpha, row.temperature, row.seed): row.nll for row in plain.judged}
+    apart: dict[Point, list[float]] = {}
+    for row in run.judged:
+        nll = theirs.get((row.alpha, row.temperature, row.seed))
+        if nll is not None:
+            point = Point(row.alpha, row.temperature, row.step_size)
+            apart.setdefault(point, []).append(row.nll - nll)
+    return {point: mean_sd(values) for point, values in apart.items()}
+
+
+def gain_table(found: Gains) -> PageTable:
+    """A row for each point."""
+    rows = []
+    for run, gain in found.items():
+        for point, value in gain.items():
+            settings = [text_of(getattr(point, name), name) for name in PARAMETERS]
+            rows.append([run.method, *settings, mean_text("nll", value).replace("-", "−"), str(value.n)])
+    caption = (
+        "Calibrated NLL on validation images less that of plain distillation at the same temperature, α and"
+        " seed: mean ± s.d. over n seeds; below zero the perturbation is better."
+    )
+    return PageTable.of("gains", caption, ["Sweep", *SYMBOLS.values(), "NLL less plain's", "n"], rows)
+
+
+def gain_chart(found: Gains) -> Chart:
+    """A panel for each sweep and α: step sizes across, temperatures down."""
+    panels, rows = [], []
+    for run, gain in found.items():
+        shade = Shade.of(swept_ink(run), [value.mean for value in gain.values()])
+        for alpha in sorted({point.alpha for point in gain}):
+            here: dict[Corner, MeanSd] = {}
+            here |= {(p.step_size, p.temperature): value for p, value in gain.items() if p.alpha == alpha}
+            steps, temperatures = run.values["step_size"], run.values["temperature"]
+            cells = Cells("step_size", "temperature", steps, temperatures, here)
+            panels.append(cells.panel(f"{run.method}, α = {alpha:g}", shade))
+        for point, value in gain.items():
+            settings = [getattr(point, name) for name in PARAMETERS]
+            rows.append([run.method, *settings, value.mean, value.sd, value.n])
+    numbers = Numbers(["sweep", *PARAMETERS, "gain", "sd", "n"], rows)
+    reading = (
+        "Calibrated NLL on validation images less that of plain distillation at the same temperature and"
+        " seed, mean ± s.d.: below zero, and the stronger the shade, the more the perturbation gains."
+    )
+    return Chart("gains", "What a perturbation gains", reading, panels, numbers)

@@ -12,17 +12,11 @@ from torch import Tensor
 
 from polyphony.rows import csv_text
 
+MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 Value = str | int | float | None
 
-_LATEX = {
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
@@ -57,6 +51,12 @@ class Numbers:
     def csv(self) -> str:
         """A CSV file; numbers with all their digits, what is missing or not a number empty."""
         return csv_text(self.header, ([None if _is_nan(each) else each for each in row] for row in self.rows))
+
+    def for_page(self) -> list[list[str]]:
+        """The rows for the page, if they are few enough to read."""
+        return (
+            [[value_text(each) for each in row] for row in self.rows] if len(self.rows) <= MOST_ROWS else []
+        )
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Diversity plots: how much members differ, for examples they are more or less sure of."""
+"""How much members differ, for examples they are more or less sure of, and at each temperature."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,9 +13,12 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
 from polyphony.metrics import DirichletPredictions, DiversityBins, Predictions
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, write
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT
+from polyphony.report.style import MUTED, TEXT, Look
 from polyphony.report.tables import Numbers, binned
+from polyphony.report.verdict import share_shown
 from polyphony.scores import TEACHERS
+
+TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,11 @@ def _reading(groups: Sequence[Group], single: Sequence[str]) -> str:
 def external_diversity(run: Run) -> Chart | Absent:
     """Teachers on training images that a network outside the ensemble perturbed."""
     title = "Does the perturbation transfer?"
-    external = _teachers_on(
-        run, "train+external", "training, ODS of an extra teacher", run.methods_with("ods")
-    )
+    words, ods = "training, ODS of an extra teacher", run.methods_with("ods")
+    external = _teachers_on(run, "train+external", words, ods)
     if not external:
-        return Absent(
-            title, "no training images were perturbed by an extra teacher; 'polyphony analyse' does it."
-        )
+        why = "no training images were perturbed by an extra teacher; 'polyphony analyse' does it."
+        return Absent(title, why)
     groups = _teachers_on(run, "train", "training images")
     for method in run.methods_with("gaussian")[:1]:
         groups += _teachers_on(run, f"train+{method}", f"training, as in {method}", [method])
@@ -126,3 +127,35 @@ def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: flo
     axes.grid(visible=False, axis="x")
     write(axes, (0.97, 0.97), f"{mean:.3f}", size=17, weight="bold")
     write(axes, (0.97, 0.81), "mean-KLD", size=9.5, color=MUTED.light)
+
+
+def shown_by_temperature(run: Run) -> Chart | Absent:
+    """The teachers' mean-KLD on training images, as they are and moved, beside that on validation images."""
+    title = "What the teachers show"
+    clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
+    if clean is None or held is None or not held.mean_kld():
+        return Absent(title, "the teachers' predictions are not in the run folder, or do not differ.")
+    seen = {Look("training images", MUTED, "o"): clean}
+    for names, each in run.moved:
+        own = run.look[names[0]]
+        seen[Look(f"moved as in {', '.join(names)}", own.ink, own.marker)] = each
+    shares = {look: [share_shown(each, held, t) for t in TEMPERATURES] for look, each in seen.items()}
+    rows = [(look.label, *at) for look, line in shares.items() for at in zip(TEMPERATURES, line, strict=True)]
+    reading = (
+        "The teachers’ mean-KLD on training images at each temperature, as a share of that on validation"
+        " images at the same one. A student cannot learn what they do not show: near 0 it learns labels; at 1"
+        " training images show as much as new ones. Temperature and perturbation are two ways up."
+    )
+    panel = Panel("", partial(_shares, shares=shares), 1.5)
+    return Chart(
+        "shown", title, reading, [panel], Numbers(["images", "temperature", "share"], rows), list(shares)
+    )
+
+
+def _shares(axes: Axes, *, shares: Mapping[Look, Sequence[float]]) -> None:
+    for look, line in shares.items():
+        axes.plot(TEMPERATURES, line, **look.mark, markersize=5.5)
+    axes.axhline(1, color=MUTED.light, linewidth=1.0, linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(TEMPERATURES, [f"{temperature:g}" for temperature in TEMPERATURES])
+    axes.set(xlabel="temperature τ", ylabel="share of that on validation", ylim=(0, None))

@@ -21,6 +21,10 @@ from polyphony.rows import GradientSnr, JacobianCosine, columns
 Cosines = dict[str, Tensor]  # by method
 _TITLE = "Did Jacobians come across?"
 _SNR_TITLE = "How clear is the lesson?"
+_SNR_READING = (
+    "How much of the gradient that matches Jacobians is signal: its mean over random perturbations, divided"
+    " by its spread. Higher means fewer steps are wasted."
+)
 _WORDS = {"train": "training images", "valid": "validation images", "test": "test images"}
 _POINTS = 150  # of a curve
 
@@ -173,13 +177,9 @@ def gradient_snr(run: Run) -> Chart | Absent:
     for row in rows:
         lines.setdefault(row.perturbation, []).append((row.step_size, row.snr))
     look = assign([(kind, kind) for kind in lines])
-    reading = (
-        "How much of the gradient that matches Jacobians is signal: its mean over random perturbations,"
-        " divided by its spread. Higher means fewer steps are wasted."
-    )
     panel = Panel("", partial(_snr, lines=lines, look=look), 1.3)
     numbers = Numbers(columns(GradientSnr), [astuple(row) for row in rows])
-    return Chart("snr", _SNR_TITLE, reading, [panel], numbers, [look[kind] for kind in lines])
+    return Chart("snr", _SNR_TITLE, _SNR_READING, [panel], numbers, [look[kind] for kind in lines])
 
 
 def _snr(axes: Axes, *, lines: Mapping[str, Sequence[tuple[float, float]]], look: Mapping[str, Look]) -> None:

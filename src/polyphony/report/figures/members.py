@@ -21,6 +21,12 @@ MODELS = 7  # models under an example, the teachers among them
 _TITLE = "What the members say"
 _PREFIX = "students."  # of a student's name in the file
 _SIDES = ("before", "after")
+_READING = (
+    "On top a training image, the perturbed one, and their difference made visible. Below, left before and"
+    " right after the perturbation: a row for each member, a column for each class, the fuller the more"
+    " probable. Rows that are alike say the same; the perturbation should make the teachers' rows differ, and"
+    " a good student's rows differ in the same way."
+)
 Said = Mapping[str, Tensor]  # probabilities by model, before and after [2 m e k]
 
 
@@ -42,15 +48,8 @@ def member_predictions(run: Run) -> Chart | Absent:
         panels.append(
             Panel(f"example {place + 1}", draw, 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0))
         )
-    reading = (
-        "On top a training image, the perturbed one, and their difference made visible. Below, left before"
-        " and right after the perturbation: a row for each member, a column for each class, the fuller the"
-        " more probable. Rows that are alike say the same; the perturbation should make the teachers' rows"
-        " differ, and a good student's rows differ in the same way."
-    )
-    if len(order) < len(said):
-        best = len(order) - 1
-        reading += f" Shown are the {best} best students by NLL that have members; the file has all."
+    best = f" Shown are the {len(order) - 1} best students by NLL that have members; the file has all."
+    reading = _READING + (best if len(order) < len(said) else "")
     legend = [run.look[model] for model in order]
     return Chart("members", _TITLE, reading, panels, _numbers(said), legend, width=SMALL)
 

@@ -33,10 +33,10 @@ def dee_curves(run: Run) -> Chart | Absent:
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
     for kind, curve in run.curves.items():
-        scored = {model: run.scored(model, calibration=kind) for model in run.methods}
-        points = {
-            m: [(row.dee, row.nll) for row in each if row.dee is not None] for m, each in scored.items()
-        }
+        points = {}
+        for model in run.methods:
+            scored = run.scored(model, calibration=kind)
+            points[model] = [(row.dee, row.nll) for row in scored if row.dee is not None]
         panels.append(Panel(kind, partial(_curve, curve=curve, points=points, look=run.look), 1.15))
         rows += [(kind, TEACHERS, None, float(size), nll) for size, nll in enumerate(curve)]
         for model, seeds in points.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -129,7 +128,7 @@ def by_corruption(rows: Sequence[CorruptedScore], column: str) -> Scores:
     for row in rows:
         at = (row.corruption, row.severity)
         values.setdefault(row.model, {}).setdefault(at, []).append(getattr(row, column))
-    return {model: {at: fmean(seeds) for at, seeds in each.items()} for model, each in values.items()}
+    return {model: {at: sum(v) / len(v) for at, v in each.items()} for model, each in values.items()}
 
 
 def _boxes(

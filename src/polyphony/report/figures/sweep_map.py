@@ -39,20 +39,20 @@ def swept_ink(run: SweepRun) -> Ink:
 
 def paper_map(cells: Sequence[Tuning], words: str, ink: Ink) -> Chart:
     """The paper's own table of hyper-parameters, drawn the same way."""
-    nll: dict[Corner, MeanSd] = {}
-    for cell in cells:
-        sd = math.nan if cell.nll_sd is None else cell.nll_sd
-        nll[cell.alpha, cell.temperature] = MeanSd(cell.n, cell.nll, sd)
-    columns, rows = (sorted({getattr(cell, name) for cell in cells}) for name in ("alpha", "temperature"))
+    nll: dict[Corner, MeanSd] = {(cell.alpha, cell.temperature): cell.mean("nll") for cell in cells}
+    alphas, temperatures = (sorted(set(values)) for values in zip(*nll, strict=True))
     best = min(nll, key=lambda corner: nll[corner].mean)
-    drawn = Cells("alpha", "temperature", columns, rows, nll, best)
+    drawn = Cells("alpha", "temperature", alphas, temperatures, nll, best)
     shade = Shade.of(ink, [value.mean for value in nll.values()])
     reading = (
         f"Calibrated NLL on validation images of plain distillation, {words}, as the paper prints it"
         f" (n = {cells[0].n}). The heavy frame is its lowest."
     )
-    header = ["alpha", "temperature", "n", "nll", "nll_sd", "acc", "acc_sd"]
-    numbers = Numbers(header, [[getattr(cell, name) for name in header] for cell in cells])
+    rows = []
+    for cell in cells:
+        scores = [value for score in map(cell.mean, ("nll", "acc")) for value in (score.mean, score.sd)]
+        rows.append([cell.alpha, cell.temperature, cell.n, *scores])
+    numbers = Numbers(["alpha", "temperature", "n", "nll", "nll_sd", "acc", "acc_sd"], rows)
     return Chart("sweep-paper", "What the paper found", reading, [drawn.panel("", shade)], numbers)
 
 

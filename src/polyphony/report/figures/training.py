@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -54,7 +53,7 @@ def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Se
         for row in log:
             if math.isfinite(row.get(column, math.nan)):
                 values.setdefault(int(row["epoch"]) + 1, []).append(row[column])
-    return [(epoch, fmean(v), min(v), max(v)) for epoch, v in sorted(values.items())]
+    return [(epoch, sum(v) / len(v), min(v), max(v)) for epoch, v in sorted(values.items())]
 
 
 def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:

@@ -1,27 +1,20 @@
-"""The main tables, the verdict in words, and the health check: what the page says before any figure."""
+"""What the page says before any figure: the verdict, advice on how to distil, and the health check."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
-from polyphony.metrics import Health, MeanSd
-from polyphony.report.hints import hints
-from polyphony.report.paper import PaperRow
+from polyphony.metrics import Health, Predictions
 from polyphony.report.run import Run
-from polyphony.report.tables import Cell, PageTable
 from polyphony.rows import FactorDistance
-from polyphony.scores import HEADINGS, TEACHERS, TRAINED_ONCE, Standing, differ
-from polyphony.words import counted, listed
+from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing
+from polyphony.words import listed
 
-_LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
-_HOW = {
-    "calibrated": "at the temperature fitted on validation",
-    "standard": "as predicted, without temperature scaling",
-}
+LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
+WARM = 4.0  # the temperature that is suggested
 
 
 @dataclass(frozen=True)
@@ -40,66 +33,6 @@ class TakeHome:
     sentence: str
     qualified: Sequence[str]
     headlines: Sequence[Headline]
-
-
-def score_table(run: Run, calibration: str) -> PageTable:
-    """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
-    count = " or ".join(map(str, sorted({len(run.seeds(method)) for method in run.methods})))
-    noun = "seed" if count == "1" else "seeds"
-    caption = (
-        f"{run.name}: test scores, {_HOW[calibration]}; mean ± s.d. over n = {count} {noun} of the student."
-    )
-    winners = {}
-    for column, larger in _LARGER_IS_BETTER.items():
-        means = {method: run.mean(method, column, calibration) for method in run.methods}
-        winners[column] = clear_winner(means, larger=larger)
-    rows = [_score_row(run, model, calibration, winners) for model in run.models]
-    header = ["Model", "Parameters", *HEADINGS.values()]
-    return PageTable.of(f"scores-{calibration}", caption, header, rows)
-
-
-def _score_row(run: Run, model: str, calibration: str, winners: Mapping[str, str | None]) -> list[Cell | str]:
-    printed = paper_row(run, model, calibration)
-    label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
-    cells = [
-        Cell(
-            run.text(model, column, calibration),
-            winners.get(column) == model,
-            printed.text(column) if printed else "",
-        )
-        for column in HEADINGS
-    ]
-    return [label, f"{run.params(model):,}", *cells]
-
-
-def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
-    """The paper's row of a model, if it has one: none where a method changes the student's settings."""
-    paper, recipe = run.paper, run.recipe
-    if paper is None:
-        return None
-    if model == TEACHERS:
-        return paper.row(model, calibration, table)
-    form, method = recipe.form_table(model), run.perturbation(model) or "scratch"
-    if form.label == "dirichlet":  # whose settings the paper does not state
-        return paper.row("endd", calibration, table, form.label) if method == "clean" else None
-    own = recipe.methods[model].model_dump(exclude_none=True, exclude={"perturb", "form"})
-    changed = any(value != getattr(recipe.student, key, None) for key, value in own.items())
-    if changed or getattr(form, "member_norm", False):
-        return None
-    return paper.row(method, calibration, table, form.label)
-
-
-def clear_winner(values: Mapping[str, MeanSd], *, larger: bool) -> str | None:
-    """Whose mean is ahead of every other's by more than √(s.d.² + s.d.²), the spread of their difference.
-
-    None where there is no other, or where one has no spread (one seed, or an infinite value).
-    """
-    sign = 1 if larger else -1
-    order = sorted(values, key=lambda name: sign * values[name].mean, reverse=True)
-    if len(order) < 2 or any(math.isnan(value.mean) for value in values.values()):
-        return None
-    ahead = all(differ(values[order[0]], values[other]) for other in order[1:])
-    return order[0] if ahead else None
 
 
 def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
@@ -226,3 +159,43 @@ def _factors(run: Run, method: str) -> list[str]:
         return []
     distance = statistics.fmean(distances)
     return [f"Their rank-one factors are apart by {distance:.2f} of their norm (fresh ones: about 0.85)."]
+
+
+def hints(run: Run) -> list[str]:
+    """Whether the teachers show on training images what they know, at the student's temperature."""
+    clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
+    if clean is None or held is None or run.members == 1 or not held.mean_kld():
+        return []
+    warmth = run.recipe.student.temperature
+    share = share_shown(clean, held, warmth)
+    said = (
+        f"At τ = {warmth:g} the teachers’ disagreement on training images is {_kld(clean, warmth):.2g}"
+        f" (mean-KLD), {share:.0%} of that on validation images:"
+    )
+    if share >= LITTLE:
+        return [f"{said} plain distillation sees their diversity, and a perturbation has little to add."]
+    ways_out = [_of_perturbation(names, share_shown(seen, held, warmth)) for names, seen in run.moved]
+    warm = share_shown(clean, held, WARM)
+    if warmth < WARM and warm >= LITTLE:
+        ways_out.append(
+            f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
+            " way."
+        )
+    return [f"{said} plain distillation learns little more than labels.", *ways_out]
+
+
+def _of_perturbation(names: list[str], share: float) -> str:
+    """How far methods that perturb alike bring the disagreement out."""
+    shown = f"Where {listed(names)} move{'s' * (len(names) == 1)} them they show {share:.0%} of it"
+    if share > MUCH:
+        return f"{shown}, more than there is to learn: a smaller step may do better."
+    return f"{shown}{', enough to learn from' if share >= ENOUGH else ': a larger step would show more'}."
+
+
+def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:
+    """The teachers' mean-KLD on some images as a share of that on held-out ones, both at a temperature."""
+    return _kld(seen, temperature) / _kld(held, temperature)
+
+
+def _kld(teachers: Predictions, temperature: float) -> float:
+    return Predictions(teachers.logits / temperature, teachers.labels).mean_kld()

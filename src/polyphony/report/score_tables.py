@@ -1,0 +1,209 @@
+"""Tables of a run's scores, seeds averaged: on test images, side by side, on unknown and corrupted inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from polyphony import metrics
+from polyphony.metrics import MeanSd
+from polyphony.report.paper import PaperRow
+from polyphony.report.run import Run
+from polyphony.report.tables import Cell, PageTable, slug
+from polyphony.report.verdict import median_dee
+from polyphony.rows import CorruptedScore, Latency, UnknownScore, headings
+from polyphony.scores import HEADINGS, TEACHERS, differ, mean_text, score_text
+from polyphony.store import CORRUPTED
+from polyphony.words import count, counted, duration
+
+_LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
+_HOW = {
+    "calibrated": "at the temperature fitted on validation",
+    "standard": "as predicted, without temperature scaling",
+}
+_SCORES = ("acc", "nll", "ece")
+_DASH = "–"
+_UNKNOWN = {
+    ("entropy", "auroc"): "AUROC, entropy ↑",
+    ("mutual_information", "auroc"): "AUROC, mutual inf. ↑",
+    ("doubt", "auroc"): "AUROC, confidence ↑",
+    ("entropy", "aupr"): "AUPR, entropy ↑",
+    ("entropy", "fpr95"): "FPR95, entropy ↓",
+}
+_CORRUPTED = headings(CorruptedScore)
+_PAPERS_IMAGES = 10_000  # of every kind and severity of CIFAR-10-C and CIFAR-100-C
+
+
+def score_table(run: Run, calibration: str) -> PageTable:
+    """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
+    n = " or ".join(map(str, sorted({len(run.scored(method)) for method in run.methods})))
+    seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} of the student"
+    caption = f"{run.name}: test scores, {_HOW[calibration]}; mean ± s.d. over {seeds}."
+    winners = {}
+    for column, larger in _LARGER_IS_BETTER.items():
+        means = {method: run.mean(method, column, calibration) for method in run.methods}
+        winners[column] = clear_winner(means, larger=larger)
+    rows = [_score_row(run, model, calibration, winners) for model in run.models]
+    header = ["Model", "Parameters", *HEADINGS.values()]
+    return PageTable.of(f"scores-{calibration}", caption, header, rows)
+
+
+def _score_row(run: Run, model: str, calibration: str, winners: Mapping[str, str | None]) -> list[Cell | str]:
+    printed = paper_row(run, model, calibration)
+    label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
+    row: list[Cell | str] = [label, f"{run.params(model):,}"]
+    for column in HEADINGS:
+        best, paper = winners.get(column) == model, getattr(printed, column, "")
+        row.append(Cell(run.text(model, column, calibration), best, paper))
+    return row
+
+
+def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
+    """The paper's row of a model, if it has one: none where a method changes the student's settings."""
+    paper, recipe = run.paper, run.recipe
+    if paper is None:
+        return None
+    if model == TEACHERS:
+        return paper.row(model, calibration, table)
+    form, method = recipe.form_table(model), run.perturbation(model) or "scratch"
+    if form.label == "dirichlet":  # whose settings the paper does not state
+        return paper.row("endd", calibration, table, form.label) if method == "clean" else None
+    own = recipe.methods[model].model_dump(exclude_none=True, exclude={"perturb", "form"})
+    changed = any(value != getattr(recipe.student, key, None) for key, value in own.items())
+    if changed or getattr(form, "member_norm", False):
+        return None
+    return paper.row(method, calibration, table, form.label)
+
+
+def clear_winner(values: Mapping[str, MeanSd], *, larger: bool) -> str | None:
+    """Whose mean is ahead of every other's by more than √(s.d.² + s.d.²), the spread of their difference.
+
+    None where there is no other, or where one has no spread (one seed, or an infinite value).
+    """
+    sign = 1 if larger else -1
+    order = sorted(values, key=lambda name: sign * values[name].mean, reverse=True)
+    if len(order) < 2 or any(math.isnan(value.mean) for value in values.values()):
+        return None
+    ahead = all(differ(values[order[0]], values[other]) for other in order[1:])
+    return order[0] if ahead else None
+
+
+def student_table(run: Run) -> PageTable:
+    """Means over seeds on test; costs of training, and of a batch where latency was measured."""
+    rows = run.table(Latency)
+    batch = f", latency of a batch of {rows[0].batch} on {rows[0].threads} thread(s)" if rows else ""
+    caption = (
+        "Side by side: means over seeds on test images (calibrated; DEE of the median seed), how often and"
+        " how much members differ; whether they do on the images on which the teachers do (Where, a rank"
+        " correlation), and how much nearer member j is to teacher j than to the others (Voice, nats); the"
+        " time of one training without its teachers', also in times of what all teachers of the ensemble"
+        f" took{batch}. A dash is what a model does not have or was not measured."
+    )
+    body = [_student_row(run, model) for model in run.models]
+    return PageTable.of("students", caption, list(body[0]), [cells.values() for cells in body])
+
+
+def _student_row(run: Run, model: str) -> dict[str, str]:
+    """A model's cells by heading."""
+    table = None if model == TEACHERS else run.recipe.form_table(model)
+    what = {
+        "Model": model,
+        "Form": table.words or table.label if table else "deep ensemble",
+        "Members": str(run.members_of(model)),
+        "Parameters": count(run.params(model)),
+    }
+    times = {row.model: f"{row.milliseconds:.3g}" for row in run.table(Latency)}
+    latency = {"Latency, ms": times.get(model, _DASH)} if times else {}
+    return {**what, **_quality(run, model), **_diversity(run, model), **_training(run, model), **latency}
+
+
+def _quality(run: Run, model: str) -> dict[str, str]:
+    values = {column: run.mean(model, column).mean for column in _SCORES}
+    shown = {**values, "dee": median_dee(run, model)}
+    return {HEADINGS[column]: score_text(column, [each], run.teacher_count) for column, each in shown.items()}
+
+
+def _diversity(run: Run, model: str) -> dict[str, str]:
+    """Dashes for one network, unless it predicts a distribution of predictions, as a Dirichlet does."""
+    tested = run.ensemble(model, "test").values()
+    several, kld = run.members_of(model) > 1, run.mean(model, "kld").mean
+    return {
+        HEADINGS["kld"]: f"{kld:.3f}" if several or kld > 0 else _DASH,
+        "Disagree": _mean([metrics.disagreement(each.logits) for each in tested if several], ".1%"),
+        "Mutual inf.": _mean([float(each.information().mean()) for each in tested if each.varies], ".3f"),
+        "Where": _mean([row.rank_correlation for row in run.scored(model)], ".2f"),
+        "Voice": _mean([row.voice for row in run.scored(model)], "+.3f"),
+    }
+
+
+def _mean(values: Sequence[float | None], style: str) -> str:
+    """The mean of the values that are there."""
+    known = [value for value in values if value is not None]
+    return format(fmean(known), style) if known else _DASH
+
+
+def _training(run: Run, model: str) -> dict[str, str]:
+    taught, mine = run.seconds(TEACHERS)[: run.members], run.seconds(model)
+    if not mine:
+        return {"Training": _DASH, "× teachers": _DASH}
+    seconds = sum(taught) if model == TEACHERS else fmean(mine)
+    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else _DASH}
+
+
+def unknown_tables(run: Run) -> list[PageTable]:
+    """For each set of unknown classes, how well each model tells it from test images, by entropy."""
+    names = dict.fromkeys(row.unknown for row in run.table(UnknownScore))
+    return [_unknown(run, name) for name in names]
+
+
+def _unknown(run: Run, name: str) -> PageTable:
+    rows = [row for row in run.table(UnknownScore) if row.unknown == name]
+    body = []
+    for model in run.models:
+        if mine := [row for row in rows if row.model == model]:
+            body.append([model, *(_told_apart(mine, by, column) for by, column in _UNKNOWN)])
+    caption = (
+        f"Telling {name} (unknown: the positive class) from test images by an uncertainty: the entropy of the"
+        " mean, the members' mutual information, or low confidence; mean ± s.d. over seeds."
+    )
+    return PageTable.of(f"unknown-{slug(name)}", caption, ["Model", *_UNKNOWN.values()], body)
+
+
+def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> str:
+    values = [getattr(row, column) for row in rows if row.score == by]
+    return mean_text(column, metrics.mean_sd(values)) if values else "–"
+
+
+def corrupted_tables(run: Run) -> list[PageTable]:
+    """For each corrupted data set, the mean over all corruptions and severities of each model's scores."""
+    names = dict.fromkeys(row.data for row in run.table(CorruptedScore))
+    return [_corrupted(run, name) for name in names]
+
+
+def _corrupted(run: Run, name: str) -> PageTable:
+    rows = [row for row in run.table(CorruptedScore) if row.data == name]
+    official = _is_official(run, name, rows)
+    body: list[list[Cell | str]] = []
+    for model in run.models:
+        printed = paper_row(run, model, "standard", "corrupted") if official else None
+        if mine := [row for row in rows if row.model == model]:
+            cells = [Cell(_over_all(mine, c), paper=getattr(printed, c, "")) for c in _CORRUPTED]
+            body.append([model, *cells])
+    caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
+    return PageTable.of(f"corrupted-{slug(name)}", caption, ["Model", *_CORRUPTED.values()], body)
+
+
+def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
+    """Whether rows are of all the published images, as the paper's are: not made here, nor only the first."""
+    conditions = {(row.corruption, row.severity) for row in rows}
+    splits = (f"{CORRUPTED}{name}-{kind}-{severity}" for kind, severity in conditions)
+    return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
+
+
+def _over_all(rows: Sequence[CorruptedScore], column: str) -> str:
+    """A model's score over its seeds, each a mean over corruptions and severities."""
+    seeds: dict[int | None, dict[tuple[str, int], float]] = {}
+    for row in rows:
+        seeds.setdefault(row.seed, {})[row.corruption, row.severity] = getattr(row, column)
+    return mean_text(column, metrics.mean_sd([metrics.grid_mean(each) for each in seeds.values()]))
