@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from polyphony.metrics import MeanSd
-from polyphony.report.style import INKS, MUTED, RULE, TEXT, Look
+from polyphony.report.style import INKS, MUTED, RULE, TEXT, Look, Looks
 from polyphony.report.tables import Numbers
 from polyphony.scores import TEACHERS
 
@@ -131,9 +131,9 @@ class Chart:
         """The legend beside all panels on the page: none where each panel has its own."""
         return () if any(panel.legend for panel in self.panels) else self.legend
 
-    def figure(self, most: int = 4) -> Figure:
-        """All panels side by side, at most so many in a row, with a legend, for a file."""
-        across = min(most, len(self.panels))
+    def figure(self) -> Figure:
+        """All panels side by side, at most four in a row, with a legend, for a file."""
+        across = min(4, len(self.panels))
         down = math.ceil(len(self.panels) / across)
         columns, foot = self._legend_room(across * self.width)
         margins = replace(self.panels[0].margins, top=_TITLE)
@@ -222,7 +222,7 @@ def for_page(drawn: str, label: str) -> Markup:
 
 
 def grouped(
-    title: str, models: Sequence[str], look: Mapping[str, Look], draw: Callable[..., None], aspect: float
+    title: str, models: Sequence[str], look: Looks, draw: Callable[..., None], aspect: float
 ) -> list[Panel]:
     """As few panels as can show all models, each a few of them, nearly equally many; the teachers in all.
 

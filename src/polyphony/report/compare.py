@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from polyphony.report.page import Report, render
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.study_runs import StudyRuns, differences, studies
-from polyphony.report.style import Look, assign
+from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Numbers, PageTable
 from polyphony.scores import HEADINGS, TEACHERS
 from polyphony.words import cut
@@ -83,7 +83,7 @@ def _row(study: StudyRuns, model: str) -> list[str]:
     ]
 
 
-def comparison_chart(found: Sequence[StudyRuns], look: Mapping[str, Look]) -> Chart:
+def comparison_chart(found: Sequence[StudyRuns], look: Looks) -> Chart:
     """NLL, DEE and mean-KLD: a column for each study, a mark for each model."""
     panels, rows = [], []
     for column, words in _SHOWN.items():
@@ -99,7 +99,7 @@ def comparison_chart(found: Sequence[StudyRuns], look: Mapping[str, Look]) -> Ch
     return Chart("comparison", "Side by side", reading, panels, numbers, list(look.values()), width)
 
 
-def _marks(axes: Axes, *, scores: Scores, look: Mapping[str, Look]) -> None:
+def _marks(axes: Axes, *, scores: Scores, look: Looks) -> None:
     order, names = list(look), list(dict.fromkeys(study for study, _ in scores))
     for (study, model), score in scores.items():
         if math.isfinite(score.mean):

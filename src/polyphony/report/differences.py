@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
 
 from polyphony.report.chart import Chart, Margins, Panel
 from polyphony.report.study_runs import JUDGED, Difference
-from polyphony.report.style import MUTED, Look
+from polyphony.report.style import MUTED, Looks
 from polyphony.report.tables import Numbers, PageTable, Value
 
 # Of a panel, of one of its rows, of what is around them, and how high a panel is at least, in points.
@@ -38,7 +38,7 @@ def difference_table(found: Sequence[Difference]) -> PageTable:
     return PageTable.of("differences", _CAPTION, header, body)
 
 
-def difference_chart(found: Sequence[Difference], look: Mapping[str, Look]) -> Chart:
+def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
     """The differences of calibrated NLL: a panel for each study, a row for each comparison."""
     studies: dict[str, list[Difference]] = {}
     for each in found:
@@ -60,7 +60,7 @@ def _numbers(each: Difference) -> list[Value]:
     return [*compared, each.paired.n, each.paired.mean, each.paired.half, ahead]
 
 
-def _draw(axes: Axes, *, rows: Sequence[Difference], look: Mapping[str, Look]) -> None:
+def _draw(axes: Axes, *, rows: Sequence[Difference], look: Looks) -> None:
     for place, each in enumerate(rows):
         at, half = (each.paired.mean, place), each.paired.half
         axes.errorbar(*at, xerr=half, **look[each.method].mark, markersize=5.5, elinewidth=1.6, linestyle="")

@@ -196,6 +196,11 @@ def _otherwise(who: str, ours: Schedule, theirs: Mapping[str, float], free: Coll
     ]
 
 
+def printed(row: PaperRow | None, column: str) -> str:
+    """What a row of the paper has in a column, or nothing: it has no mean-KLD."""
+    return getattr(row, column, "")
+
+
 @cache
 def rows() -> tuple[PaperRow, ...]:
     """Every row of the paper's tables of results."""

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.report.paper import PaperRow
+from polyphony.report.paper import PaperRow, printed
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
@@ -50,11 +50,11 @@ def score_table(run: Run, calibration: str) -> PageTable:
 
 
 def _score_row(run: Run, model: str, calibration: str, winners: Mapping[str, str | None]) -> list[Cell | str]:
-    printed = paper_row(run, model, calibration)
+    theirs = paper_row(run, model, calibration)
     label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
     row: list[Cell | str] = [label, f"{run.params(model):,}"]
     for column in HEADINGS:
-        best, paper = winners.get(column) == model, getattr(printed, column, "")
+        best, paper = winners.get(column) == model, printed(theirs, column)
         row.append(Cell(run.text(model, column, calibration), best, paper))
     return row
 
@@ -186,9 +186,9 @@ def _corrupted(run: Run, name: str) -> PageTable:
     official = _is_official(run, name, rows)
     body: list[list[Cell | str]] = []
     for model in run.models:
-        printed = paper_row(run, model, "standard", "corrupted") if official else None
+        theirs = paper_row(run, model, "standard", "corrupted") if official else None
         if mine := [row for row in rows if row.model == model]:
-            cells = [Cell(_over_all(mine, c), paper=getattr(printed, c, "")) for c in _CORRUPTED]
+            cells = [Cell(_over_all(mine, c), paper=printed(theirs, c)) for c in _CORRUPTED]
             body.append([model, *cells])
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
     return PageTable.of(f"corrupted-{slug(name)}", caption, ["Model", *_CORRUPTED.values()], body)

@@ -7,7 +7,7 @@ another value where the reader's screen is dark; the files keep the light ones o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 from typing import Any
@@ -92,6 +92,9 @@ class Look:
     def shape(self) -> str:
         """Its marker as an SVG path in a box of 12 by 12."""
         return _SHAPES[self.marker]
+
+
+Looks = Mapping[str, Look]  # by model
 
 
 def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Absent, Chart, Panel, spread
 from polyphony.report.run import Run
-from polyphony.report.style import TEXT, Look
+from polyphony.report.style import TEXT, Looks
 from polyphony.report.tables import Numbers, Value
 from polyphony.rows import Latency
 from polyphony.scores import TEACHERS
@@ -69,7 +69,7 @@ def _ensembles(run: Run, teacher: float) -> list[tuple[float, float]]:
     return [(size * teacher, nll) for size, nll in sizes or [(run.members, run.mean(TEACHERS, "nll").mean)]]
 
 
-def cost_chart(found: Mapping[str, Costs], look: Mapping[str, Look], how: str = "") -> Chart:
+def cost_chart(found: Mapping[str, Costs], look: Looks, how: str = "") -> Chart:
     """A panel for each kind of cost: students as marks with error bars, deep ensembles as a line."""
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
@@ -90,7 +90,7 @@ def cost_chart(found: Mapping[str, Costs], look: Mapping[str, Look], how: str = 
     return Chart("pareto", "Quality for its cost", reading, panels, numbers, list(look.values()))
 
 
-def _draw(axes: Axes, *, costs: Costs, look: Mapping[str, Look], label: str) -> None:
+def _draw(axes: Axes, *, costs: Costs, look: Looks, label: str) -> None:
     if costs.ensembles:
         axes.plot(*zip(*costs.ensembles, strict=True), color=TEXT.light, marker="o", markersize=4.5)
     prices = [price for price, _ in costs.students.values()]

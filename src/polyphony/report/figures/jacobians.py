@@ -14,11 +14,12 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.report.chart import Absent, Chart, Panel, diagonal, grouped, thin
 from polyphony.report.run import Run
-from polyphony.report.style import Look, assign
+from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Numbers, PageTable
 from polyphony.rows import GradientSnr, JacobianCosine, columns
 
 Cosines = dict[str, Tensor]  # by method
+Curves = dict[str, tuple[Tensor, Tensor]]  # false and true positive rates, by method
 _TITLE = "Did Jacobians come across?"
 _SNR_TITLE = "How clear is the lesson?"
 _SNR_READING = (
@@ -73,9 +74,7 @@ def roc(scratch: Tensor, distilled: Tensor) -> tuple[Tensor, Tensor]:
     return rates[0], rates[1]
 
 
-def jacobian_chart(
-    splits: Mapping[str, Cosines], against: Mapping[str, str], look: Mapping[str, Look]
-) -> Chart:
+def jacobian_chart(splits: Mapping[str, Cosines], against: Mapping[str, str], look: Looks) -> Chart:
     """For each split panels of ROC curves against students from scratch, and panels of distributions."""
     rocs: list[Panel] = []
     densities: list[Panel] = []
@@ -130,13 +129,7 @@ def _summary(each: Cosines, method: str, scratch: str) -> tuple[str, str]:
     return mean, f"{metrics.detect(each[scratch], each[method]).auroc:.3f}"
 
 
-def _roc(
-    axes: Axes,
-    *,
-    models: Sequence[str],
-    curves: Mapping[str, tuple[Tensor, Tensor]],
-    look: Mapping[str, Look],
-) -> None:
+def _roc(axes: Axes, *, models: Sequence[str], curves: Curves, look: Looks) -> None:
     diagonal(axes)
     for method in models:
         x, y = curves[method]
@@ -145,7 +138,7 @@ def _roc(
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
 
 
-def _densities(title: str, each: Cosines, look: Mapping[str, Look]) -> list[Panel]:
+def _densities(title: str, each: Cosines, look: Looks) -> list[Panel]:
     every, fewest = torch.cat(list(each.values())), min(len(values) for values in each.values())
     bins = min(40, max(8, round(2 * fewest ** (1 / 3))))
     edges = np.linspace(float(every.min()), float(every.max()), bins + 1)
@@ -154,12 +147,7 @@ def _densities(title: str, each: Cosines, look: Mapping[str, Look]) -> list[Pane
 
 
 def _density(
-    axes: Axes,
-    *,
-    models: Sequence[str],
-    heights: Mapping[str, np.ndarray],
-    edges: np.ndarray,
-    look: Mapping[str, Look],
+    axes: Axes, *, models: Sequence[str], heights: dict[str, np.ndarray], edges: np.ndarray, look: Looks
 ) -> None:
     for method in models:
         axes.stairs(heights[method], edges, color=look[method].colour, linewidth=1.6)
@@ -182,7 +170,7 @@ def gradient_snr(run: Run) -> Chart | Absent:
     return Chart("snr", _SNR_TITLE, _SNR_READING, [panel], numbers, [look[kind] for kind in lines])
 
 
-def _snr(axes: Axes, *, lines: Mapping[str, Sequence[tuple[float, float]]], look: Mapping[str, Look]) -> None:
+def _snr(axes: Axes, *, lines: Mapping[str, Sequence[tuple[float, float]]], look: Looks) -> None:
     for kind, points in lines.items():
         x, y = zip(*sorted(points), strict=True)
         axes.plot([255 * step for step in x], y, **look[kind].mark, markersize=5)

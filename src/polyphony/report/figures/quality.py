@@ -15,7 +15,7 @@ from polyphony import metrics
 from polyphony.metrics import Reliability
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, diagonal
 from polyphony.report.run import Run
-from polyphony.report.style import RULE, TEXT, Look
+from polyphony.report.style import RULE, TEXT, Look, Looks
 from polyphony.report.tables import Numbers, Value, binned
 from polyphony.scores import CALIBRATIONS, TEACHERS
 
@@ -58,7 +58,7 @@ def dee_reading(size: int) -> str:
     )
 
 
-def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Mapping[str, Look]) -> None:
+def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Looks) -> None:
     size = len(curve) - 1
     past = size + 0.7
     axes.plot(range(size + 1), curve, color=TEXT.light, marker="o", markersize=4, zorder=2)

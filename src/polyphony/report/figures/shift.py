@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped, write
 from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT, Look
+from polyphony.report.style import MUTED, TEXT, Look, Looks
 from polyphony.report.tables import Numbers, Value, binned, slug
 from polyphony.rows import CorruptedScore
 from polyphony.scores import TEACHERS
@@ -103,7 +103,7 @@ def corruption_boxes(run: Run) -> list[Chart | Absent]:
     return [corruption_chart(name, [row for row in rows if row.data == name], run.look) for name in names]
 
 
-def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Mapping[str, Look]) -> Chart:
+def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) -> Chart:
     """Panels for NLL and ECE; rows as in corrupted.csv, of one data set."""
     nll, ece = (by_corruption(rows, column) for column in ("nll", "ece"))
     models = [model for model in look if model in nll]
@@ -131,9 +131,7 @@ def by_corruption(rows: Sequence[CorruptedScore], column: str) -> Scores:
     return {model: {at: sum(v) / len(v) for at, v in each.items()} for model, each in values.items()}
 
 
-def _boxes(
-    axes: Axes, *, models: Sequence[str], scores: Scores, look: Mapping[str, Look], label: str
-) -> None:
+def _boxes(axes: Axes, *, models: Sequence[str], scores: Scores, look: Looks, label: str) -> None:
     severities = sorted({severity for _, severity in scores[models[0]]})
     step = 0.82 / len(models)
     for place, model in enumerate(models):

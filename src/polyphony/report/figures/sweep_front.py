@@ -19,6 +19,7 @@ from polyphony.report.sweep_run import SweepRun, Tried, front
 from polyphony.report.tables import Numbers, PageTable
 from polyphony.scores import HEADINGS, TEACHERS, mean_text
 
+At = tuple[float, float]  # NLL, and mean-KLD
 _TITLE = "Quality against diversity"
 _NUMBER: dict[str, Any] = {"textcoords": "offset points", "size": 10.5, "weight": "bold", "color": TEXT.light}
 _ROOM = 4.0  # the axes may be so many times as long as the points need, to have the teachers on them
@@ -38,7 +39,7 @@ def sweep_front(run: SweepRun) -> list[Chart | PageTable | Absent]:
     return [chart, _front_table(best)]
 
 
-def near(teachers: tuple[float, float], points: Sequence[Tried]) -> bool:
+def near(teachers: At, points: Sequence[Tried]) -> bool:
     """Whether axes long enough for the teachers would still tell the points apart."""
     needed = zip(*((each.nll.mean, each.kld.mean) for each in points), strict=True)
     for value, own in zip(teachers, needed, strict=True):
@@ -47,7 +48,7 @@ def near(teachers: tuple[float, float], points: Sequence[Tried]) -> bool:
     return True
 
 
-def _reading(run: SweepRun, shown: tuple[float, float] | None) -> str:
+def _reading(run: SweepRun, shown: At | None) -> str:
     there = ""
     if run.teachers and not shown:
         there = f" The teachers are outside, at {run.teachers[1]:.3f} and {run.teachers[0]:.3f}."
@@ -76,14 +77,7 @@ def _front_table(best: Sequence[Tried]) -> PageTable:
     return PageTable.of("sweep-front", caption, ["Point", HEADINGS["nll"], HEADINGS["kld"]], rows)
 
 
-def _draw(
-    axes: Axes,
-    *,
-    points: Sequence[Tried],
-    best: Sequence[Tried],
-    ink: Ink,
-    teachers: tuple[float, float] | None,
-) -> None:
+def _draw(axes: Axes, *, points: list[Tried], best: list[Tried], ink: Ink, teachers: At | None) -> None:
     for each in points:
         if each not in best:
             _mark(axes, each, MUTED.light, 0.55)

@@ -15,7 +15,7 @@ from polyphony.recipe.points import PARAMETERS, Value, text_of
 from polyphony.report.chart import Absent, Chart, Margins, Panel, spread
 from polyphony.report.figures.sweep_cells import LABELS, ROOMY, Cells, Corner, Shade
 from polyphony.report.paper import Tuning
-from polyphony.report.style import MUTED, TEXT, Ink, Look, assign
+from polyphony.report.style import MUTED, TEXT, Ink, Look, Looks, assign
 from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun
 from polyphony.report.tables import Numbers
 from polyphony.scores import JUDGE
@@ -136,7 +136,7 @@ def _chart(run: SweepRun, panels: Sequence[Panel], reading: str, looks: Sequence
     return Chart("sweep-map", _TITLE, reading, panels, Numbers(header, rows), looks)
 
 
-def _line(axes: Axes, *, run: SweepRun, name: str, looks: Mapping[str, Look]) -> None:
+def _line(axes: Axes, *, run: SweepRun, name: str, looks: Looks) -> None:
     order = [next(each for each in run.tried if each.settings[name] == v) for v in run.values[name]]
     places = range(len(order))
     for kind, look in reversed(list(looks.items())):

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from polyphony.report.chart import Absent, Chart, Panel, grouped
 from polyphony.report.run import Run
-from polyphony.report.style import Look
+from polyphony.report.style import Looks
 from polyphony.report.tables import Numbers, Value
 
 Series = list[tuple[int, float, float, float]]  # epoch, mean, least, largest over seeds
@@ -68,7 +68,7 @@ def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
 
 
 def _lines(
-    axes: Axes, *, models: Sequence[str], lines: Mapping[str, Series], look: Mapping[str, Look], column: str
+    axes: Axes, *, models: Sequence[str], lines: Mapping[str, Series], look: Looks, column: str
 ) -> None:
     for model in models:
         epochs, mean, least, largest = (list(part) for part in zip(*lines[model], strict=True))
