@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyphony.recipe import read_recipe
-from polyphony.report.paper import EXPERIMENTS, PaperExperiments, experiments_of, rows, tuning
+from polyphony.report.paper import EXPERIMENTS, PaperExperiments, experiments_of, paper_rows, tuning
 
 BE4 = "cifar10-resnet32-be4"
 
@@ -49,17 +49,17 @@ def test_rows_are_as_printed(printed: tuple[Any, ...]):
 
 def test_every_row_of_every_table_is_there_once():
     counts: dict[str, int] = {}
-    for row in rows():
+    for row in paper_rows():
         counts[row.table] = counts.get(row.table, 0) + 1
     # six models × three blocks × two tables; 6 + 6 + 5 models × two; 6 × 2; 5 × two calibrations; 4 + 2
     assert counts == {"main": 36, "cross": 34, "corrupted": 12, "mimo": 10, "endd": 6, "text": 1}
-    keys = [(row.table, row.experiment, row.calibration, row.method) for row in rows()]
+    keys = [(row.table, row.experiment, row.calibration, row.method) for row in paper_rows()]
     assert len(set(keys)) == len(keys)
 
 
 def test_accuracy_does_not_depend_on_calibration():
     by_model: dict[tuple[str, str], set[str]] = {}
-    for row in rows():
+    for row in paper_rows():
         if row.table in ("main", "cross", "mimo"):
             by_model.setdefault((row.experiment, row.method), set()).add(row.acc)
     assert all(len(values) == 1 for values in by_model.values())
@@ -162,4 +162,4 @@ def test_students_with_other_settings_are_not_those_of_the_papers_comparison_wit
 
 
 def test_every_experiment_has_rows():
-    assert set(EXPERIMENTS) <= {row.experiment for row in rows()}
+    assert set(EXPERIMENTS) <= {row.experiment for row in paper_rows()}

@@ -17,9 +17,8 @@ from polyphony.report import Run
 from polyphony.report.compare import comparison_table
 from polyphony.report.figures.quality import dee_reading
 from polyphony.report.paper import PaperExperiments
-from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line
-from polyphony.report.score_tables import clear_winner, score_table
+from polyphony.report.score_tables import clear_winner, paper_tables, score_table
 from polyphony.report.study_runs import studies
 from polyphony.report.tables import Cell
 from polyphony.report.verdict import TakeHome, health_checks, take_home

@@ -20,9 +20,8 @@ from polyphony.metrics import mean_sd
 from polyphony.recipe import read_recipe
 from polyphony.recipe.points import Point
 from polyphony.report import write_report
-from polyphony.report.figures.sweep_cells import Shade
 from polyphony.report.figures.sweep_front import near
-from polyphony.report.figures.sweep_map import layout
+from polyphony.report.figures.sweep_map import Shade, layout
 from polyphony.report.style import MUTED
 from polyphony.report.sweep_page import take_home
 from polyphony.report.sweep_run import SweepRun, Tried, front, toml

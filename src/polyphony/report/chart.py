@@ -248,8 +248,6 @@ def spread(value: MeanSd) -> float:
 
 def thin(count: int, most: int) -> list[int]:
     """At most so many of `count` indices, first and last among them, evenly apart."""
-    if count <= most:
-        return list(range(count))
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
 
 

@@ -25,10 +25,15 @@ from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import learning_curves
-from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
-from polyphony.report.score_tables import corrupted_tables, score_table, student_table, unknown_tables
+from polyphony.report.score_tables import (
+    corrupted_tables,
+    paper_tables,
+    score_table,
+    student_table,
+    unknown_tables,
+)
 from polyphony.report.study_runs import StudyRuns, differences
 from polyphony.report.style import INKS
 from polyphony.report.tables import PageTable

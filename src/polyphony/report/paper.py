@@ -80,7 +80,7 @@ class PaperExperiments:
         self, method: str, calibration: str, table: str | None = None, form: str = BATCH_ENSEMBLE
     ) -> PaperRow | None:
         """The paper's row of a method and a form of student; `table` is "corrupted" for corrupted inputs."""
-        for row in rows():
+        for row in paper_rows():
             here = (row.method, row.calibration) == (method, calibration) and row.experiment in self.names
             of_form = method == "teachers" or EXPERIMENTS[row.experiment].form == form
             in_table = row.table == table if table else row.table != "corrupted"
@@ -202,7 +202,7 @@ def printed(row: PaperRow | None, column: str) -> str:
 
 
 @cache
-def rows() -> tuple[PaperRow, ...]:
+def paper_rows() -> tuple[PaperRow, ...]:
     """Every row of the paper's tables of results."""
     return _read("paper.csv", PaperRow)
 

@@ -1,4 +1,4 @@
-"""Tables of a run's scores, seeds averaged: on test images, side by side, on unknown and corrupted inputs."""
+"""Tables of a run's scores, seeds averaged: on test images, unknown and corrupted ones; and the paper's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from statistics import fmean
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.report.paper import PaperRow, printed
-from polyphony.report.run import Run
+from polyphony.report.paper import (
+    BATCH_ENSEMBLE,
+    EXPERIMENTS,
+    PaperRow,
+    Tuning,
+    paper_rows,
+    printed,
+    tuning,
+)
+from polyphony.report.run import Run, mean_of
 from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
-from polyphony.rows import CorruptedScore, Latency, UnknownScore, headings
+from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
 from polyphony.scores import HEADINGS, TEACHERS, differ, mean_text, score_text
 from polyphony.store import CORRUPTED
 from polyphony.words import count, counted, duration
@@ -31,6 +39,8 @@ _UNKNOWN = {
     ("entropy", "aupr"): "AUPR, entropy ↑",
     ("entropy", "fpr95"): "FPR95, entropy ↓",
 }
+_ENDD = ("acc", "nll", "bs", "ece")
+_NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
 _CORRUPTED = headings(CorruptedScore)
 _PAPERS_IMAGES = 10_000  # of every kind and severity of CIFAR-10-C and CIFAR-100-C
 
@@ -172,7 +182,7 @@ def _unknown(run: Run, name: str) -> PageTable:
 
 def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> str:
     values = [getattr(row, column) for row in rows if row.score == by]
-    return mean_text(column, metrics.mean_sd(values)) if values else "–"
+    return mean_text(column, metrics.mean_sd(values)) if values else _DASH
 
 
 def corrupted_tables(run: Run) -> list[PageTable]:
@@ -207,3 +217,60 @@ def _over_all(rows: Sequence[CorruptedScore], column: str) -> str:
     for row in rows:
         seeds.setdefault(row.seed, {})[row.corruption, row.severity] = getattr(row, column)
     return mean_text(column, metrics.mean_sd([metrics.grid_mean(each) for each in seeds.values()]))
+
+
+def paper_tables(run: Run) -> list[PageTable]:
+    """The paper's further tables on a run's experiment; none for a recipe that is not the paper's."""
+    names = run.paper.names if run.paper else ()
+    tuned = [cell for cell in tuning() if cell.experiment in names]
+    against_endd = any(name.startswith("cifar10-resnet32") for name in names)
+    return [*([tuning_table(run, tuned)] if tuned else []), *([endd_table(run)] if against_endd else [])]
+
+
+def tuning_table(run: Run, cells: list[Tuning]) -> PageTable:
+    """Validation scores of plain distillation for every α and τ that the paper tried."""
+    caption = (
+        "Plain distillation on validation images, for every α and τ that the paper tried: ACC, and NLL at the"
+        " temperature fitted there. The small numbers are the paper's; ours stand where this run has them."
+    )
+    header = ["Setting", HEADINGS["acc"], HEADINGS["nll"], "n, paper"]
+    return PageTable.of("paper-tuning", caption, header, [_tuning_row(run, cell) for cell in cells])
+
+
+def _tuning_row(run: Run, cell: Tuning) -> list[Cell | str]:
+    settings = {name: run.recipe.distillation(name) for name in _methods_of(run, BATCH_ENSEMBLE, "clean")}
+    at = (cell.alpha, cell.temperature)
+    ours = [name for name, each in settings.items() if each and (each.alpha, each.temperature) == at]
+    scores = run.scored(ours[0], "valid") if ours else []
+    both = [Cell(_ours(scores, column), paper=getattr(cell, column)) for column in ("acc", "nll")]
+    return [f"α = {cell.alpha:g}, τ = {cell.temperature:g}", *both, str(cell.n)]
+
+
+def endd_table(run: Run) -> PageTable:
+    """The paper's comparison with EnD², for every number of teachers."""
+    caption = (
+        "Ensemble distribution distillation (EnD²) against this method, by the number of teachers: test"
+        " scores at the temperature fitted on validation (the paper's BS are as predicted). The"
+        " small numbers are the paper's, each of one training; ours stand where this run has them."
+    )
+    header = ["Teachers, student", *(HEADINGS[column] for column in _ENDD)]
+    rows = [_endd_row(run, row) for row in paper_rows() if row.table == "endd"]
+    return PageTable.of("paper-endd", caption, header, rows)
+
+
+def _endd_row(run: Run, row: PaperRow) -> list[Cell | str]:
+    teachers = EXPERIMENTS[row.experiment].members
+    wanted = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
+    same = [name for name in _methods_of(run, *wanted) if paper_row(run, name, row.calibration)]
+    scores = run.scored(same[0]) if same and run.members == teachers else []
+    cells = [Cell(_ours(scores, column), paper=getattr(row, column)) for column in _ENDD]
+    return [f"{teachers}, {_NAMES[row.method]}", *cells]
+
+
+def _methods_of(run: Run, form: str, perturbation: str) -> list[str]:
+    """The methods of a form and a perturbation."""
+    return [name for name in run.methods_with(perturbation) if run.recipe.form_table(name).label == form]
+
+
+def _ours(scores: list[Score], column: str) -> str:
+    return mean_text(column, mean_of(scores, column)) if scores else _DASH

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from polyphony.metrics import MeanSd, mean_sd
 from polyphony.recipe.points import PARAMETERS, Point, text_of
 from polyphony.report.chart import Chart
-from polyphony.report.figures.sweep_cells import Cells, Corner, Shade
 from polyphony.report.figures.sweep_front import sweep_front
-from polyphony.report.figures.sweep_map import paper_map, sweep_map, swept_ink
+from polyphony.report.figures.sweep_map import Cells, Corner, Shade, paper_map, sweep_map, swept_ink
 from polyphony.report.page import Piece, Report, Section, render
 from polyphony.report.paper import PaperExperiments, Tuning, tuning
 from polyphony.report.provenance import provenance

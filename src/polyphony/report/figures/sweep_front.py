@@ -12,8 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from polyphony.recipe.points import PARAMETERS
 from polyphony.report.chart import Absent, Chart, Panel, spread
-from polyphony.report.figures.sweep_cells import ROOMY
-from polyphony.report.figures.sweep_map import swept_ink
+from polyphony.report.figures.sweep_map import ROOMY, swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look
 from polyphony.report.sweep_run import SweepRun, Tried, front
 from polyphony.report.tables import Numbers, PageTable
