@@ -80,7 +80,7 @@ def share_rows(x: Tensor) -> bool:
     return len(x) == 1 or x.stride(0) == 0
 
 
-class Runner:
+class NetworkRunner:
     """Runs a network for an ensemble, laid out channels_last where that works, with rows that do not mix.
 
     The first images of a size decide. A network that channels_last breaks, as `view(b, -1)` does, gets the
