@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -66,9 +66,9 @@ def network(classes, channels):
 """
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Callable[..., Any]]:
-    """Start a cluster of some nodes, which ends with these tests."""
+@contextmanager
+def clusters() -> Iterator[Callable[..., Any]]:
+    """Start clusters of some nodes, which end in the end."""
     paths = [Path(package.__file__).parents[1], Path(__file__).parent]  # what jobs are made of
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
@@ -76,10 +76,18 @@ def nodes() -> Iterator[Callable[..., Any]]:
         yield partial(started, stack)
 
 
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., Any]]:
+    """Start a cluster of some nodes, which ends with the test."""
+    with clusters() as start:
+        yield start
+
+
 @pytest.fixture(scope="module")
-def address(nodes: Callable[..., Any]) -> str:
-    """Where there is a cluster of one node that says it has two GPUs."""
-    return nodes({"num_cpus": 3, "num_gpus": 2}).address
+def address() -> Iterator[str]:
+    """Where there is a cluster of one node that says it has two GPUs, for several tests."""
+    with clusters() as start:
+        yield start({"num_cpus": 3, "num_gpus": 2}).address
 
 
 def started(stack: ExitStack, *resources: dict[str, int]) -> Any:
