@@ -16,7 +16,7 @@ LAYERS = (
     ("study", "report"),
     ("recipe", "analysis"),
     ("train", "distill", "store", "scores"),
-    ("perturb", "predictions", "collapse", "tally", "weights"),
+    ("graphs", "perturb", "predictions", "collapse", "tally", "weights"),
     ("ensembles",),
     ("losses", "metrics", "data", "nn", "rows", "optimise"),
     ("parallel",),

@@ -268,11 +268,15 @@ def test_the_likelihood_is_greatest_where_the_teachers_are_from():
 def test_a_limit_shortens_long_gradients_of_examples_and_leaves_the_rest(limit):
     z, log_p = draw(1, 6, 10, seed=1, scale=2.0).requires_grad_(), teachers_on(6, 10)
     (free,) = torch.autograd.grad(losses.dirichlet_nll(z[0], log_p), z)
-    at = z.detach().requires_grad_()
-    loss = losses.dirichlet_nll(at[0], log_p)
-    limited = losses.limited(loss, at, z, limit)
+
+    def loss(at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nll = losses.dirichlet_nll(at[0], log_p)
+        return 2 * nll, nll
+
+    limited, nll = losses.limited(loss, z, limit)
     (found,) = torch.autograd.grad(1000 * limited, z)  # the limit does not see what a loss is multiplied by
     for whole, short in zip(free[0], found[0], strict=True):
-        length = 6 * float(whole.norm())  # the loss is a mean over six
-        torch.testing.assert_close(short / 1000, whole * min(1.0, limit / length))
-    assert torch.equal(limited, loss)
+        length = 2 * 6 * float(whole.norm())  # the loss is a mean over six
+        torch.testing.assert_close(short / 1000, 2 * whole * min(1.0, limit / length))
+    assert torch.equal(limited, 2 * nll)
+    assert torch.equal(nll, losses.dirichlet_nll(z[0], log_p))

@@ -295,7 +295,7 @@ def test_a_process_that_is_killed_ends_the_other(pair: Pair):
     (_, error), killed = pair.ask(dying)
     pair.stop()
     assert killed == (None, "ended")
-    assert error.startswith("GroupError: another process of this training is gone, or silent")
+    assert error.startswith("GoneError: another process of this training is gone, or silent")
 
 
 # Rows

@@ -6,10 +6,12 @@ Those of a Dirichlet student take its log concentrations [b k] and M teachers' l
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import grad_and_value
 
 from polyphony.limits import SettingError
 from polyphony.mixture import mean_log_probs
@@ -37,6 +39,8 @@ def check_labels(logits: Tensor, labels: Tensor) -> None:
     """Raise unless there are classes to tell apart, and labels are among them. [… k], […]"""
     if logits.shape[-1] < 2:
         raise SettingError("the network has one class: there is nothing to tell apart")
+    if torch.compiler.is_compiling():  # a graph cannot depend on what it finds
+        return
     if labels.device.type == "cpu" and labels.numel():  # elsewhere to look is to wait
         least, most = int(labels.min()), int(labels.max())
         if least < 0 or most >= logits.shape[-1]:
@@ -129,14 +133,16 @@ def precise(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
-def limited(loss: Tensor, at: Tensor, logits: Tensor, limit: float) -> Tensor:
-    """The same loss; the gradient of each example's with respect to the logits is no longer than `limit`.
+def limited(
+    loss: Callable[[Tensor], tuple[Tensor, Tensor]], logits: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """A loss of logits; the gradient of each example's with respect to them is no longer than `limit`.
 
-    The loss is a mean over examples, taken of `at`: the logits, detached, with gradients of their own. So the
-    limit holds whatever the loss is multiplied by later (a scaler's number, a process's part). [m b k] → []
+    The loss is a mean over examples, given with another number that is to be reported. The limit holds
+    whatever the loss is multiplied by later (a scaler's number, a process's part). [m b k] → 2 × []
     """
-    (gradient,) = torch.autograd.grad(loss, at)
+    gradient, (value, other) = grad_and_value(loss, has_aux=True)(logits.detach())
     length = gradient.norm(dim=-1, keepdim=True)
     share = limit / (logits.shape[0] * logits.shape[1])
     short = gradient.mul((share / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1.0))
-    return loss.detach() + ((logits - logits.detach()) * short).sum()  # adds zero, and the gradient
+    return value + ((logits - logits.detach()) * short).sum(), other  # adds zero, and the gradient

@@ -34,6 +34,10 @@ class GroupError(RuntimeError):
     """Another process of this training failed, is gone, or is silent."""
 
 
+class GoneError(GroupError):
+    """Another process of this training is gone, or silent; it may be tried again."""
+
+
 @dataclass(eq=False)
 class Group:
     """The processes that train one model together; by default this one, alone."""
@@ -215,7 +219,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise GroupError("another process of this training is gone, or silent for too long") from error
+        raise GoneError("another process of this training is gone, or silent for too long") from error
 
 
 @cache

@@ -17,6 +17,7 @@ from polyphony.collapse import Row
 from polyphony.data import Augmentation, Split, batch_count, batches
 from polyphony.devices import arithmetic
 from polyphony.ensembles import Ensemble
+from polyphony.graphs import Compiled
 from polyphony.limits import SettingError, counts, not_negative, one_of, positive
 from polyphony.nn import factors
 from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
@@ -53,6 +54,7 @@ class Plan:
     tf32: bool = False  # whether CUDA may take TF32 for float32
     deterministic: bool = False  # whether a device must take kernels that give the same bits each time
     way: str = AUTO  # how rank-one layers compute: auto, weights, grouped or activations (nn/ways.py)
+    compile: bool = False  # whether the loss, teachers included, is a graph of torch.compile (graphs.py)
 
     def __post_init__(self) -> None:
         counts(epochs=self.epochs, batch=self.batch)
@@ -139,6 +141,7 @@ def fit(
     checkpoint = checkpoint if checkpoint and group.rank == 0 else Unkept()
     watch = watch if watch and group.rank == 0 else Unwatched()
     training = Training(model.to(device), plan, rng, group)
+    loss = Compiled(loss, group) if plan.compile else loss
     training.restore(group.from_first(checkpoint.load))
     for epoch in range(len(training.log), plan.epochs):
         start = time.perf_counter()

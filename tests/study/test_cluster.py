@@ -8,18 +8,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import polyphony as package
 from polyphony.recipe import read_recipe
 from polyphony.study import Board, Cluster, ClusterError, Graph, Share, Study, run_study
-from polyphony.study.cluster import GIB, LostError, compare
+from polyphony.study.cluster import GIB, LostError
+from polyphony.study.nodes import compare
 from polyphony.tally import DivergedError
 
 pytest.importorskip("ray", reason="a cluster needs Ray")
@@ -63,14 +66,28 @@ def network(classes, channels):
 """
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Start a cluster of some nodes, which ends with the test."""
+@contextmanager
+def clusters() -> Iterator[Callable[..., Any]]:
+    """Start clusters of some nodes, which end in the end."""
     paths = [Path(package.__file__).parents[1], Path(__file__).parent]  # what jobs are made of
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        patch.setenv("OMP_NUM_THREADS", "1")
         yield partial(started, stack)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., Any]]:
+    """Start a cluster of some nodes, which ends with the test."""
+    with clusters() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where there is a cluster of one node that says it has two GPUs, for several tests."""
+    with clusters() as start:
+        yield start({"num_cpus": 3, "num_gpus": 2}).address
 
 
 def started(stack: ExitStack, *resources: dict[str, int]) -> Any:
@@ -213,12 +230,12 @@ class Heard(Board):
 
 
 def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_again(
-    nodes, tmp_path, monkeypatch
+    address, tmp_path, monkeypatch
 ):
-    address, board = nodes({"num_cpus": 3, "num_gpus": 2}).address, Heard()
-    whole, half = tmp_path / "whole", tmp_path / "half"
-    whole.mkdir()
-    half.mkdir()
+    board = Heard()
+    whole, half, both, crowd = (tmp_path / name for name in ("whole", "half", "both", "crowd"))
+    for folder in (whole, half, both, crowd):
+        folder.mkdir()
     with Cluster(address, whole, Share(cpus=1, gpus=1)) as runner:
         assert runner.at_once == 2
         runner.run(Graph([OnGpu(f"job {k}", whole, 2, alone=True) for k in range(3)]), board)
@@ -227,9 +244,16 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_a
         told = [what for what, who in board.events if who == name]
         assert told == ["started", "epoch", "finished"]
 
+    with Cluster(address, both, Share(cpus=2, gpus=2, processes=2)) as runner:
+        assert runner.at_once == 1
+        runner.run(Graph([OnGpu("job 0", both)]), board)
+        assert (both / "job 0").read_text() == "0,1"
+
     with Cluster(address, half, Share(cpus=1, gpus=0.5)) as runner:
         assert runner.at_once == 3  # by its CPUs
         runner.run(Graph([OnGpu(f"job {k}", half, 3) for k in range(3)]), board)  # all at a time, on two GPUs
+        with pytest.raises(FileExistsError):  # so would two be noticed that share one unasked
+            runner.run(Graph([OnGpu(f"job {k}", crowd, 3, alone=True) for k in range(3)]), board)
         board.events.clear()
         runner.run(Graph([Failing("lost once", half)]), board)
         assert [what for what, _ in board.events] == ["started", "warn", "finished"]
@@ -239,6 +263,83 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_a
         monkeypatch.setattr("polyphony.study.cluster.RETRIES", 0)
         with pytest.raises(LostError, match="lost always was lost 1 times"):
             runner.run(Graph([Failing("lost always", half, times=9)]), board)
+
+
+RESNET = 'kind = "resnet", depth = 8, width = 2'
+SMALL = f"""
+members = 2
+data = {{ name = "stripes.npz", valid = 12, test = 12 }}
+methods = {{ kd-ods = {{ perturb = "ods" }} }}
+[teachers]
+network = {{ {RESNET} }}
+epochs = 2
+batch = 25
+learning_rate = 0.1
+[student]
+epochs = 1
+batch = 25
+learning_rate = 0.1
+"""
+
+
+def test_every_command_makes_on_a_cluster_the_files_that_it_makes_here(address, stripes, say, files):
+    Path("small.toml").write_text(SMALL)
+    for where, there in (("here", ("--workers", "1")), ("cluster", ("--cluster", address))):
+        run, sweep = Path(where, "run"), Path(where, "sweep")
+        run.mkdir(parents=True)  # where there is a folder, what it will cost is not measured
+        sweep.mkdir()
+        for command in (
+            ("distill", "small.toml", "--out", run),
+            ("evaluate", run),
+            ("analyse", run, "jacobians", "factors", "--examples", "3"),
+            ("sweep", "small.toml", "--alpha", "0.5,1", "--out", sweep),
+        ):
+            said = say(*command, *there)
+            assert said.code == 0, said.err
+    found = files(Path("cluster"))
+    assert found == files(Path("here"))
+    made = {Path(name).name for name in found}
+    assert {"scores.csv", "jacobians.csv", "factors.csv", "sweep.csv"} <= made
+
+
+LOSING = """
+import os
+from pathlib import Path
+from torch import nn
+
+class Network(nn.Sequential):
+    def forward(self, x):
+        if os.environ.get("RANK") == "1" and not Path("lost").exists():
+            Path("lost").touch()
+            os._exit(9)
+        return super().forward(x)
+
+def network(classes, channels):
+    layers = (nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return Network(*layers, nn.Linear(64, classes))
+"""
+
+
+def test_a_training_of_two_processes_on_a_cluster_is_that_of_one_also_where_one_is_lost(
+    address, stripes, say
+):
+    Path("own.py").write_text(LOSING)
+    Path("small.toml").write_text(SMALL.replace(RESNET, 'kind = "python", name = "own:network"'))
+    for where, there in (
+        ("here", ("--workers", "1")),
+        ("cluster", ("--cluster", address, "--processes-per-job", "2")),
+    ):
+        run = Path(where, "run")
+        run.mkdir(parents=True)
+        said = say("teach", "small.toml", "--out", run, *there)
+        assert said.code == 0, said.err
+    assert Path("lost").exists()
+    for j in ("0", "1"):
+        one, two = (Path(where, "run", "teachers", j) for where in ("here", "cluster"))
+        assert json.loads((two / "done.json").read_text())["machine"]["processes"] == 2
+        theirs = load_file(two / "weights.safetensors")
+        for name, weight in load_file(one / "weights.safetensors").items():
+            torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_a_share_has_room_where_all_of_it_fits():
@@ -261,7 +362,11 @@ def test_a_node_that_differs_is_named():
 
 def test_no_cluster_and_no_ray_are_one_sentence(say, refused, monkeypatch):
     refused(say("teach", "digits", "--cluster", "127.0.0.1:1"), "no Ray cluster at '127.0.0.1:1'")
-    refused(say("teach", "digits", "--cluster", "local", "--workers", "2"), "leave out --workers")
+    local = ("teach", "digits", "--cluster", "local")
+    refused(say(*local, "--workers", "2"), "leave out --workers")
+    refused(say(*local, "--gpus-per-job", "1.5"), "a part of one GPU, or whole ones")
+    refused(say(*local, "--gpus-per-job", "2", "--processes-per-job", "3"), "every process takes one GPU")
+    refused(say("teach", "digits", "--processes-per-job", "2"), "torchrun --nproc-per-node 2")
     monkeypatch.setattr("polyphony.study.cluster.find_spec", lambda name: None)
-    refused(say("teach", "digits", "--cluster", "local"), "pip install 'polyphony[cluster]'")
+    refused(say(*local), "pip install 'polyphony[cluster]'")
     assert not Path("runs").exists()

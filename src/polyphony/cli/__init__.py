@@ -13,6 +13,7 @@ from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
+from polyphony.cli.where import UsageError
 from polyphony.machine import Terminated, WriteError, terminable
 
 app = App(
@@ -108,9 +109,10 @@ def out_of_memory(error: Exception) -> bool:
 
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
-    if isinstance(error, CycloptsError | study.UsageError):
+    if isinstance(error, CycloptsError | UsageError):
         return 2
     from polyphony.data import DataError
+    from polyphony.graphs import CompileError
     from polyphony.limits import SettingError
     from polyphony.parallel import GroupError
     from polyphony.recipe import RecipeError
@@ -119,7 +121,7 @@ def exit_code(error: Exception) -> int | None:
     from polyphony.tally import DivergedError
     from polyphony.train import ResumeError
 
-    ours = ClusterError | DataError | RecipeError | ResumeError | SettingError | StoreError
+    ours = ClusterError | CompileError | DataError | RecipeError | ResumeError | SettingError | StoreError
     if isinstance(error, ours | OSError):
         return 2
     if isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error):

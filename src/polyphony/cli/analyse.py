@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from polyphony.cli import terminal
-from polyphony.cli.study import DataRoot, Where, chosen_for, runner
+from polyphony.cli.study import DataRoot
+from polyphony.cli.where import Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study.analyses import Analysed

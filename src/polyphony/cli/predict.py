@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polyphony.cli import terminal
-from polyphony.cli.study import Device, UsageError, chosen
+from polyphony.cli.where import Device, UsageError, chosen
 from polyphony.words import printable
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
-from polyphony.machine import cores
+from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Runner, Study
@@ -18,41 +18,6 @@ if TYPE_CHECKING:
 DataRoot = Annotated[
     Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
 ]
-Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
-AtLeastOne = validators.Number(gte=1)
-Workers = Annotated[
-    int | None,
-    Parameter(
-        validator=AtLeastOne, help="Processes at a time; as many as cores or GPUs have room for unless given."
-    ),
-]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Where:
-    """Where the jobs of a command run."""
-
-    device: Device = "auto"
-    workers: Workers = None
-    cluster: Annotated[
-        str | None,
-        Parameter(
-            metavar="ADDRESS", help="Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."
-        ),
-    ] = None
-    gpus_per_job: Annotated[
-        float | None,
-        Parameter(
-            validator=validators.Number(gt=0, lte=1),
-            help="GPUs a job takes: with 0.5 two share one; 1 on cuda unless given.",
-        ),
-    ] = None
-    memory_per_job: Annotated[
-        float, Parameter(validator=validators.Number(gt=0), help="GiB of memory a job takes on a cluster.")
-    ] = 2.0
-
-
 Overrides = Annotated[
     tuple[str, ...],
     Parameter(
@@ -76,7 +41,7 @@ class Running:
     ] = None
     overrides: Overrides = ()
     data: DataRoot = None
-    where: Where = Where()
+    where: Where = Where()  # noqa: RUF009 (frozen)
     redo: Annotated[
         bool,
         Parameter(
@@ -87,10 +52,6 @@ class Running:
         bool,
         Parameter(negative="", show_default=False, help="Write what is logged for TensorBoard, too."),
     ] = False
-
-
-class UsageError(ValueError):
-    """An argument that cannot be used."""
 
 
 def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
@@ -228,21 +189,6 @@ def outlined_if_absent(study: Study) -> Study:
     return study
 
 
-def chosen(device: str) -> str:
-    """The device a person means."""
-    from polyphony.devices import choose_device
-
-    try:
-        return choose_device(device)
-    except ValueError as error:
-        raise UsageError(f"{error}; leave --device out to take the best there is") from error
-
-
-def chosen_for(where: Where) -> str:
-    """The device a person means for jobs; one that is named need not be here, if they run on a cluster."""
-    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
-
-
 def measurable(study: Study) -> Study:
     """The study with a device that is here, to measure what it costs."""
     from polyphony.devices import choose_device
@@ -260,27 +206,6 @@ def run(recipe: str, running: Running, upto: str) -> Study:
     with runner(study, running.where) as place:
         run_to(study, upto, place, running.redo, running.tensorboard)
     return study
-
-
-def runner(study: Study, where: Where) -> Runner:
-    """Where the jobs of a command run: every command asks here, once."""
-    from polyphony.parallel import group_from_environment
-    from polyphony.study import Cluster, Here, Processes, Share, Together, default_workers, visible_gpus
-
-    group, on_cpu = group_from_environment(), study.device == "cpu"
-    if where.cluster:
-        if group.size > 1 or where.workers:
-            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
-        gpus = where.gpus_per_job or float(not on_cpu)
-        share = Share(study.threads if on_cpu else 1, gpus, where.memory_per_job)
-        return Cluster(where.cluster, study.folder, share, study.device)
-    if group.size > 1:
-        return Together(study.threads, group=group)
-    at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
-    if at_once == 1:
-        return Here(study.threads)
-    threads = study.threads if on_cpu else max(1, cores() // at_once)
-    return Processes(at_once, threads, visible_gpus(study.device))
 
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:

@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.study import AtLeastOne, Running, chosen_for, measurable, on_tensorboard, runner
+from polyphony.cli.study import Running, measurable, on_tensorboard
+from polyphony.cli.where import AtLeastOne, chosen_for, runner
 from polyphony.words import counted
 
 if TYPE_CHECKING:

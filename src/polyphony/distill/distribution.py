@@ -15,12 +15,13 @@ from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.mean import all_teachers
 from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
+from polyphony.graphs import Drawn, TwoPart
 from polyphony.limits import counts, positive, shares
 from polyphony.perturb import Clean, Perturbation
 
 
 @dataclass(frozen=True)
-class DistillDistribution:
+class DistillDistribution(TwoPart):
     """Ensemble distribution distillation: T² × the Dirichlet likelihood of the teachers' predictions.
 
     After Malinin, Mlodozeniec and Gales (2020) and their code: the teachers' softmax(z/T) and the student's
@@ -51,14 +52,20 @@ class DistillDistribution:
         positive(gradient_limit=self.gradient_limit)
         shares(smoothing=self.smoothing)
 
-    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
+        return (self.perturb(x, y, self.teachers, self.temperature, rng),)
+
+    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         temperature = self.temperature_at(dirichlet(student, offset=0).steps)
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        (x_tilde,) = drawn
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float() / temperature, dim=-1)
-        log_alpha = student(x_tilde[None])
-        at = log_alpha.detach().requires_grad_()
-        nll = losses.dirichlet_nll(at[0] / temperature, losses.smooth(teachers, self.smoothing))
-        loss = losses.limited(temperature**2 * nll, at, log_alpha, self.gradient_limit)
+        targets, log_alpha = losses.smooth(teachers, self.smoothing), student(x_tilde[None])
+
+        def likelihood(z: Tensor) -> tuple[Tensor, Tensor]:
+            nll = losses.dirichlet_nll(z[0] / temperature, targets)
+            return temperature**2 * nll, nll
+
+        loss, nll = losses.limited(likelihood, log_alpha, self.gradient_limit)
         return {"loss": loss, "nll": nll, "temperature": temperature, "acc": accuracy(log_alpha, y[None])}
 
     def temperature_at(self, step: Tensor) -> Tensor:
@@ -72,7 +79,7 @@ class DistillDistribution:
 
 
 @dataclass(frozen=True)
-class DistillProxy:
+class DistillProxy(TwoPart):
     """Distribution distillation for many classes: reverse KL to the teachers' proxy Dirichlet.
 
     After Ryabinin, Malinin and Gales (2021), with α = e^z + 1, so that the student is a `Dirichlet` of offset
@@ -87,9 +94,12 @@ class DistillProxy:
     def __post_init__(self) -> None:
         positive(temperature=self.temperature)
 
-    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
+        return (self.perturb(x, y, self.teachers, self.temperature, rng),)
+
+    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         dirichlet(student, offset=1)
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        (x_tilde,) = drawn
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float(), dim=-1)
         log_alpha = student(x_tilde[None])
         loss = losses.proxy_dirichlet(log_alpha[0], teachers)

@@ -9,14 +9,18 @@ from torch import Tensor
 
 from polyphony import losses
 from polyphony.ensembles import Ensemble, as_seen
+from polyphony.graphs import Drawn, TwoPart
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(TwoPart):
     """Every member on the labels alone: how teachers, and students from scratch, are trained."""
 
-    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        seen = student.assign(len(x), rng, x.device)
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
+        return (student.assign(len(x), rng, x.device),)
+
+    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
+        (seen,) = drawn
         logits, labels = student(as_seen(x, seen)), as_seen(y, seen)
         return {"loss": losses.cross_entropy(logits, labels), "acc": accuracy(logits, labels)}
 

@@ -12,12 +12,13 @@ from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.one_to_one import Passes, answers
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
+from polyphony.graphs import Drawn, TwoPart
 from polyphony.limits import one_of, positive, shares
 from polyphony.perturb import Clean, Perturbation
 
 
 @dataclass(frozen=True)
-class DistillMean:
+class DistillMean(TwoPart):
     """(1 − α) CE on clean inputs + α KD from the teachers' mean prediction on perturbed inputs.
 
     As `Distill`, but all members have one target, so that a `Single` student may have any number of teachers.
@@ -34,9 +35,12 @@ class DistillMean:
         positive(temperature=self.temperature)
         one_of(get_args(Passes), passes=self.passes)
 
-    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        return seen, self.perturb(x, y, self.teachers, self.temperature, rng)
+
+    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
+        seen, x_tilde = drawn
         targets = known_to(seen, all_teachers(self.teachers, x_tilde), dim=1)[:, seen]
         clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
         labels = as_seen(y, seen)

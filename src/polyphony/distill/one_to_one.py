@@ -11,6 +11,7 @@ from torch import Tensor
 from polyphony import losses
 from polyphony.distill.labels import accuracy
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
+from polyphony.graphs import Drawn, TwoPart
 from polyphony.limits import one_of, positive, shares
 from polyphony.perturb import ODS, Perturbation
 
@@ -18,7 +19,7 @@ Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed 
 
 
 @dataclass(frozen=True)
-class Distill:
+class Distill(TwoPart):
     """(1 − α) CE on clean inputs + α KD on perturbed inputs, member j from teacher j (Algorithm 1).
 
     With one pass the labels' loss is taken on the perturbed inputs too, at half of the student's cost. So are
@@ -37,9 +38,12 @@ class Distill:
         positive(temperature=self.temperature)
         one_of(get_args(Passes), passes=self.passes)
 
-    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        return seen, self.perturb(x, y, self.teachers, self.temperature, rng)
+
+    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
+        seen, x_tilde = drawn
         targets = taught(self.teachers, x_tilde, seen)
         clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
         labels = as_seen(y, seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyphony.ensembles.base import Ensemble, as_seen, evaluating, known_to
+from polyphony.ensembles.base import Ensemble, as_seen, ask, asking_by, evaluating, known_to
 from polyphony.ensembles.batch_ensemble import BatchEnsemble
 from polyphony.ensembles.deep import DeepEnsemble, Single
 from polyphony.ensembles.dirichlet import Dirichlet
@@ -20,6 +20,8 @@ __all__ = [
     "LatentBE",
     "Single",
     "as_seen",
+    "ask",
+    "asking_by",
     "evaluating",
     "known_to",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -15,6 +15,8 @@ from polyphony.metrics import Predictions
 from polyphony.nn import Size, check_members
 from polyphony.nn.folding import fold_norms
 from polyphony.parallel import whole
+
+Asking = Callable[[nn.Module, Tensor], Tensor]
 
 
 class Ensemble(nn.Module):
@@ -80,7 +82,7 @@ def share_rows(x: Tensor) -> bool:
     return len(x) == 1 or x.stride(0) == 0
 
 
-class Runner:
+class NetworkRunner:
     """Runs a network for an ensemble, laid out channels_last where that works, with rows that do not mix.
 
     The first images of a size decide. A network that channels_last breaks, as `view(b, -1)` does, gets the
@@ -136,7 +138,26 @@ class Runner:
         """The network on images that lie in memory as it likes them."""
         if rows.dim() == 4:
             rows = rows.contiguous(memory_format=self.memory_format)
-        return cast(Tensor, network(rows))
+        return _ask(network, rows)
+
+
+def ask(network: nn.Module, rows: Tensor) -> Tensor:
+    """A network's outputs. [b c h w] → [b k]"""
+    return cast(Tensor, network(rows))
+
+
+_ask: Asking = ask  # how networks are run at present
+
+
+@contextmanager
+def asking_by(how: Asking) -> Iterator[None]:
+    """Meanwhile all ensembles run their networks so, which must be the same as `ask`."""
+    global _ask
+    _ask, before = how, _ask
+    try:
+        yield
+    finally:
+        _ask = before
 
 
 def check_device(network: nn.Module, rows: Tensor) -> None:

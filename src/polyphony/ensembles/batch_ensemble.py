@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.ensembles.deep import DeepEnsemble
 from polyphony.nn import FACTOR_STD, Size, add_members, merge_member
 
@@ -39,7 +39,7 @@ class BatchEnsemble(Ensemble):
             member_norm=member_norm,
             size=size,
         )
-        self.run = Runner(self.network, members, size)
+        self.run = NetworkRunner(self.network, members, size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""

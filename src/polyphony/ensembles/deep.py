@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.nn.folding import fold_norms
 
 
@@ -23,7 +23,7 @@ class DeepEnsemble(Ensemble):
             raise ValueError("a deep ensemble has at least one network")
         self.members = len(networks)
         self.networks = nn.ModuleList(networks).requires_grad_(False)
-        self.runners = [Runner(network) for network in networks]
+        self.runners = [NetworkRunner(network) for network in networks]
         self.eval()
 
     def train(self, mode: bool = True) -> DeepEnsemble:
@@ -51,7 +51,7 @@ class Single(Ensemble):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.run = network, Runner(network)
+        self.network, self.run = network, NetworkRunner(network)
 
     def forward(self, x: Tensor) -> Tensor:
         """[1 b c h w] → [1 b k]"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.limits import not_negative
 from polyphony.metrics import DirichletPredictions
 
@@ -30,7 +30,7 @@ class Dirichlet(Ensemble):
         super().__init__()
         not_negative(offset=offset)
         self.offset = offset
-        self.network, self.run = network, Runner(network)
+        self.network, self.run = network, NetworkRunner(network)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, Runner, check_leading, share_rows
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
 from polyphony.limits import MOST_MEMBERS, counts
 from polyphony.nn.conversion import every_module, replace
 
@@ -30,7 +30,7 @@ class Hydra(Ensemble):
         self.head, classifier = find_head(network, head)
         self.heads = Heads(classifier, members, rng)
         self.trunk = with_head(network, self.head, nn.Identity())
-        self.run = Runner(self.trunk, members)
+        self.run = NetworkRunner(self.trunk, members)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.nn import Size, add_members, merge_member
 from polyphony.nn.rank_one import RankOne
 
@@ -32,7 +32,7 @@ class LatentBE(Ensemble):
         self.members = members
         unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
         self.network = add_members(network, members, rng=unused, keep=keep, size=size)
-        self.run = Runner(self.network, members, size)
+        self.run = NetworkRunner(self.network, members, size)
         for layer in rank_one_layers(self.network):
             for name in ("r", "s"):
                 nn.init.ones_(getattr(layer, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, Runner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.limits import MOST_MEMBERS, counts, shares
 from polyphony.parallel import drawn
 
@@ -27,7 +27,7 @@ class MIMO(Ensemble):
         shares(input_repetition=input_repetition)
         self.members = members
         self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
-        self.network, self.run = network, Runner(network)
+        self.network, self.run = network, NetworkRunner(network)
 
     def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
         """Every member its own shuffle of the batch, repeated; the last rows are all members'. [m rows]"""

@@ -120,6 +120,7 @@ class Recipe(Table):
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time
     way: Literal["auto", "weights", "grouped", "activations"] = "auto"  # that rank-one layers compute
+    compile: bool = False  # whether a training's loss, teachers included, is a graph of torch.compile
     threads: Annotated[int, Field(gt=0, le=1024)] | None = (
         None  # a process; by default one for small images, else all cores
     )

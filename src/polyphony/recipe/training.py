@@ -87,7 +87,14 @@ class Schedule(Table):
     schedule: RateTable = TrapezoidTable()  # of the learning rate over the epochs
     clip: PositiveFloat | None = None  # the longest that the gradient of a step may be
 
-    def plan(self, augment: Crop, precision: str, deterministic: bool = False, way: str = AUTO) -> Plan:
+    def plan(
+        self,
+        augment: Crop,
+        precision: str,
+        deterministic: bool = False,
+        way: str = AUTO,
+        compiled: bool = False,
+    ) -> Plan:
         """The plan that `fit` follows."""
         same = {"epochs", "batch", "learning_rate", "weight_decay", "warm_up", "clip"}
         return Plan(
@@ -99,4 +106,5 @@ class Schedule(Table):
             tf32=precision == "tf32",
             deterministic=deterministic,
             way=way,
+            compile=compiled,
         )

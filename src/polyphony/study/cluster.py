@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import secrets
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -21,20 +20,19 @@ from typing import Any, Self
 import torch
 
 from polyphony.devices import choose_device
-from polyphony.study.processes import LOOK_SECONDS, sendable
+from polyphony.parallel import GoneError
+from polyphony.study.jobs import Training
+from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
+from polyphony.study.processes import LOOK_SECONDS, WorkerLostError, sendable
+from polyphony.study.ranks import run_in_ranks
 from polyphony.study.runner import Board, Event, Graph, JobError, Relay, run_job
-from polyphony.words import SentenceError, first_line
+from polyphony.words import first_line
 
 RETRIES = 3  # of a job whose worker or node was lost
 CONNECT_SECONDS = 5.0  # Ray itself would try for many minutes
-CHECK_SECONDS = 600.0  # for every node to say what it has
 GIB = 2**30
 SMALL_STORE = 100 * 2**20  # bytes in which a cluster of one's own passes objects on: ours are small
 CARRIED = ("POLYPHONY_DATA", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # variables that say where data lies
-
-
-class ClusterError(SentenceError, RuntimeError):
-    """A cluster cannot be used as it is; the message says why."""
 
 
 class LostError(JobError):
@@ -43,11 +41,15 @@ class LostError(JobError):
 
 @dataclass(frozen=True)
 class Share:
-    """What a job takes of its node: CPUs, which are its threads, GPUs, and GiB of memory."""
+    """What a job takes of its node: CPUs, which are its threads, GPUs, and GiB of memory.
+
+    A training divides it among so many processes; other jobs have one.
+    """
 
     cpus: int
     gpus: float = 0.0
     memory: float = 1.0
+    processes: int = 1
 
     def __str__(self) -> str:
         return f"{self.cpus} CPU, {self.gpus:g} GPU and {self.memory:g} GiB of memory"
@@ -66,6 +68,7 @@ class Place:
     variables: Mapping[str, str]
     threads: int
     device: str
+    processes: int = 1  # of a training
 
     def take(self) -> None:
         """Make this process such a place; raises where there is no such device."""
@@ -135,7 +138,7 @@ class Cluster:
     def _start_jobs(self, graph: Graph) -> dict[Any, str]:
         """Hand Ray all jobs that can be started; it keeps those for which there is no room yet."""
         variables = {name: os.environ[name] for name in CARRIED if name in os.environ}
-        place = Place(Path.cwd(), variables, self.share.cpus, self.device)
+        place = Place(Path.cwd(), variables, self.share.cpus, self.device, self.share.processes)
         task = self._ray.remote(run_there).options(
             num_cpus=self.share.cpus,
             num_gpus=self.share.gpus,
@@ -189,9 +192,14 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
         job = pickle.loads(packed)
         if job.is_done():
             Relay(send).started(job.name, job.epochs)
+        elif place.processes > 1 and isinstance(job, Training):
+            each = replace(place, threads=max(1, place.threads // place.processes))
+            run_in_ranks(job, place.processes, each.take, Relay(send))
         else:
             run_job(job, Relay(send))
         ray.get(sent)  # all have arrived before the end
+    except (WorkerLostError, GoneError):
+        os._exit(1)  # with all of a training's processes: Ray runs it again
     except Exception as error:
         return sendable(error)
     return None
@@ -221,76 +229,3 @@ def connect(address: str) -> Any:
     if current_thread() is main_thread():  # where Ray has put a handler of its own
         signal.signal(signal.SIGTERM, before)
     return ray
-
-
-def nodes() -> list[dict[str, Any]]:
-    """The nodes that are alive and have a CPU for tasks."""
-    import ray
-
-    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-
-
-def on_node(identity: str) -> dict[str, Any]:
-    """Ray's option for a task or actor that runs on one node alone."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(identity, soft=False)}
-
-
-def check_nodes(ray: Any, folder: Path) -> None:
-    """Raise unless every node sees the folder, and has what this process has."""
-    token = folder.resolve() / f".token-{secrets.token_hex(8)}"
-    token.touch()
-    look, alive = looker(), nodes()
-    task = ray.remote(num_cpus=0, max_retries=0)(look)
-    try:
-        here = look(str(token))
-        tasks = [task.options(**on_node(node["NodeID"])).remote(str(token)) for node in alive]
-        answers = ray.get(tasks, timeout=CHECK_SECONDS)
-    except ray.exceptions.RayError as error:
-        raise ClusterError(f"a node of the cluster does not answer ({first_line(error)})") from error
-    finally:
-        token.unlink()
-    for node, there in zip(alive, answers, strict=True):
-        compare(node["NodeManagerHostname"], here, there, folder)
-
-
-def compare(node: str, here: Mapping[str, str], there: Mapping[str, str], folder: Path) -> None:
-    """Raise the first thing in which a node differs from this process."""
-    for name, ours in here.items():
-        if there[name] != ours and name == "folder":
-            raise ClusterError(
-                f"node {node} does not see {folder}: results need a folder that all nodes share"
-            )
-        if there[name] != ours:
-            raise ClusterError(
-                f"node {node} has {name} {there[name]}, and here is {ours}: they must be the same"
-            )
-
-
-def looker() -> Callable[[str], dict[str, str]]:
-    """What tells of a node; made here, so that it is sent as it is written and needs no Polyphony there."""
-
-    def look(token: str) -> dict[str, str]:
-        import hashlib
-        import importlib.metadata
-        import importlib.util
-        import pathlib
-        import platform
-
-        import ray
-
-        ours, spec = "missing", importlib.util.find_spec("polyphony")
-        for folder in (spec and spec.submodule_search_locations) or ():
-            sources = [path.read_bytes() for path in sorted(pathlib.Path(folder).rglob("*.py"))]
-            digest = hashlib.sha256(b"".join(sources)).hexdigest()
-            ours = f"{importlib.metadata.version('polyphony')} ({digest[:8]})"
-        sees = str(pathlib.Path(token).exists())
-        return {
-            "folder": sees,
-            "Polyphony": ours,
-            "Python": platform.python_version(),
-            "Ray": ray.__version__,
-        }
-
-    return look

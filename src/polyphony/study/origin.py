@@ -21,6 +21,7 @@ TRAINING = (  # what decides which weights a training ends with; its images have
     "optimise",
     "tally",
     "losses",
+    "graphs",
     "mixture",
     "distill",
     "perturb",
@@ -87,5 +88,6 @@ def machine(study: Study) -> dict[str, Any]:
         "precision": study.recipe.precision,
         "deterministic": study.recipe.deterministic,
         "way": study.recipe.way,
+        "compile": study.recipe.compile,
         "system": platform.platform(),
     }

@@ -121,7 +121,8 @@ class Study:
                 f" the data's {len(self.splits.train)} training images"
             )
         recipe = self.recipe
-        return schedule.plan(recipe.data.augment, recipe.precision, recipe.deterministic, recipe.way)
+        settings = (recipe.precision, recipe.deterministic, recipe.way, recipe.compile)
+        return schedule.plan(recipe.data.augment, *settings)
 
     def student_steps(self, method: str) -> int:
         """How many steps the training of a method's student has."""

@@ -1,0 +1,116 @@
+"""Where the jobs of a command run: the options that say so, and the runner they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
+
+from polyphony.machine import cores
+
+if TYPE_CHECKING:
+    from polyphony.study import Runner, Share, Study
+
+Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
+AtLeastOne = validators.Number(gte=1)
+Workers = Annotated[
+    int | None,
+    Parameter(
+        validator=AtLeastOne, help="Processes at a time; as many as cores or GPUs have room for unless given."
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Where the jobs of a command run."""
+
+    device: Device = "auto"
+    workers: Workers = None
+    cluster: Annotated[
+        str | None,
+        Parameter(
+            metavar="ADDRESS", help="Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."
+        ),
+    ] = None
+    gpus_per_job: Annotated[
+        float | None,
+        Parameter(
+            validator=validators.Number(gt=0),
+            help="GPUs a job takes: with 0.5 two share one; 1 on cuda unless given; 2 or more on a cluster.",
+        ),
+    ] = None
+    processes_per_job: Annotated[
+        int | None,
+        Parameter(
+            validator=AtLeastOne,
+            help="Processes of one training on a cluster; as many as it has GPUs unless given.",
+        ),
+    ] = None
+    memory_per_job: Annotated[
+        float, Parameter(validator=validators.Number(gt=0), help="GiB of memory a job takes on a cluster.")
+    ] = 2.0
+
+
+class UsageError(ValueError):
+    """An argument that cannot be used."""
+
+
+def chosen(device: str) -> str:
+    """The device a person means."""
+    from polyphony.devices import choose_device
+
+    try:
+        return choose_device(device)
+    except ValueError as error:
+        raise UsageError(f"{error}; leave --device out to take the best there is") from error
+
+
+def chosen_for(where: Where) -> str:
+    """The device a person means for jobs; one that is named need not be here, if they run on a cluster."""
+    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
+
+
+def runner(study: Study, where: Where) -> Runner:
+    """Where the jobs of a command run: every command asks here, once."""
+    from polyphony.parallel import group_from_environment
+    from polyphony.study import Cluster, Here, Processes, Together, default_workers, visible_gpus
+
+    group, on_cpu = group_from_environment(), study.device == "cpu"
+    if where.cluster:
+        if group.size > 1 or where.workers:
+            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
+        return Cluster(where.cluster, study.folder, share(study, where), study.device)
+    if processes(where) > 1:
+        raise UsageError(
+            "a training of several processes is started by --cluster, or by"
+            f" torchrun --nproc-per-node {processes(where)} -m polyphony"
+        )
+    if group.size > 1:
+        return Together(study.threads, group=group)
+    at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
+    if at_once == 1:
+        return Here(study.threads)
+    threads = study.threads if on_cpu else max(1, cores() // at_once)
+    return Processes(at_once, threads, visible_gpus(study.device))
+
+
+def share(study: Study, where: Where) -> Share:
+    """What a job takes of a cluster; every process of one on GPUs has its own."""
+    from polyphony.study import Share
+
+    count, on_cpu = processes(where), study.device == "cpu"
+    gpus = where.gpus_per_job or (0.0 if on_cpu else float(count))
+    return Share(count * (study.threads if on_cpu else 1), gpus, where.memory_per_job, count)
+
+
+def processes(where: Where) -> int:
+    """How many processes a training has."""
+    gpus = where.gpus_per_job or 1.0
+    if gpus > 1 and not gpus.is_integer():
+        raise UsageError(f"--gpus-per-job {gpus:g}: a job takes a part of one GPU, or whole ones")
+    if where.gpus_per_job and where.processes_per_job and where.processes_per_job != max(1, gpus):
+        raise UsageError("every process takes one GPU: leave out --processes-per-job or --gpus-per-job")
+    return where.processes_per_job or max(1, int(gpus))

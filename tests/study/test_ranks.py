@@ -1,0 +1,51 @@
+"""One training in processes that have ranks, without torchrun."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyphony.limits import SettingError
+from polyphony.parallel import GoneError
+from polyphony.study import Study, TrainTeacher
+from polyphony.study.processes import WorkerLostError
+from polyphony.study.ranks import run_in_ranks
+from polyphony.study.runner import run_job
+
+
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def second_ends() -> None:
+    if os.environ["RANK"] == "1":
+        os._exit(9)
+
+
+@pytest.fixture
+def study(tiny_recipe, tmp_path: Path) -> Study:
+    return Study(tiny_recipe("teachers.epochs=2"), tmp_path / "one")
+
+
+def test_two_ranks_train_what_one_process_trains(study: Study, tmp_path: Path, board):
+    other = replace(study, folder=tmp_path / "two")
+    run_job(TrainTeacher(study, 0), board)
+    run_in_ranks(TrainTeacher(other, 0), 2, one_thread, board)
+    assert board.jobs == 2 * ["teacher 0"]
+    assert other.teacher_stage(0).done()["machine"]["processes"] == 2
+    theirs = load_file(other.teacher_folder(0) / "weights.safetensors")
+    for name, weight in load_file(study.teacher_folder(0) / "weights.safetensors").items():
+        torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_a_rank_that_is_lost_and_one_that_fails_end_the_training(study: Study, tiny_recipe, board):
+    with pytest.raises((WorkerLostError, GoneError)):
+        run_in_ranks(TrainTeacher(study, 0), 2, second_ends, board)
+    compiled = replace(study, recipe=tiny_recipe("compile=true"))
+    with pytest.raises(SettingError, match="several processes cannot be compiled"):
+        run_in_ranks(TrainTeacher(compiled, 0), 2, one_thread, board)
