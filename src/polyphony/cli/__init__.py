@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError
 from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
+from polyphony.cli.options import UsageError
 from polyphony.cli.terminal import complain
 from polyphony.machine import Terminated, WriteError, terminable
 
@@ -108,7 +109,7 @@ def out_of_memory(error: Exception) -> bool:
 
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
-    if isinstance(error, CycloptsError | study.UsageError):
+    if isinstance(error, CycloptsError | UsageError):
         return 2
     from polyphony.data import DataError
     from polyphony.limits import SettingError

@@ -6,13 +6,12 @@ import json
 import time
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.table import Table
 
 from polyphony.cli import terminal
+from polyphony.cli.options import RunFolder, flag
 from polyphony.words import counted, duration
 
 if TYPE_CHECKING:
@@ -20,21 +19,11 @@ if TYPE_CHECKING:
 
 
 def status(
-    folder: Path,
-    /,
-    *,
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON, done parts too.")
-    ] = False,
+    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print JSON, done parts too.", "--json")] = False
 ) -> None:
     """Say what of a study or sweep is done, running (where, since when, how far) and missing.
 
     It reads the run's folder alone, wherever the run goes on.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
     """
     from polyphony.study.status import run_status
 

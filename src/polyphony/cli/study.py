@@ -2,106 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
+from polyphony.cli.options import (
+    AT_LEAST_ONE,
+    DataRoot,
+    Device,
+    Overrides,
+    RecipeName,
+    RunFolder,
+    Running,
+    UsageError,
+    Where,
+    repeatable,
+)
 from polyphony.machine import cores
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Runner, Study
 
-DataRoot = Annotated[
-    Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
-]
-Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
-AtLeastOne = validators.Number(gte=1)
-Workers = Annotated[
-    int | None,
-    Parameter(
-        validator=AtLeastOne, help="Processes at a time; as many as cores or GPUs have room for unless given."
-    ),
-]
 
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Where:
-    """Where the jobs of a command run."""
-
-    device: Device = "auto"
-    workers: Workers = None
-    cluster: Annotated[
-        str | None,
-        Parameter(
-            metavar="ADDRESS", help="Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."
-        ),
-    ] = None
-    gpus_per_job: Annotated[
-        float | None,
-        Parameter(
-            validator=validators.Number(gt=0, lte=1),
-            help="GPUs a job takes: with 0.5 two share one; 1 on cuda unless given.",
-        ),
-    ] = None
-    memory_per_job: Annotated[
-        float, Parameter(validator=validators.Number(gt=0), help="GiB of memory a job takes on a cluster.")
-    ] = 2.0
-
-
-Overrides = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name="--set",
-        negative="",
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="Change one key of the recipe, for example student.alpha=0.5; give --set again for another.",
-    ),
-]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Running:
-    """How a study is run."""
-
-    out: Annotated[
-        Path | None,
-        Parameter(help="Folder for the results; one in runs/ named after the recipe unless given."),
-    ] = None
-    overrides: Overrides = ()
-    data: DataRoot = None
-    where: Where = Where()
-    redo: Annotated[
-        bool,
-        Parameter(
-            negative="", show_default=False, help="Replace results that were made with another recipe."
-        ),
-    ] = False
-    tensorboard: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="Write what is logged for TensorBoard, too."),
-    ] = False
-
-
-class UsageError(ValueError):
-    """An argument that cannot be used."""
-
-
-def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
+def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
     """Do everything: train the teachers, distil the students, predict, score, print a table, write a page.
 
     A second call does only what is missing; an interrupted one goes on where it was.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe, for example digits.
     """
     from polyphony.report import write_report
 
@@ -109,55 +41,32 @@ def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B00
     terminal.line(f"Page: {write_report([done.folder], None)}")
 
 
-def teach(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
-    """Train the teachers of a recipe, and no more.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe.
-    """
+def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+    """Train the teachers of a recipe, and no more."""
     run(recipe, running, "TEACH")
 
 
-def distill(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
-    """Train the students of a recipe, and before them what is missing of the teachers.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe.
-    """
+def distill(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+    """Train the students of a recipe, and before them what is missing of the teachers."""
     run(recipe, running, "DISTILL")
 
 
-def repeatable(what: str) -> Parameter:
-    """An option that takes one name and may be given several times."""
-    return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
-
-
 def evaluate(
-    folder: Path,
+    folder: RunFolder,
     /,
     *,
     ood: Annotated[tuple[str, ...], repeatable("A data set of unknown classes, for example svhn.")] = (),
     corrupted: Annotated[tuple[str, ...], repeatable("Corrupted test images, for example cifar10-c.")] = (),
     limit: Annotated[
-        int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
+        int | None, Parameter(validator=AT_LEAST_ONE, help="The first so many images of those sets.")
     ] = None,
     data: DataRoot = None,
-    where: Where = Where(),  # noqa: B008 (frozen)
+    where: Where = Where(),
 ) -> None:
-    """Predict with what a run has trained, write scores.csv and print the table.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
-    """
+    """Predict with what a run has trained, write scores.csv and print the table."""
     from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
 
-    study = open_study(folder, data, chosen_for(where))
+    study = open_study(folder, data, where.chosen())
     check_trained(study)
     with runner(study, where) as place:
         run_to(study, "EVALUATE", place, redo=False)
@@ -169,7 +78,7 @@ def evaluate(
 
 
 def show(
-    recipe: str,
+    recipe: RecipeName,
     /,
     *,
     overrides: Overrides = (),
@@ -179,11 +88,8 @@ def show(
 ) -> None:
     """Print the resolved recipe, the parameter counts, and what it will cost on this machine.
 
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe. With --no-code one from elsewhere can be looked at
-        safely: it is read and printed, and nothing that it names is run.
+    With --no-code a recipe from elsewhere can be looked at safely: it is read and printed, and nothing that
+    it names is run.
     """
     from polyphony.recipe import read_recipe
     from polyphony.study import costs, default_workers, sketched
@@ -207,7 +113,7 @@ def prepare(recipe: str, running: Running) -> Study:
         terminal.line(f"{recipe} runs code of its own: {', '.join(names)}.")
     resolved = read_recipe(recipe, running.overrides)
     folder = running.out or Path("runs", resolved.name)
-    return Study(resolved, folder, running.data, chosen_for(running.where))
+    return Study(resolved, folder, running.data, running.where.chosen())
 
 
 def outlined_if_absent(study: Study) -> Study:
@@ -226,21 +132,6 @@ def outlined_if_absent(study: Study) -> Study:
         terminal.line(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
         return outlined
     return study
-
-
-def chosen(device: str) -> str:
-    """The device a person means."""
-    from polyphony.devices import choose_device
-
-    try:
-        return choose_device(device)
-    except ValueError as error:
-        raise UsageError(f"{error}; leave --device out to take the best there is") from error
-
-
-def chosen_for(where: Where) -> str:
-    """The device a person means for jobs; one that is named need not be here, if they run on a cluster."""
-    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
 
 
 def measurable(study: Study) -> Study:
@@ -292,14 +183,15 @@ def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool
         if not isinstance(place, Cluster):  # whose nodes have memories of their own
             check_memory(study, max((cost.memory for cost in trainings), default=0))
         terminal.announce(study, trainings[:1] if upto == "TEACH" else trainings, place.at_once)
-    with terminal.board() as board:
-        seen = on_tensorboard(board, study.folder) if tensorboard else board
-        outcome = run_study(study, place, seen, upto=Upto[upto], redo=redo)
+    with watched(study.folder, tensorboard) as board:
+        outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)
 
 
-def on_tensorboard(board: Board, folder: Path) -> Board:
-    """A board of which TensorBoard hears too."""
+@contextmanager
+def watched(folder: Path, tensorboard: bool) -> Iterator[Board]:
+    """Where people see how the jobs of a run go; TensorBoard hears of them too, if it is asked for."""
     from polyphony.cli.tensorboard import TensorBoard
 
-    return TensorBoard(board, folder)
+    with terminal.board() as board:
+        yield TensorBoard(board, folder) if tensorboard else board
