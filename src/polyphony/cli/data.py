@@ -181,24 +181,21 @@ def _advance(bars: progress.Progress, bar: progress.TaskID, have: int) -> None:
 
 def _facts(dataset: Dataset, root: Path) -> dict[str, str]:
     """What `list` says of a data set."""
-    here = _here(dataset, root)
-    looked_for = "no; looked for " + ", ".join(place.path for place in dataset.places)
-    facts = {"what": dataset.title, "here": looked_for if here is None else _where(here, root / here.path)}
+    from polyphony.data.load import here
+
+    place = here(dataset, root)
+    looked_for = "no; looked for " + ", ".join(each.path for each in dataset.places)
+    facts = {"what": dataset.title, "here": looked_for if place is None else _where(place, root / place.path)}
     if size := sum(download.size for download in dataset.downloads):
         facts["get"] = f"{size / 1e6:,.0f} MB with 'polyphony data get {dataset.name}'"
     return facts | {"terms": dataset.terms, "home": dataset.homepage}
 
 
-def _here(dataset: Dataset, root: Path) -> Place | None:
-    from polyphony.data.files import there
-
-    return next((place for place in dataset.places if not place.path or there(root / place.path)), None)
-
-
 def _present(root: Path) -> list[str]:
     from polyphony.data.catalogue import DATASETS
+    from polyphony.data.load import here
 
-    return [name for name, dataset in DATASETS.items() if (here := _here(dataset, root)) and here.path]
+    return [name for name, dataset in DATASETS.items() if (place := here(dataset, root)) and place.path]
 
 
 def _where(place: Place, path: Path) -> str:

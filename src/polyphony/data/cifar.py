@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyphony.data.archives import members
+from polyphony.data.archives import wanted_files
 from polyphony.data.dataset import Contents, Dataset, Download, Place
 from polyphony.data.errors import DataError
 from polyphony.data.options import Options, last
@@ -96,7 +96,7 @@ def read(path: Path, options: Options, layout: Layout) -> Contents:
     pixels: dict[str, Rows] = {}
     labels: dict[str, Rows] = {}
     classes: tuple[str, ...] = ()
-    for name, content in members(path, (*layout.train, layout.test, meta)):
+    for name, content in wanted_files(path, (*layout.train, layout.test, meta)):
         where = str(path / name) if path.is_dir() else f"{path}: {name}"
         if name == meta:
             classes = layout.classes(content, key, where)

@@ -47,7 +47,7 @@ def find_order(network: nn.Module, names: Sequence[str], size: Size | None) -> t
 def check_members(network: nn.Module, members: int, size: Size) -> None:
     """Raise a ConversionError unless the first and last member of a network are what they are alone.
 
-    Of a network without members of its own that says that it does not mix the rows of a batch.
+    A network without members of its own is refused where it mixes the rows of a batch.
     """
     if getattr(network, TRIED, None) == size:
         return
@@ -104,7 +104,7 @@ class Trial:
         try:
             whole = self.run(converted, self.x)
             runs = [self.run(merge_member(converted, 0), self.rows[0]), self.last]
-            found = (difference(part(whole, j, order), alone) for j, alone in enumerate(runs))
+            found = (difference(as_member(whole, j, order), alone) for j, alone in enumerate(runs))
             return next((name for name in found if name is not None), None)
         except Exception as error:  # whatever a stranger's forward trips over
             return f"with members it fails: {error}"
@@ -140,7 +140,7 @@ class Trial:
         return f"members of this network are not what they are alone: {reason}; {cure}"
 
 
-def part(whole: Run, j: int, order: Order) -> Run:
+def as_member(whole: Run, j: int, order: Order) -> Run:
     """What one member had in the run of all."""
     outputs = whole.outputs.unflatten(0, (MEMBERS, -1))[j]
     if order.in_turn:
