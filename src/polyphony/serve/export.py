@@ -132,8 +132,7 @@ def without_logaddexp(program: ExportedProgram) -> ExportedProgram:
 
 def metadata(student: Student, levels: Levels) -> dict[str, str]:
     """What a file says of itself, each value as text: JSON but for words."""
-    said = student.description.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
-    told = said | {"levels": levels}
+    told = student.description.told() | {"levels": levels}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
 
 
