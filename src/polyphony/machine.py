@@ -76,9 +76,7 @@ def terminable() -> Iterator[None]:
     """Meanwhile the first SIGTERM raises Terminated; others change nothing."""
 
     def terminate(*_: object) -> None:
-        signal.signal(
-            signal.SIGTERM, lambda *_: None
-        )  # not SIG_IGN, which processes started now would inherit
+        signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which new processes would inherit
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, terminate)

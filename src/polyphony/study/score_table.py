@@ -21,7 +21,7 @@ from polyphony.study.study import Study
 
 def score_jobs(study: Study) -> list[Predict]:
     """Every prediction that the scores are made of."""
-    perturbing = [name for name, method in study.recipe.methods.items() if method.label not in ("", "clean")]
+    perturbing = [name for name, method in study.recipe.methods.items() if method.perturbs]
     seen = ["train", *(f"train+{name}" for name in perturbing), "valid", "test"]
     teachers = [Predict(study, TEACHERS, None, split) for split in seen]
     students = [Predict(study, m, s, split) for m, s in study.students for split in ("valid", "test")]

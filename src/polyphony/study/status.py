@@ -55,13 +55,8 @@ def run_status(folder: Path) -> Status:
     is_sweep = (folder / "sweep.json").exists()
     paths = [job.path for job in (predictions if is_sweep else score_jobs)(study)]
     table = (SweepScore if is_sweep else Score).file
-    return Status(
-        str(folder),
-        [training_status(job.name, job.epochs, place) for job, place in trainings(study)],
-        sum(map(Path.exists, paths)),
-        len(paths),
-        (folder / table).exists(),
-    )
+    states = [training_status(job.name, job.epochs, place) for job, place in trainings(study)]
+    return Status(str(folder), states, sum(map(Path.exists, paths)), len(paths), (folder / table).exists())
 
 
 def stored_study(folder: Path) -> Study:
