@@ -99,7 +99,7 @@ class ForeignTable(NetworkTable):
         return network
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        """It was told at once what to normalise by: the data's statistics do not concern it."""
+        """Nothing: what it normalises by was given when it was built."""
 
 
 def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:

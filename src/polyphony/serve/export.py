@@ -168,7 +168,7 @@ def one_sentence(student: Student, what: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """PyTorch's exporters speak of themselves and of packages that are not here: not to the user."""
+    """Meanwhile the user sees nothing of what PyTorch's exporters log and warn of."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

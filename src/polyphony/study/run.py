@@ -88,7 +88,7 @@ class Work:
         self.adopted = 0  # how many were taken over
 
     def check(self, study: Study) -> None:
-        """Refuse students made with other settings before anything is trained, be it their teachers."""
+        """Refuse students made with other settings, before anything is trained, teachers included."""
         for name, seed in () if self.redo else study.students:
             study.untaught_stage(name, seed).check_settings(besides=TAUGHT)
 

@@ -145,7 +145,7 @@ class Study:
             return form.build(network, members, rng)
         except ValueError as error:
             if any(weight.is_meta for weight in network.parameters()):
-                raise  # it may do where there are numbers
+                raise  # it may work where weights have numbers
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
     def fresh_students(self) -> dict[str, Ensemble]:
