@@ -219,7 +219,7 @@ def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
     """Logits, what they are, and labels in one file, under the key of what they depend on."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
-    # Several facts are written in any order: the usual kind goes unsaid, so that equal files have equal bytes.
+    # Several facts are written in any order: the usual kind goes unsaid, so that equal files are equal bytes.
     kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
     write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
 

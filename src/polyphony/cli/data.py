@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from polyphony.cli.terminal import console, errors, line
 from polyphony.machine import whole
 
 if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers at once
+    from polyphony.data import Split
     from polyphony.data.dataset import Dataset, Place
 
 app = App(name="data", help="Find, check, fetch, corrupt and look at data sets.")
@@ -168,11 +170,16 @@ def preview(
     with whole(file) as beside:
         sheet(rows).save(beside, "PNG")
     for part, split in plain.items():
-        counts = split.labels.bincount(minlength=len(kept.classes)).tolist()
-        line(f"{part}: {len(split):,} images", "bold")
-        named = zip(kept.classes, counts, strict=True)
-        console.print(Columns(Text(f"{label} {count:,}") for label, count in named), highlight=False)
+        _show_counts(part, split, kept.classes)
     line(f"origin: {kept.origin}\ncontact sheet: {file}")
+
+
+def _show_counts(part: str, split: Split, classes: Sequence[str]) -> None:
+    """How many images each class has."""
+    counts = split.labels.bincount(minlength=len(classes)).tolist()
+    line(f"{part}: {len(split):,} images", "bold")
+    named = zip(classes, counts, strict=True)
+    console.print(Columns(Text(f"{label} {count:,}") for label, count in named), highlight=False)
 
 
 def _advance(bars: progress.Progress, bar: progress.TaskID, have: int) -> None:
