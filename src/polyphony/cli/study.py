@@ -119,16 +119,15 @@ def prepare(recipe: str, running: Running) -> Study:
 def outlined_if_absent(study: Study) -> Study:
     """The study itself, or its outline where its data is not here."""
     from polyphony.data import DataError, MissingDataError
-    from polyphony.study import OutlinedStudy
 
     try:
         study.splits  # noqa: B018 (read to see whether it can be)
     except MissingDataError as error:
-        outlined = OutlinedStudy(study.recipe, study.folder, study.data_root, study.device)
         try:
-            count = len(outlined.splits.train)
+            outlined = study.outlined()
         except DataError:
             raise error from None
+        count = len(outlined.splits.train)
         terminal.line(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
         return outlined
     return study

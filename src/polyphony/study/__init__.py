@@ -10,7 +10,7 @@ from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
 from polyphony.study.score_table import mean, parameter_counts, select, verdict
 from polyphony.study.sketch import sketched
-from polyphony.study.study import OutlinedStudy, Study
+from polyphony.study.study import Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.study.together import Together, run_together
 
@@ -24,7 +24,6 @@ __all__ = [
     "Job",
     "JobError",
     "Outcome",
-    "OutlinedStudy",
     "Predict",
     "Processes",
     "Runner",
