@@ -21,10 +21,11 @@ from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
 from polyphony.perturb import ODS, Gaussian, Perturbation
+from polyphony.prediction_files import prediction_path
 from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
-from polyphony.store import Spec, prediction_path, spec_key
+from polyphony.store import Spec, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.runner import Job

@@ -13,18 +13,11 @@ from typing import TypeVar
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
+from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
 from polyphony.predictions import predict
 from polyphony.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.scores import TEACHERS
-from polyphony.store import (
-    FileError,
-    Stage,
-    load_predictions,
-    locked,
-    prediction_path,
-    save_predictions,
-    spec_key,
-)
+from polyphony.store import FileError, Stage, locked, spec_key
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.runner import Board, Graph, Job, Runner
 from polyphony.study.saved import SavedRows, load_rows, write_table

@@ -15,11 +15,12 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.parallel import group_from_environment
 from polyphony.perturb import Perturbation
+from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
-from polyphony.store import Spec, Stage, load_predictions, prediction_path, save_predictions, spec_key
+from polyphony.store import Spec, Stage, spec_key
 from polyphony.study.given import take_in
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.runner import Job

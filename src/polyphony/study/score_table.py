@@ -8,11 +8,12 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
+from polyphony.prediction_files import load_predictions
 from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, TableRow, Temperature, columns
 from polyphony.scores import TEACHERS, by_quality
 from polyphony.seeds import generator
-from polyphony.store import FileError, load_predictions
+from polyphony.store import FileError
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
 from polyphony.study.sketch import sketched
