@@ -162,11 +162,11 @@ def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
     ),
     "a place to run jobs": Change(
         {
-            "cli/options.py": {"    def chosen(self)": "    aloud: bool = False\n\n"},
-            "cli/study.py": {
+            "cli/where.py": {
+                '    device: Device = "auto"': "    aloud: bool = False\n",
                 "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads)\n",
                 "from polyphony.machine import": "from polyphony.study.aloud import Aloud\n",
-            },
+            }
         },
         {
             "study/aloud.py": '''"""Here, with a word for every job."""

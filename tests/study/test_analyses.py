@@ -12,7 +12,7 @@ from torch.autograd.functional import jacobian
 
 from polyphony.analysis import factor_distance
 from polyphony.cli.analyse import analyse as command
-from polyphony.cli.options import Where
+from polyphony.cli.where import Where
 from polyphony.data import pixels
 from polyphony.ensembles import DeepEnsemble
 from polyphony.perturb import ODS

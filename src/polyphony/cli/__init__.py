@@ -12,8 +12,8 @@ from cyclopts import App, CycloptsError
 from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
-from polyphony.cli.options import UsageError
 from polyphony.cli.terminal import complain
+from polyphony.cli.where import UsageError
 from polyphony.machine import Terminated, WriteError, terminable
 
 app = App(

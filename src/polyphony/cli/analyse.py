@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from polyphony.cli import terminal
-from polyphony.cli.options import AT_LEAST_ONE, DataRoot, RunFolder, Where
-from polyphony.cli.study import runner
+from polyphony.cli.options import DataRoot, RunFolder
+from polyphony.cli.where import AtLeastOne, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study.analyses import Analysed
@@ -22,7 +22,7 @@ def analyse(
     /,
     *what: What,
     examples: Annotated[
-        int, Parameter(validator=AT_LEAST_ONE, help="Images of each split whose Jacobians are compared.")
+        int, Parameter(validator=AtLeastOne, help="Images of each split whose Jacobians are compared.")
     ] = 500,
     data: DataRoot = None,
     where: Where = Where(),
@@ -41,7 +41,7 @@ def analyse(
     from polyphony.study.analyses import ANALYSES
     from polyphony.study.analyses import analyse as run
 
-    study = open_study(folder, data, where.chosen())
+    study = open_study(folder, data, chosen_for(where))
     with runner(study, where) as place, terminal.board() as board:
         done = run(study, what or ANALYSES, place, board, examples)
     show(folder, done)

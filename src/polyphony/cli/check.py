@@ -8,7 +8,7 @@ import time
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.options import Device, chosen
+from polyphony.cli.where import Device, chosen
 from polyphony.words import duration
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from polyphony.cli import terminal
-from polyphony.cli.options import UsageError
+from polyphony.cli.where import UsageError
 
 
 def init(

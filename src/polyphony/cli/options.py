@@ -1,4 +1,4 @@
-"""What verbs have in common on the command line: their arguments and options, and the device these mean."""
+"""The arguments and options that verbs have in common."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
-AT_LEAST_ONE = validators.Number(gte=1)
-
-
-class UsageError(ValueError):
-    """An argument that cannot be used."""
+from polyphony.cli.where import Where
 
 
 def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (cyclopts' own word)
@@ -36,7 +32,6 @@ DataRoot = Annotated[
         help="Folder that holds the data sets; $POLYPHONY_DATA, else the user's data folder, unless given.",
     ),
 ]
-Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
 Seed = Annotated[int | None, Parameter(help="Which of the method's students; the best unless given.")]
 Overrides = Annotated[
     tuple[str, ...],
@@ -52,26 +47,6 @@ Overrides = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Where:
-    """Where the jobs of a command run. What is said of an option is its help."""
-
-    device: Device = "auto"
-    workers: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
-    """Processes at a time; as many as cores or GPUs have room for unless given."""
-    cluster: Annotated[str | None, Parameter(metavar="ADDRESS")] = None
-    """Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."""
-    gpus_per_job: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=1))] = None
-    """GPUs a job takes: with 0.5 two share one; 1 on cuda unless given."""
-    memory_per_job: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 2.0
-    """GiB of memory a job takes on a cluster."""
-
-    def chosen(self) -> str:
-        """The device that is meant; one that is named need not be here, if jobs run on a cluster."""
-        return self.device if self.cluster and self.device != "auto" else chosen(self.device)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
 class Running:
     """How a study is run."""
 
@@ -82,13 +57,3 @@ class Running:
     where: Where = Where()
     redo: Annotated[bool, flag("Replace results that were made with another recipe.")] = False
     tensorboard: Annotated[bool, flag("Write what is logged for TensorBoard, too.")] = False
-
-
-def chosen(device: str) -> str:
-    """The device a person means."""
-    from polyphony.devices import choose_device
-
-    try:
-        return choose_device(device)
-    except ValueError as error:
-        raise UsageError(f"{error}; leave --device out to take the best there is") from error

@@ -13,7 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polyphony.cli import terminal
-from polyphony.cli.options import Device, RunFolder, Seed, UsageError, chosen, flag
+from polyphony.cli.options import RunFolder, Seed, flag
+from polyphony.cli.where import Device, UsageError, chosen
 from polyphony.words import printable
 
 if TYPE_CHECKING:

@@ -12,19 +12,8 @@ from cyclopts import Parameter
 
 from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
-from polyphony.cli.options import (
-    AT_LEAST_ONE,
-    DataRoot,
-    Device,
-    Overrides,
-    RecipeName,
-    RunFolder,
-    Running,
-    UsageError,
-    Where,
-    repeatable,
-)
-from polyphony.machine import cores
+from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, repeatable
+from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Runner, Study
@@ -58,7 +47,7 @@ def evaluate(
     ood: Annotated[tuple[str, ...], repeatable("A data set of unknown classes, for example svhn.")] = (),
     corrupted: Annotated[tuple[str, ...], repeatable("Corrupted test images, for example cifar10-c.")] = (),
     limit: Annotated[
-        int | None, Parameter(validator=AT_LEAST_ONE, help="The first so many images of those sets.")
+        int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
     ] = None,
     data: DataRoot = None,
     where: Where = Where(),
@@ -66,7 +55,7 @@ def evaluate(
     """Predict with what a run has trained, write scores.csv and print the table."""
     from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
 
-    study = open_study(folder, data, where.chosen())
+    study = open_study(folder, data, chosen_for(where))
     check_trained(study)
     with runner(study, where) as place:
         run_to(study, "EVALUATE", place, redo=False)
@@ -113,7 +102,7 @@ def prepare(recipe: str, running: Running) -> Study:
         terminal.line(f"{recipe} runs code of its own: {', '.join(names)}.")
     resolved = read_recipe(recipe, running.overrides)
     folder = running.out or Path("runs", resolved.name)
-    return Study(resolved, folder, running.data, running.where.chosen())
+    return Study(resolved, folder, running.data, chosen_for(running.where))
 
 
 def outlined_if_absent(study: Study) -> Study:
@@ -150,27 +139,6 @@ def run(recipe: str, running: Running, upto: str) -> Study:
     with runner(study, running.where) as place:
         run_to(study, upto, place, running.redo, running.tensorboard)
     return study
-
-
-def runner(study: Study, where: Where) -> Runner:
-    """Where the jobs of a command run: every command asks here, once."""
-    from polyphony.parallel import group_from_environment
-    from polyphony.study import Cluster, Here, Processes, Share, Together, default_workers, visible_gpus
-
-    group, on_cpu = group_from_environment(), study.device == "cpu"
-    if where.cluster:
-        if group.size > 1 or where.workers:
-            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
-        gpus = where.gpus_per_job or float(not on_cpu)
-        share = Share(study.threads if on_cpu else 1, gpus, where.memory_per_job)
-        return Cluster(where.cluster, study.folder, share, study.device)
-    if group.size > 1:
-        return Together(study.threads, group=group)
-    at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
-    if at_once == 1:
-        return Here(study.threads)
-    threads = study.threads if on_cpu else max(1, cores() // at_once)
-    return Processes(at_once, threads, visible_gpus(study.device))
 
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:

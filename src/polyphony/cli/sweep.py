@@ -11,8 +11,9 @@ from rich import box
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.options import AT_LEAST_ONE, RecipeName, Running
-from polyphony.cli.study import measurable, runner, watched
+from polyphony.cli.options import RecipeName, Running
+from polyphony.cli.study import measurable, watched
+from polyphony.cli.where import AtLeastOne, chosen_for, runner
 from polyphony.words import counted
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Tries:
     """Step sizes of the perturbation, for example 1/255,2/255."""
     seeds: Values = None
     """Seeds of every point, for example 0,1,2; the recipe's unless given."""
-    trials: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
+    trials: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
     """Let optuna propose so many points between the least and the largest values, instead of a grid."""
 
 
@@ -66,7 +67,7 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     from polyphony.study.sweep import Sweep, run_sweep
 
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
-    asked = Sweep(swept, folder, running.data, running.where.chosen())
+    asked = Sweep(swept, folder, running.data, chosen_for(running.where))
     asked.check(trials)
     with runner(asked.study([swept.own]), running.where) as place:
         if not folder.exists():

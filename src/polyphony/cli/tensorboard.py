@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyphony.cli.options import UsageError
+from polyphony.cli.where import UsageError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

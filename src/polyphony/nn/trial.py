@@ -19,7 +19,7 @@ from polyphony.nn.conversion import (
     draw_factors,
     merge_member,
 )
-from polyphony.nn.probe import Run, Size, close, on_images, run
+from polyphony.nn.probe import Size, Trace, close, on_images, run
 from polyphony.nn.rank_one import InTurn
 
 MEMBERS, ROWS = 2, 2  # of the trial: as few as can be told apart
@@ -72,7 +72,7 @@ class Trial:
         self.x, self.rows = x, x.unflatten(0, (MEMBERS, ROWS))
         self.whole, self.last = self.run(plain, x), self.run(plain, self.rows[-1])
 
-    def run(self, network: nn.Module, x: Tensor) -> Run:
+    def run(self, network: nn.Module, x: Tensor) -> Trace:
         """The stand-in, or what has become of it, on some images."""
         inner = network.network if isinstance(network, InTurn) else network
         return run(network, x, {name: inner.get_submodule(name) for name in self.names})
@@ -140,17 +140,17 @@ class Trial:
         return f"members of this network are not what they are alone: {reason}; {cure}"
 
 
-def as_member(whole: Run, j: int, order: Order) -> Run:
+def as_member(whole: Trace, j: int, order: Order) -> Trace:
     """What one member had in the run of all."""
     outputs = whole.outputs.unflatten(0, (MEMBERS, -1))[j]
     if order.in_turn:
         each = len(whole.calls) // MEMBERS
-        return Run(outputs, whole.calls[j * each : (j + 1) * each])
+        return Trace(outputs, whole.calls[j * each : (j + 1) * each])
     calls = [(name, of_member(everyone, order.dims[name], j)) for name, everyone in whole.calls]
-    return Run(outputs, calls)
+    return Trace(outputs, calls)
 
 
-def difference(mine: Run, alone: Run) -> str | None:
+def difference(mine: Trace, alone: Trace) -> str | None:
     """At which layer two runs first differ, or that they do in the end, if so."""
     for (name, a), (other, b) in zip(mine.calls, alone.calls, strict=False):
         if name != other or not close(a, b):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from polyphony.machine import whole
-from polyphony.serve.graph import Graph, Levels
+from polyphony.serve.graph import AnswerGraph, Levels
 from polyphony.serve.student import Answers, Student
 from polyphony.words import SentenceError, first_line
 
@@ -110,7 +110,7 @@ def as_pt2(student: Student, levels: Levels) -> tuple[bytes, Run]:
 
 def traced(student: Student, levels: Levels) -> ExportedProgram:
     """The student's graph for any number of images."""
-    graph = Graph(student, levels)
+    graph = AnswerGraph(student, levels)
     example = torch.zeros(2, *student.description.shape, dtype=getattr(torch, levels))
     with torch.no_grad(), one_sentence(student, "traced for any number of images"):
         graph(example)  # what is decided by the first images is decided before

@@ -4,7 +4,7 @@ from polyphony.rows import Score
 from polyphony.study.cluster import Cluster, ClusterError, Share
 from polyphony.study.cost import Cost, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
-from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
+from polyphony.study.jobs import TrainStudent, TrainTeacher
 from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
@@ -24,7 +24,6 @@ __all__ = [
     "Job",
     "JobError",
     "Outcome",
-    "Predict",
     "Processes",
     "Runner",
     "Score",

@@ -1,0 +1,72 @@
+"""Where the jobs of a command run: the options that say so, and the runner they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
+
+from polyphony.machine import cores
+
+if TYPE_CHECKING:
+    from polyphony.study import Runner, Study
+
+Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
+AtLeastOne = validators.Number(gte=1)
+
+
+class UsageError(ValueError):
+    """An argument that cannot be used."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Where the jobs of a command run. What is said of an option is its help."""
+
+    device: Device = "auto"
+    workers: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
+    """Processes at a time; as many as cores or GPUs have room for unless given."""
+    cluster: Annotated[str | None, Parameter(metavar="ADDRESS")] = None
+    """Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."""
+    gpus_per_job: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=1))] = None
+    """GPUs a job takes: with 0.5 two share one; 1 on cuda unless given."""
+    memory_per_job: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 2.0
+    """GiB of memory a job takes on a cluster."""
+
+
+def chosen(device: str) -> str:
+    """The device a person means."""
+    from polyphony.devices import choose_device
+
+    try:
+        return choose_device(device)
+    except ValueError as error:
+        raise UsageError(f"{error}; leave --device out to take the best there is") from error
+
+
+def chosen_for(where: Where) -> str:
+    """The device a person means for jobs; one that is named need not be here, if they run on a cluster."""
+    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
+
+
+def runner(study: Study, where: Where) -> Runner:
+    """Where the jobs of a command run: every command asks here, once."""
+    from polyphony.parallel import group_from_environment
+    from polyphony.study import Cluster, Here, Processes, Share, Together, default_workers, visible_gpus
+
+    group, on_cpu = group_from_environment(), study.device == "cpu"
+    if where.cluster:
+        if group.size > 1 or where.workers:
+            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
+        gpus = where.gpus_per_job or float(not on_cpu)
+        share = Share(study.threads if on_cpu else 1, gpus, where.memory_per_job)
+        return Cluster(where.cluster, study.folder, share, study.device)
+    if group.size > 1:
+        return Together(study.threads, group=group)
+    at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
+    if at_once == 1:
+        return Here(study.threads)
+    threads = study.threads if on_cpu else max(1, cores() // at_once)
+    return Processes(at_once, threads, visible_gpus(study.device))
