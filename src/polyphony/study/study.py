@@ -35,12 +35,12 @@ class Study:
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
-    stand_in: Splits | None = field(default=None, repr=False)  # for the data, where models are only counted
+    data_instead: Splits | None = field(default=None, repr=False)  # of the recipe's, where models are counted
 
     @property
     def splits(self) -> Splits:
         """The data, read once a process."""
-        return self.stand_in or load_splits(self.recipe.data, self.data_root)
+        return self.data_instead or load_splits(self.recipe.data, self.data_root)
 
     @property
     def teacher_count(self) -> int:
@@ -190,11 +190,11 @@ class Study:
         """The study with its first image alone, whose networks are built at once, and on any device."""
         splits = replace(self.splits, train=self.splits.train[:1])
         splits.train.statistics  # noqa: B018 (worked out here, once)
-        return replace(self, stand_in=splits)
+        return replace(self, data_instead=splits)
 
     def outlined(self) -> Study:
         """The study with as many blank images as the official data has; a DataError where that is unknown."""
-        return replace(self, stand_in=outline(self.recipe.data.name, self.recipe.data.options()))
+        return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data.options()))
 
 
 def built_once(
