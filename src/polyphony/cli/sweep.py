@@ -87,8 +87,8 @@ def announce(sweep: Sweep, trials: int | None, at_once: int) -> None:
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
     terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
-    teacher, point = costs(measurable(study))
-    terminal.line(terminal.estimate([teacher, replace(point, runs=point.runs * points)], at_once))
+    *teacher, point = costs(measurable(study))  # teachers that are given cost nothing
+    terminal.line(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], at_once))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:
