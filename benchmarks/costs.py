@@ -17,7 +17,7 @@ import torch
 from polyphony.machine import processor
 from polyphony.recipe import read_recipe
 from polyphony.rows import csv_text
-from polyphony.study import OutlinedStudy, Study, costs
+from polyphony.study import Study, costs
 from polyphony.study.cost import blank, step, trainings
 from polyphony.study.sketch import sketched_on
 
@@ -57,7 +57,7 @@ Row = dict[str, object]
 
 def outlined(recipe: str, *overrides: str) -> Study:
     """A recipe's study without its data."""
-    return OutlinedStudy(read_recipe(recipe, overrides), Path("nowhere"))
+    return Study(read_recipe(recipe, overrides), Path("nowhere")).outlined()
 
 
 def paper_rows() -> Iterator[Row]:

@@ -37,7 +37,8 @@ from polyphony import (
 )
 from polyphony.devices import choose_device
 from polyphony.distill import DistillMean
-from polyphony.store import StoreError, load_predictions, save_predictions
+from polyphony.prediction_files import load_predictions, save_predictions
+from polyphony.store import StoreError
 from polyphony.train import Loss, ResumeError
 
 NETWORK = resnet(8, 3, width=2)

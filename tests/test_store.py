@@ -17,17 +17,15 @@ from filelock import FileLock
 from polyphony import store
 from polyphony.machine import WriteError, whole
 from polyphony.metrics import DirichletPredictions, Predictions
+from polyphony.prediction_files import load_predictions, read_predictions, save_predictions
 from polyphony.store import (
     FileError,
     Stage,
     StaleError,
     StoreError,
     difference,
-    load_predictions,
     locked,
     read_json,
-    read_predictions,
-    save_predictions,
     spec_key,
     write_whole,
 )

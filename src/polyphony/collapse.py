@@ -32,7 +32,7 @@ def spread(model: Ensemble, logits: Tensor, labels: Tensor) -> Row:
 
 
 def is_new(log: Sequence[Row]) -> bool:
-    """Whether members count as one predictor in the last epochs of some, and so often in a row never before.
+    """Whether members count as one predictor in the last `LASTING` epochs, and never before in so many.
 
     One epoch alone means little: members that learn slowly may all name the same class for a while.
     """
@@ -42,7 +42,7 @@ def is_new(log: Sequence[Row]) -> bool:
 
 
 def is_seen(row: Row) -> bool:
-    """The health check of an epoch. Members that are never wrong have had no reason to disagree."""
+    """Whether members count as one predictor in an epoch; not where they are never wrong, and so agree."""
     if row.get("valid_member_acc", 1.0) == 1.0:
         return False
     found = metrics.Spread(2, row["valid_disagreement"], 1 - row["valid_member_acc"], row["valid_kld"])

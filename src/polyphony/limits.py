@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any
 
-HUGE = 1e100  # the square of a larger number may be none
+HUGE = 1e100  # the square of a larger number may be infinite
 MANY = 10**9  # of anything that is counted
 MOST_MEMBERS = 1024
 

@@ -54,6 +54,15 @@ def whole(file: Path, attempt: Path | None = None) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
 
 
+def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
+    """The same file in another place, whole: a second name for it, or a copy where there can be none."""
+    with whole(target, attempt) as beside:
+        try:
+            os.link(source, beside)
+        except OSError:
+            shutil.copyfile(source, beside)
+
+
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` to fill; renamed to it at the end, removed if anything fails."""
@@ -76,9 +85,7 @@ def terminable() -> Iterator[None]:
     """Meanwhile the first SIGTERM raises Terminated; others change nothing."""
 
     def terminate(*_: object) -> None:
-        signal.signal(
-            signal.SIGTERM, lambda *_: None
-        )  # not SIG_IGN, which processes started now would inherit
+        signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which new processes would inherit
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, terminate)

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,17 +23,10 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony.machine import claim, clear_leftovers, remove, whereabouts, whole
-from polyphony.metrics import DirichletPredictions, Predictions
+from polyphony.machine import claim, clear_leftovers, remove, share_file, whereabouts, whole
 from polyphony.words import SentenceError, first_line
 
 Spec = dict[str, Any]
-
-KIND = "logits"  # under which a file of predictions says what they are; without it they are members'
-KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
-
-
-UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # how the splits of inputs nobody was trained for begin
 
 
 class StoreError(SentenceError, RuntimeError):
@@ -210,55 +202,6 @@ class Stage:
         return safetensors.torch.load(data)
 
 
-def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
-    """Where a run keeps what a model predicts on a split: the teachers together have no seed, students do."""
-    who = [model] if seed is None else [model, str(seed)]
-    return run.joinpath("predictions", *who, f"{split}.safetensors")
-
-
-def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
-    """Logits, what they are, and labels in one file, under the key of what they depend on."""
-    tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
-    # Two facts are written in any order: what needs no word says none, so that equal files have equal bytes.
-    kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
-    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
-
-
-def load_predictions(path: Path, key: str) -> Predictions | None:
-    """Predictions saved under this key, or nothing where there are none or they depend on something else."""
-    if not path.exists():
-        return None
-    with opened(path) as file:
-        return _predictions(path, file) if (file.metadata() or {}).get("key") == key else None
-
-
-def read_predictions(path: Path) -> Predictions:
-    """Saved predictions, whatever they depend on."""
-    with opened(path) as file:
-        return _predictions(path, file)
-
-
-def _predictions(path: Path, file: Any) -> Predictions:
-    logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
-    kind = (file.metadata() or {}).get(KIND, Predictions.kind)
-    if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
-        raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
-    if not bool(logits.isfinite().all()):
-        raise damaged(path, "its logits are not all numbers")
-    if labels.shape != logits.shape[1:2] or labels.is_floating_point():
-        raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
-    known = not path.stem.startswith(UNKNOWN)  # another data set has other classes
-    if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
-        raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
-    if kind not in KINDS:
-        raise damaged(path, f"'{kind}' is no kind of predictions known here")
-    return KINDS[kind](logits, labels)
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, open to be read."""
@@ -311,15 +254,6 @@ def write_whole(path: Path, data: bytes | memoryview, attempt: Path | None = Non
     """A file that is there complete or not at all: written beside or in an attempt, flushed, renamed."""
     with whole(path, attempt) as beside:
         beside.write_bytes(data)
-
-
-def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
-    """The same file in another place, whole: a second name for it, or a copy where there can be none."""
-    with whole(target, attempt) as beside:
-        try:
-            os.link(source, beside)
-        except OSError:
-            shutil.copyfile(source, beside)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

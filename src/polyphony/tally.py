@@ -26,10 +26,10 @@ class Tally:
         """How many are done."""
         return len(self.rows)
 
-    def add(self, parts: dict[str, Tensor]) -> None:
+    def add(self, means: dict[str, Tensor]) -> None:
         """Count a step, by means over this process's rows."""
-        self.names = list(parts)
-        self.recent.append(torch.stack([value.detach() for value in parts.values()]) * self.group.part)
+        self.names = list(means)
+        self.recent.append(torch.stack([value.detach() for value in means.values()]) * self.group.part)
         self.rows.append(self.group.total)
 
     def look(self, epoch: int, steps: int) -> dict[str, float]:

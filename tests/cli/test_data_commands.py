@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_check_names_a_subset_and_exits_with_one(tmp_path: Path, capsys: pytest.
 
 
 def test_check_of_an_empty_root_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyphony.cli.data._here", lambda dataset, root: None)
+    monkeypatch.setattr(import_module("polyphony.data.load"), "here", lambda dataset, root: None)
     with pytest.raises(DataError, match="no known data set is in"):
         run("check")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyphony.cli.study import on_tensorboard
+from polyphony.cli.tensorboard import TensorBoard
 from polyphony.recipe import read_recipe
 from polyphony.store import Stage, write_json
 from polyphony.study import Board
@@ -41,7 +41,7 @@ def test_tensorboard_reads_what_the_log_holds_epochs_of_an_earlier_call_too(tmp_
     Stage(tmp_path / "teachers" / "1", {}).save({"log": ROWS[:2]})
 
     below = Remembers()
-    board = on_tensorboard(below, tmp_path)
+    board = TensorBoard(below, tmp_path)
     board.started("teacher 1", 4)
     for row in ROWS[2:]:
         board.epoch("teacher 1", row)

@@ -13,7 +13,8 @@ from types import FrameType
 import pytest
 
 import polyphony
-from polyphony.store import share_file, write_whole
+from polyphony.machine import share_file
+from polyphony.store import write_whole
 from polyphony.study import Study, TrainStudent, TrainTeacher
 from polyphony.study.origin import training_code, training_sources
 from polyphony.train import Unwatched

@@ -17,7 +17,7 @@ from polyphony.ensembles import Ensemble, Single
 from polyphony.nn import resnet
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
-from polyphony.study import OutlinedStudy, Study, costs, sketched
+from polyphony.study import Study, costs, sketched
 from polyphony.study.cost import (
     MOST_FLOPS,
     Speed,
@@ -64,14 +64,14 @@ def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["students-desk", "cifar10-desk"])
 def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
-    study = OutlinedStudy(read_recipe(recipe, SMALL), Path("nowhere"))
+    study = Study(read_recipe(recipe, SMALL), Path("nowhere")).outlined()
     without, real = (estimates(study, sketched_on(device, study)) for device in ("meta", "cpu"))
     assert [cost.name for cost in without] == ["teacher", *study.recipe.methods]
     assert {cost.name: cost.flops for cost in without} == {cost.name: cost.flops for cost in real}
 
 
 def test_the_papers_largest_recipe_is_counted_within_seconds():
-    study = OutlinedStudy(read_recipe("cifar100-wrn28x10-be4"), Path("nowhere"))
+    study = Study(read_recipe("cifar100-wrn28x10-be4"), Path("nowhere")).outlined()
     start = time.process_time()
     costs(study, sketched(study))
     assert time.process_time() - start < 30  # 3 on a machine that does nothing else; by doing a step, minutes

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from polyphony import Options, load, predict
+from polyphony.cli import sweep, terminal
 from polyphony.data import pixels
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.study import Study, run_study
+from polyphony.recipe.points import plan_sweep
+from polyphony.study import Study, Sweep, costs, run_study
 from polyphony.study.runner import Here
 from polyphony.weights import WeightsError
 
@@ -248,3 +250,13 @@ def test_a_student_that_starts_from_a_teacher_begins_as_good_as_it_is(folder):
 def test_a_start_that_cannot_be_is_one_sentence(folder, override, sentence):
     with pytest.raises(RecipeError, match=re.escape(sentence)):
         read_recipe(folder / "own.toml", ["student.start=teacher", override])
+
+
+def test_students_and_points_of_given_teachers_are_announced(folder, capsys):
+    recipe = read_recipe(folder / "own.toml")
+    study = Study(recipe, folder / "run")
+    terminal.announce(study, [], costs(study), 1)
+    sweep.announce(Sweep(plan_sweep(recipe, "kd", {"alpha": "0.5,0.9"}), folder / "swept"), None, 1)
+    said = capsys.readouterr().out
+    assert "own: 2 teachers, then 2 students (scratch, kd)." in said
+    assert "own-sweep: 2 teachers, then 2 points of kd, 1 seed each." in said

@@ -8,7 +8,7 @@ import torch
 from polyphony import store
 from polyphony.recipe import read_recipe
 from polyphony.study import Study, analysis_jobs
-from polyphony.study.analysis_jobs import MatchJacobians, MeasureSnr, Transfer
+from polyphony.study.analysis_jobs import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.shifts import Unknown
@@ -77,9 +77,9 @@ def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, m
     [
         lambda study: PredictShifted(study, "teachers", None, Unknown(study, "mnist"), ("",)).targets,
         lambda study: PredictShifted(study, "ods", 0, Unknown(study, "mnist"), ("",)).targets,
-        lambda study: MatchJacobians(study, "ods", 0, 5).saved,
-        lambda study: MeasureSnr(study, "ods", 1.0, ("ods", 0)).saved,
-        lambda study: Transfer(study).saved.key,
+        lambda study: jacobians_job(study, "ods", 0, 5).saved,
+        lambda study: snr_job(study, "ods", 1.0, ("ods", 0)).saved,
+        lambda study: transfer_job(study).saved.key,
     ],
     ids=["shifted teachers", "shifted student", "jacobians", "snr", "transfer"],
 )
@@ -104,9 +104,9 @@ def test_teachers_on_images_of_an_extra_one_are_predicted_again_in_a_new_format(
     study = Study(read_recipe("digits", SETTINGS), tmp_path)
     finish_teachers(study)
     finish_student(study, "ods", 0)
-    key = Transfer(study).saved.key
+    key = transfer_job(study).saved.key
     monkeypatch.setattr(analysis_jobs, "ANALYSIS_FORMAT", analysis_jobs.ANALYSIS_FORMAT + 1)
-    assert Transfer(study).saved.key != key
+    assert transfer_job(study).saved.key != key
 
 
 def test_another_seed_gives_other_teachers_that_no_set_shares(tmp_path):

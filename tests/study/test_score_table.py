@@ -9,9 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
+
+from polyphony.metrics import Predictions
+from polyphony.rows import Score, SweepScore, TeacherScore
+from polyphony.study.score_table import by_calibration
 
 BOUNDS = (0.05, 1e4)  # where temperatures are looked for
 
@@ -70,3 +75,13 @@ def test_the_curve_is_the_mean_over_every_subset_of_the_teachers(finished, split
         rows = [r for r in table(folder, "dee") if (r["split"], r["calibration"]) == (split, kind)]
         assert [int(row["size"]) for row in rows] == [0, 1, 2, 3]
         assert [float(row["nll"]) for row in rows] == pytest.approx(curve, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Score, SweepScore, TeacherScore])
+def test_a_score_that_a_table_has_no_column_for_is_left_out_of_it(monkeypatch, kind):
+    scores = Predictions.scores
+    monkeypatch.setattr(Predictions, "scores", lambda self, *at: scores(self, *at) | {"more": 1.0})
+    predictions = Predictions(torch.randn(2, 9, 3), torch.arange(9) % 3)
+    found = by_calibration(predictions, 2.0, kind)
+    assert found.keys() == {"standard", "calibrated"}
+    assert all(each.keys() == {"acc", "nll", "bs", "ece", "kld"} for each in found.values())

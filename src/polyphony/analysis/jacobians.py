@@ -7,18 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyphony.analysis.progress import Progress, unheard
+from polyphony.analysis.progress import Progress, no_progress
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble, evaluating
 
 
 def jacobian_cosines(
-    teachers: Ensemble,
-    student: Ensemble,
-    split: Split,
-    *,
-    batch: int = 50,
-    progress: Progress = unheard,
+    teachers: Ensemble, student: Ensemble, split: Split, *, batch: int = 50, progress: Progress = no_progress
 ) -> Tensor:
     """cos(vec ∂T_j/∂x, vec ∂S_j/∂x) of teacher j and student member j on every image. → [m n]
 

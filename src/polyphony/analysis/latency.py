@@ -9,16 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyphony.analysis.progress import Progress, unheard
+from polyphony.analysis.progress import Progress, no_progress
 from polyphony.devices import wait_for
 from polyphony.ensembles import Ensemble, evaluating
 
 
 def latencies(
-    models: Mapping[str, Ensemble],
-    x: Tensor,
-    repeats: int = 20,
-    progress: Progress = unheard,
+    models: Mapping[str, Ensemble], x: Tensor, repeats: int = 20, progress: Progress = no_progress
 ) -> dict[str, float]:
     """Milliseconds for all members' logits on x [b c h w]: each model's median of alternating repeats."""
     times: dict[str, list[float]] = {name: [] for name in models}

@@ -8,5 +8,5 @@ Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
-def unheard(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """Progress that nobody follows."""

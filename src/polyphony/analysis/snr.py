@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyphony import losses
-from polyphony.analysis.progress import Progress, unheard
+from polyphony.analysis.progress import Progress, no_progress
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 from polyphony.perturb import Perturbation
 
@@ -61,7 +61,7 @@ def gradient_snr(
     temperature: float,
     rng: torch.Generator,
     samples: int = 100,
-    progress: Progress = unheard,
+    progress: Progress = no_progress,
 ) -> float:
     """The SNR of G(x, ε) = ∇_θ (L_KD(S(x+ε), T(x+ε)) − L_KD(S(x), T(x))) over draws of ε, for one batch x.
 
@@ -85,10 +85,5 @@ def distillation_gradient(student: Ensemble, teachers: DeepEnsemble, x: Tensor, 
         targets = teachers(rows)
     with torch.enable_grad():
         loss = losses.distillation(student(rows), targets, temperature)
-        gradients = torch.autograd.grad(loss, learnt_parameters(student))
+        gradients = torch.autograd.grad(loss, [p for p in student.parameters() if p.requires_grad])
     return torch.cat([gradient.flatten() for gradient in gradients]).cpu().double()
-
-
-def learnt_parameters(student: Ensemble) -> list[Tensor]:
-    """The parameters that learn."""
-    return [parameter for parameter in student.parameters() if parameter.requires_grad]

@@ -18,11 +18,7 @@ def external_predictions(
     step_size: float,
     temperature: float,
     rng: torch.Generator,
-    *,
-    batch: int = 250,
 ) -> Predictions:
     """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
     perturb = ODS(step_size, source=source)
-    return predict(
-        teachers, split, batch=batch, before=lambda x, y: perturb(x, y, teachers, temperature, rng)
-    )
+    return predict(teachers, split, before=lambda x, y: perturb(x, y, teachers, temperature, rng))

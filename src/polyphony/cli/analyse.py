@@ -6,40 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from polyphony.cli import terminal
-from polyphony.cli.study import DataRoot
-from polyphony.cli.where import Where, chosen_for, runner
+from polyphony.cli.options import DataRoot, RunFolder
+from polyphony.cli.where import AtLeastOne, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study.analyses import Analysed
 
 What = Literal["jacobians", "snr", "transfer", "members", "latency", "factors"]
-Examples = Annotated[int, Parameter(validator=Number(gte=1))]
 
 
 def analyse(
-    folder: Path,
+    folder: RunFolder,
     /,
     *what: What,
-    examples: Examples = 500,
+    examples: Annotated[
+        int, Parameter(validator=AtLeastOne, help="Images of each split whose Jacobians are compared.")
+    ] = 500,
     data: DataRoot = None,
-    where: Where = Where(),  # noqa: B008 (frozen)
+    where: Where = Where(),
 ) -> None:
     """Look into the models of a run: what the report shows beyond scores. A second call does what is missing.
 
     Parameters
     ----------
-    folder
-        A run folder, for example runs/digits.
     what
         jacobians: do members change with their input as their teachers do; snr: how clear are the gradients
         that perturbations give; transfer: do directions of an extra teacher make the teachers disagree;
         members: what each says of a few images; latency: milliseconds a batch; factors: how far apart are
         the members' weights. All of them unless some are named.
-    examples
-        Images of each split whose Jacobians are compared.
     """
     from polyphony.study import open_study
     from polyphony.study.analyses import ANALYSES

@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from polyphony.cli import terminal
-from polyphony.cli.predict import Seed
-from polyphony.cli.study import DataRoot
+from polyphony.cli.options import DataRoot, RunFolder, Seed
 
+Whose = Annotated[str, Parameter(help="Whose student.")]
 Licence = Annotated[str, Parameter(help="Under which others may use it, for example MIT; kept with it.")]
 
 
 def export(
-    folder: Path,
-    method: str,
+    folder: RunFolder,
+    method: Whose,
     /,
     *,
     to: Annotated[Path, Parameter(help="The file: NAME.onnx, or NAME.pt2 for PyTorch.")],
@@ -30,13 +30,6 @@ def export(
     """Write a student as one file that answers without Polyphony, for any number of images at once.
 
     It is compared with the student on test images before it is written.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
-    method
-        Whose student.
     """
     from polyphony.serve import export_student, load_student
     from polyphony.study import open_study
@@ -47,8 +40,8 @@ def export(
 
 
 def pack(
-    folder: Path,
-    method: str,
+    folder: RunFolder,
+    method: Whose,
     /,
     *,
     to: Annotated[Path, Parameter(help="The folder to make.")],
@@ -59,13 +52,6 @@ def pack(
     """Make a model folder of a student as the Hugging Face Hub has it; 'hf upload' publishes it.
 
     It holds config.json, model.safetensors, model.onnx and a model card, README.md.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
-    method
-        Whose student.
     """
     from polyphony.serve.pack import pack_student
     from polyphony.study import open_study

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polyphony.cli import terminal
+from polyphony.cli.options import RunFolder, Seed, flag
 from polyphony.cli.where import Device, UsageError, chosen
 from polyphony.words import printable
 
@@ -25,18 +26,12 @@ if TYPE_CHECKING:
 Method = Annotated[
     str | None, Parameter(help="Whose student; of least calibrated NLL on validation images unless given.")
 ]
-Seed = Annotated[int | None, Parameter(help="Which of the method's students; the best unless given.")]
-
-
-def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (cyclopts' own word)
-    """An option without a value."""
-    return Parameter(name=name, negative="", show_default=False, help=help)
 
 
 def predict(
-    folder: Path,
+    folder: RunFolder,
     /,
-    *images: Path,
+    *images: Annotated[Path, Parameter(help="Picture files, or folders of them.")],
     method: Method = None,
     seed: Seed = None,
     sort: Annotated[bool, flag("The most uncertain first, by entropy.")] = False,
@@ -45,15 +40,7 @@ def predict(
     page: Annotated[Path | None, Parameter(help="Write a contact sheet too: one HTML file.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Ask a trained student about images without labels: class, calibrated confidence, uncertainties.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
-    images
-        Picture files, or folders of them.
-    """
+    """Ask a trained student about images without labels: class, calibrated confidence, uncertainties."""
     from polyphony.serve import load_student
     from polyphony.serve.table import contact_sheet
     from polyphony.store import write_whole

@@ -11,7 +11,10 @@ from polyphony.cli import terminal
 
 
 def report(
-    runs: Annotated[tuple[Path, ...], Parameter(name="RUN", required=True)],
+    runs: Annotated[
+        tuple[Path, ...],
+        Parameter(name="RUN", required=True, help="Run folders, for example runs/digits."),
+    ],
     /,
     *,
     out: Annotated[
@@ -19,14 +22,7 @@ def report(
         Parameter(help="The page; RUN/report.html unless given, or report.html here for several."),
     ] = None,
 ) -> None:
-    """Write one HTML page about a run or sweep, and its figures and tables as files; compare several.
-
-    Parameters
-    ----------
-    runs
-        Run folders, for example runs/digits.
-    """
+    """Write one HTML page about a run or sweep, and its figures and tables as files; compare several."""
     from polyphony.report import write_report
 
-    page = write_report(runs, out)
-    terminal.line(f"Page: {page}")
+    terminal.line(f"Page: {write_report(runs, out)}")

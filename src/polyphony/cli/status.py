@@ -6,35 +6,24 @@ import json
 import time
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.table import Table
 
 from polyphony.cli import terminal
+from polyphony.cli.options import RunFolder, flag
 from polyphony.words import counted, duration
 
 if TYPE_CHECKING:
-    from polyphony.study.status import Part, Status
+    from polyphony.study.status import Status, TrainingStatus
 
 
 def status(
-    folder: Path,
-    /,
-    *,
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON, done parts too.")
-    ] = False,
+    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print JSON, done parts too.", "--json")] = False
 ) -> None:
     """Say what of a study or sweep is done, running (where, since when, how far) and missing.
 
     It reads the run's folder alone, wherever the run goes on.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
     """
     from polyphony.study.status import run_status
 
@@ -55,16 +44,16 @@ def show(found: Status, now: float) -> None:
     scores = "scores are written" if found.scored else "no scores yet"
     terminal.line(f"{found.folder}: {done}{f' ({states})' if states else ''}; {predicted}; {scores}.")
     table = Table("training", "state", "epochs", "where", "for", "last sign")
-    for part in found.trainings:
-        if part.state != "done":
-            table.add_row(*cells(part, now))
+    for training in found.trainings:
+        if training.state != "done":
+            table.add_row(*cells(training, now))
     if table.rows:
         terminal.console.print(table)
 
 
-def cells(part: Part, now: float) -> list[str]:
+def cells(training: TrainingStatus, now: float) -> list[str]:
     """A training as text."""
-    where = f"{part.host}, process {part.pid}" if part.host else ""
-    since = duration(now - datetime.fromisoformat(part.since).timestamp()) if part.since else ""
-    last = f"{duration(now - part.changed)} ago" if part.changed else ""
-    return [part.name, part.state, f"{part.epochs} of {part.of}", where, since, last]
+    where = f"{training.host}, process {training.pid}" if training.host else ""
+    since = duration(now - datetime.fromisoformat(training.since).timestamp()) if training.since else ""
+    last = f"{duration(now - training.changed)} ago" if training.changed else ""
+    return [training.name, training.state, f"{training.epochs} of {training.of}", where, since, last]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,59 +12,17 @@ from cyclopts import Parameter
 
 from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
+from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, repeatable
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Runner, Study
 
-DataRoot = Annotated[
-    Path | None, Parameter(name="--data", help="Folder that holds the data sets; else $POLYPHONY_DATA.")
-]
-Overrides = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name="--set",
-        negative="",
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="Change one key of the recipe, for example student.alpha=0.5; give --set again for another.",
-    ),
-]
 
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Running:
-    """How a study is run."""
-
-    out: Annotated[
-        Path | None,
-        Parameter(help="Folder for the results; one in runs/ named after the recipe unless given."),
-    ] = None
-    overrides: Overrides = ()
-    data: DataRoot = None
-    where: Where = Where()  # noqa: RUF009 (frozen)
-    redo: Annotated[
-        bool,
-        Parameter(
-            negative="", show_default=False, help="Replace results that were made with another recipe."
-        ),
-    ] = False
-    tensorboard: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="Write what is logged for TensorBoard, too."),
-    ] = False
-
-
-def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
+def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
     """Do everything: train the teachers, distil the students, predict, score, print a table, write a page.
 
     A second call does only what is missing; an interrupted one goes on where it was.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe, for example digits.
     """
     from polyphony.report import write_report
 
@@ -70,35 +30,18 @@ def study(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B00
     terminal.line(f"Page: {write_report([done.folder], None)}")
 
 
-def teach(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
-    """Train the teachers of a recipe, and no more.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe.
-    """
+def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+    """Train the teachers of a recipe, and no more."""
     run(recipe, running, "TEACH")
 
 
-def distill(recipe: str, /, *, running: Running = Running()) -> None:  # noqa: B008 (frozen)
-    """Train the students of a recipe, and before them what is missing of the teachers.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe.
-    """
+def distill(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+    """Train the students of a recipe, and before them what is missing of the teachers."""
     run(recipe, running, "DISTILL")
 
 
-def repeatable(what: str) -> Parameter:
-    """An option that takes one name and may be given several times."""
-    return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
-
-
 def evaluate(
-    folder: Path,
+    folder: RunFolder,
     /,
     *,
     ood: Annotated[tuple[str, ...], repeatable("A data set of unknown classes, for example svhn.")] = (),
@@ -107,15 +50,9 @@ def evaluate(
         int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
     ] = None,
     data: DataRoot = None,
-    where: Where = Where(),  # noqa: B008 (frozen)
+    where: Where = Where(),
 ) -> None:
-    """Predict with what a run has trained, write scores.csv and print the table.
-
-    Parameters
-    ----------
-    folder
-        A run folder, for example runs/digits.
-    """
+    """Predict with what a run has trained, write scores.csv and print the table."""
     from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
 
     study = open_study(folder, data, chosen_for(where))
@@ -130,7 +67,7 @@ def evaluate(
 
 
 def show(
-    recipe: str,
+    recipe: RecipeName,
     /,
     *,
     overrides: Overrides = (),
@@ -140,11 +77,8 @@ def show(
 ) -> None:
     """Print the resolved recipe, the parameter counts, and what it will cost on this machine.
 
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe. With --no-code one from elsewhere can be looked at
-        safely: it is read and printed, and nothing that it names is run.
+    With --no-code a recipe from elsewhere can be looked at safely: it is read and printed, and nothing that
+    it names is run.
     """
     from polyphony.recipe import read_recipe
     from polyphony.study import costs, default_workers, sketched
@@ -174,16 +108,15 @@ def prepare(recipe: str, running: Running) -> Study:
 def outlined_if_absent(study: Study) -> Study:
     """The study itself, or its outline where its data is not here."""
     from polyphony.data import DataError, MissingDataError
-    from polyphony.study import OutlinedStudy
 
     try:
         study.splits  # noqa: B018 (read to see whether it can be)
     except MissingDataError as error:
-        outlined = OutlinedStudy(study.recipe, study.folder, study.data_root, study.device)
         try:
-            count = len(outlined.splits.train)
+            outlined = study.outlined()
         except DataError:
             raise error from None
+        count = len(outlined.splits.train)
         terminal.line(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
         return outlined
     return study
@@ -209,22 +142,25 @@ def run(recipe: str, running: Running, upto: str) -> Study:
 
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:
-    """Run a study up to a part, and print what came out."""
+    """Run a study so far, and print what came out."""
     from polyphony.study import Cluster, Upto, check_memory, costs, run_study
 
     if not study.folder.exists():
         trainings = costs(measurable(study))
         if not isinstance(place, Cluster):  # whose nodes have memories of their own
             check_memory(study, max((cost.memory for cost in trainings), default=0))
-        terminal.announce(study, trainings[:1] if upto == "TEACH" else trainings, place.at_once)
-    with terminal.board() as board:
-        seen = on_tensorboard(board, study.folder) if tensorboard else board
-        outcome = run_study(study, place, seen, upto=Upto[upto], redo=redo)
+        teachers = len(trainings) - len(study.recipe.methods)  # those that are given cost nothing
+        students = [] if upto == "TEACH" else trainings[teachers:]
+        terminal.announce(study, trainings[:teachers], students, place.at_once)
+    with watched(study.folder, tensorboard) as board:
+        outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)
 
 
-def on_tensorboard(board: Board, folder: Path) -> Board:
-    """A board of which TensorBoard hears too."""
+@contextmanager
+def watched(folder: Path, tensorboard: bool) -> Iterator[Board]:
+    """Where people see how the jobs of a run go; TensorBoard hears of them too, if it is asked for."""
     from polyphony.cli.tensorboard import TensorBoard
 
-    return TensorBoard(board, folder)
+    with terminal.board() as board:
+        yield TensorBoard(board, folder) if tensorboard else board

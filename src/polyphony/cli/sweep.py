@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 
 from polyphony.cli import terminal
-from polyphony.cli.study import Running, measurable, on_tensorboard
+from polyphony.cli.options import RecipeName, Running
+from polyphony.cli.study import measurable, watched
 from polyphony.cli.where import AtLeastOne, chosen_for, runner
 from polyphony.words import counted
 
@@ -22,50 +23,41 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20  # of the table on the terminal
 
-Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # divided by commas
 
 
-def sweep(
-    recipe: str,
-    /,
-    *,
-    method: str | None = None,
-    alpha: Values = None,
-    temperature: Values = None,
-    step_size: Values = None,
-    seeds: Values = None,
-    trials: Annotated[int | None, Parameter(validator=AtLeastOne)] = None,
-    running: Running = Running(),  # noqa: B008 (frozen)
-) -> None:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Tries:
+    """What is tried of which method, as a person says it."""
+
+    method: str | None = None
+    """The method of the recipe; the first that takes a step unless given."""
+    alpha: Values = None
+    """Weights of distillation, for example 0.5,0.9."""
+    temperature: Values = None
+    """Temperatures of distillation, for example 1,4."""
+    step_size: Values = None
+    """Step sizes of the perturbation, for example 1/255,2/255."""
+    seeds: Values = None
+    """Seeds of every point, for example 0,1,2; the recipe's unless given."""
+    trials: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
+    """Let optuna propose so many points between the least and the largest values, instead of a grid."""
+
+
+def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = Running()) -> None:
     """Try values of α, temperature and step size of one method, judged on validation images alone.
 
     Every point is a student like any other; a second call trains only what is missing. Without values they
     are those of the paper's tables; where some are given, the other settings stay as the recipe has them.
     Results go to runs/NAME-sweep.
-
-    Parameters
-    ----------
-    recipe
-        A TOML file, or the name of a shipped recipe.
-    method
-        The method of the recipe; the first that takes a step unless given.
-    alpha
-        Weights of distillation, for example 0.5,0.9.
-    temperature
-        Temperatures of distillation, for example 1,4.
-    step_size
-        Step sizes of the perturbation, for example 1/255,2/255.
-    seeds
-        Seeds of every point, for example 0,1,2; the recipe's unless given.
-    trials
-        Let optuna propose so many points between the least and the largest values, instead of a grid.
     """
     from polyphony.recipe import read_recipe
-    from polyphony.recipe.points import plan_sweep
+    from polyphony.recipe.points import PARAMETERS, plan_sweep
 
-    overrides = (*running.overrides, *([] if seeds is None else [f"seeds=[{seeds}]"]))
-    texts = {"alpha": alpha, "temperature": temperature, "step_size": step_size}
-    follow(plan_sweep(read_recipe(recipe, overrides), method, texts), trials, running)
+    overrides = (*running.overrides, *([] if tries.seeds is None else [f"seeds=[{tries.seeds}]"]))
+    texts = {name: getattr(tries, name) for name in PARAMETERS}
+    follow(plan_sweep(read_recipe(recipe, overrides), tries.method, texts), tries.trials, running)
 
 
 def follow(swept: Swept, trials: int | None, running: Running) -> None:
@@ -80,9 +72,8 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     with runner(asked.study([swept.own]), running.where) as place:
         if not folder.exists():
             announce(asked, trials, place.at_once)
-        with terminal.board() as board:
-            seen = on_tensorboard(board, folder) if running.tensorboard else board
-            outcome = run_sweep(asked, place, seen, trials=trials, redo=running.redo)
+        with watched(folder, running.tensorboard) as board:
+            outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     terminal.line(f"Page: {write_report([folder], None)}")
 
@@ -96,19 +87,13 @@ def announce(sweep: Sweep, trials: int | None, at_once: int) -> None:
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
     terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
-    teacher, point = costs(measurable(study))
-    terminal.line(terminal.estimate([teacher, replace(point, runs=point.runs * points)], at_once))
+    *teacher, point = costs(measurable(study))  # teachers that are given cost nothing
+    terminal.line(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], at_once))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:
     """What was done, the points best first, and the best as a line of a recipe."""
-    before = outcome.skipped - outcome.adopted
-    if outcome.adopted:
-        terminal.line(f"{outcome.adopted} trainings were taken over from other runs in {run.folder.parent}.")
-    if outcome.ran == outcome.adopted == 0 and not outcome.diverged:
-        terminal.line(f"Nothing to do: all {before} parts of {run.folder} are done and unchanged.")
-    elif before:
-        terminal.line(f"{outcome.ran} parts were run, {before} were done before.")
+    terminal.show_work(run.folder, outcome, nothing_lost=not outcome.diverged)
     terminal.console.print(table(run))
     if len(run.ranked) > MOST_ROWS:
         terminal.line(f"… and {len(run.ranked) - MOST_ROWS} more in {run.folder / 'sweep.csv'}")

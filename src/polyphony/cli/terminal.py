@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -20,7 +21,7 @@ from polyphony.words import sentence as one_sentence
 if TYPE_CHECKING:
     from polyphony.collapse import Row
     from polyphony.recipe import Recipe
-    from polyphony.study import Board, Cost, Outcome, Score, Study
+    from polyphony.study import Board, Cost, Outcome, Score, Study, SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
@@ -31,8 +32,7 @@ errors = Console(stderr=True)
 
 def complain(sentence: str) -> None:
     """One sentence on standard error, of at most 300 characters."""
-    text = one_sentence(f"polyphony: {sentence}")
-    errors.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    note(one_sentence(f"polyphony: {sentence}"), "bold red")
 
 
 @contextmanager
@@ -73,7 +73,7 @@ class Bars:
         self.progress.update(self.tasks[name], completed=self.done[name], numbers=numbers(row))
 
     def warn(self, name: str, sentence: str) -> None:
-        caution(f"{name}: {sentence}")
+        line(f"{name}: {sentence}", "yellow")
 
     def finished(self, name: str) -> None:
         self.progress.remove_task(self.tasks.pop(name))
@@ -97,7 +97,7 @@ class Lines:
             line(f"{name}: epoch {clock.done}/{clock.epochs}  {numbers(row)}  {duration(clock.left)} left")
 
     def warn(self, name: str, sentence: str) -> None:
-        caution(f"{name}: {sentence}")
+        line(f"{name}: {sentence}", "yellow")
 
     def finished(self, name: str) -> None:
         line(f"{name}: done in {duration(self.jobs.pop(name).elapsed)}")
@@ -141,9 +141,9 @@ def numbers(row: Row) -> str:
     return "  ".join(text.format(row[key]) for key, text in shown.items() if key in row)
 
 
-def line(text: str) -> None:
-    """A plain line."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def line(text: str, style: str | None = None) -> None:
+    """A line as it is: a name may hold what looks like markup, and a path must not be broken."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def plain(text: str) -> None:
@@ -151,14 +151,9 @@ def plain(text: str) -> None:
     console.file.write(f"{text.rstrip()}\n")
 
 
-def note(text: str) -> None:
+def note(text: str, style: str | None = None) -> None:
     """A line beside what a command prints for others to read: on standard error."""
-    errors.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def caution(text: str) -> None:
-    """A line that should not be missed; the work goes on."""
-    console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    errors.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_recipe(recipe: Recipe) -> None:
@@ -186,13 +181,13 @@ def show_costs(costs: Sequence[Cost], at_once: int) -> None:
     line(f"{estimate(costs, at_once)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
 
 
-def announce(study: Study, costs: Sequence[Cost], at_once: int) -> None:
-    """What is about to happen, the teachers' cost first and maybe alone, and how long it will take."""
+def announce(study: Study, teacher: Sequence[Cost], students: Sequence[Cost], at_once: int) -> None:
+    """What is about to happen to teachers and, if any are trained, students, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
     teachers = counted(study.teacher_count, "teacher")
-    students = f", then {len(study.students)} students ({methods})" if len(costs) > 1 else ""
-    line(f"{study.recipe.name}: {teachers}{students}.")
-    line(estimate(costs, at_once))
+    then = f", then {len(study.students)} students ({methods})" if students else ""
+    line(f"{study.recipe.name}: {teachers}{then}.")
+    line(estimate([*teacher, *students], at_once))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
         line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
 
@@ -207,16 +202,22 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
     """What was done, the table, the verdict, where the files are."""
     from polyphony.study import verdict
 
-    if outcome.adopted:
-        line(f"{outcome.adopted} trainings were taken over from other runs in {study.folder.parent}.")
-    if outcome.ran == outcome.adopted == 0:
-        line(f"Nothing to do: all {outcome.skipped} parts of {study.folder} are done and unchanged.")
-    elif outcome.skipped > outcome.adopted:
-        line(f"{outcome.ran} parts were run, {outcome.skipped - outcome.adopted} were done before.")
+    show_work(study.folder, outcome)
     if outcome.scores:
         console.print(score_table(study, outcome.scores))
         line(verdict(study, outcome.scores))
         line(f"Scores: {study.folder / 'scores.csv'}")
+
+
+def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool = True) -> None:
+    """How much was run, was done before, and was taken over from other runs."""
+    before = outcome.skipped - outcome.adopted
+    if outcome.adopted:
+        line(f"{outcome.adopted} trainings were taken over from other runs in {folder.parent}.")
+    if outcome.ran == outcome.adopted == 0 and nothing_lost:
+        line(f"Nothing to do: all {before} parts of {folder} are done and unchanged.")
+    elif before:
+        line(f"{outcome.ran} parts were run, {before} were done before.")
 
 
 def score_table(study: Study, rows: list[Score]) -> Table:

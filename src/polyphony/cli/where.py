@@ -14,48 +14,28 @@ if TYPE_CHECKING:
 
 Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
 AtLeastOne = validators.Number(gte=1)
-Workers = Annotated[
-    int | None,
-    Parameter(
-        validator=AtLeastOne, help="Processes at a time; as many as cores or GPUs have room for unless given."
-    ),
-]
+
+
+class UsageError(ValueError):
+    """An argument that cannot be used."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Where:
-    """Where the jobs of a command run."""
+    """Where the jobs of a command run. What is said of an option is its help."""
 
     device: Device = "auto"
-    workers: Workers = None
-    cluster: Annotated[
-        str | None,
-        Parameter(
-            metavar="ADDRESS", help="Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."
-        ),
-    ] = None
-    gpus_per_job: Annotated[
-        float | None,
-        Parameter(
-            validator=validators.Number(gt=0),
-            help="GPUs a job takes: with 0.5 two share one; 1 on cuda unless given; 2 or more on a cluster.",
-        ),
-    ] = None
-    processes_per_job: Annotated[
-        int | None,
-        Parameter(
-            validator=AtLeastOne,
-            help="Processes of one training on a cluster; as many as it has GPUs unless given.",
-        ),
-    ] = None
-    memory_per_job: Annotated[
-        float, Parameter(validator=validators.Number(gt=0), help="GiB of memory a job takes on a cluster.")
-    ] = 2.0
-
-
-class UsageError(ValueError):
-    """An argument that cannot be used."""
+    workers: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
+    """Processes at a time; as many as cores or GPUs have room for unless given."""
+    cluster: Annotated[str | None, Parameter(metavar="ADDRESS")] = None
+    """Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."""
+    gpus_per_job: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
+    """GPUs a job takes: with 0.5 two share one; 1 on cuda unless given; 2 or more on a cluster."""
+    processes_per_job: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
+    """Processes of one training on a cluster; as many as it has GPUs unless given."""
+    memory_per_job: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 2.0
+    """GiB of memory a job takes on a cluster."""
 
 
 def chosen(device: str) -> str:

@@ -42,7 +42,7 @@ def tree(path: Path) -> Tree:
         found = (name for name, _ in walk(path) if not name.endswith("/"))
         return Tree(path, tuple(sorted(found)), lambda name: read_bytes(path / name))
     archive = open_zip(path)
-    files = {_below_top(info.filename): info for info in archive.infolist() if not info.is_dir()}
+    files = {info.filename.partition("/")[2]: info for info in archive.infolist() if not info.is_dir()}
 
     def read(name: str) -> bytes:
         with damaged(f"{path}: {name}", "file", "download the archive again"):
@@ -67,21 +67,18 @@ def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
     return archive
 
 
-def members(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def wanted_files(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the wanted files of a folder or a tar archive, one at a time, in any order.
 
     Raises DataError naming whatever is missing or cannot be read.
     """
     missing = set(wanted)
-    for name, content in _from_folder(path, wanted) if path.is_dir() else _from_tar(path, wanted):
+    inside = ((name, read_bytes(path / name)) for name in wanted if there(path / name))
+    for name, content in inside if path.is_dir() else _from_tar(path, wanted):
         missing.discard(name)
         yield name, content
     if missing:
         raise DataError(f"{path} lacks {', '.join(sorted(missing))}; get the complete official archive again")
-
-
-def _from_folder(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    return ((name, read_bytes(path / name)) for name in wanted if there(path / name))
 
 
 def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -146,7 +143,3 @@ def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[
 def _check_name(path: Path, name: str) -> None:
     if name.startswith("/") or re.search(r"\\|^[A-Za-z]:|\0", name) or ".." in PurePosixPath(name).parts:
         raise DataError(f"{path} holds the path {name!r}, which leaves its folder; do not trust this archive")
-
-
-def _below_top(name: str) -> str:
-    return name.partition("/")[2]

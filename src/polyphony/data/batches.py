@@ -90,11 +90,7 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def batches(
-    split: Split,
-    size: int,
-    augment: Augmentation,
-    rng: torch.Generator,
-    device: torch.device | str = "cpu",
+    split: Split, size: int, augment: Augmentation, rng: torch.Generator, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One shuffled epoch of (x float32 in [0, 1] [b c h w] channels last, y int64 [b]).
 

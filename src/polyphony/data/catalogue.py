@@ -10,17 +10,5 @@ from polyphony.data.idx import FASHION_MNIST, MNIST
 from polyphony.data.svhn import SVHN
 from polyphony.data.tinyimagenet import TINYIMAGENET
 
-DATASETS: dict[str, Dataset] = {
-    dataset.name: dataset
-    for dataset in (
-        CIFAR10,
-        CIFAR100,
-        TINYIMAGENET,
-        SVHN,
-        CIFAR10_C,
-        CIFAR100_C,
-        FASHION_MNIST,
-        MNIST,
-        DIGITS,
-    )
-}
+_KNOWN = (CIFAR10, CIFAR100, TINYIMAGENET, SVHN, CIFAR10_C, CIFAR100_C, FASHION_MNIST, MNIST, DIGITS)
+DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _KNOWN}

@@ -14,7 +14,6 @@ from polyphony.data.files import file_md5, there, unpacked
 class Check:
     """What was found: the origin in one word, images by part, and a sentence for everything that differs."""
 
-    path: Path
     origin: str
     counts: dict[str, int]
     differences: tuple[str, ...]
@@ -39,13 +38,13 @@ def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> Che
     """Compares what was read with the official counts, and the files with the official checksums."""
     counts = {part: len(split) for part, split in contents.parts.items()}
     if contents.origin != "unverified":  # the reader knows better than any checksum
-        return Check(path, contents.origin, counts, ())
+        return Check(contents.origin, counts, ())
     wrong_files, wrong_counts = _files(place, path), _counts(dataset, counts)
     if not wrong_files and not wrong_counts:
         origin = "official" if place.checksums else "unverified"
     else:
         origin = "subset" if wrong_counts else "altered"
-    return Check(path, origin, counts, (*wrong_counts, *wrong_files))
+    return Check(origin, counts, (*wrong_counts, *wrong_files))
 
 
 def _counts(dataset: Dataset, counts: dict[str, int]) -> list[str]:

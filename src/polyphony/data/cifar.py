@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyphony.data.archives import members
+from polyphony.data.archives import wanted_files
 from polyphony.data.dataset import Contents, Dataset, Download, Place
 from polyphony.data.errors import DataError
 from polyphony.data.options import Options, last
@@ -37,76 +37,77 @@ class Layout:
     fine: str | int
     coarse: str | int | None = None
     coarse_names: tuple[str, str] = ("", "")
-    prefix: int = 1
+
+    def labels(self, options: Options) -> tuple[str | int, tuple[str, str]]:
+        """Where the labels that are asked for are, and their names."""
+        if options.coarse and self.coarse is not None:
+            return self.coarse, self.coarse_names
+        return self.fine, self.names
+
+    def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
+        """Pixels [n 3072] and labels [n] of a batch."""
+        raise NotImplementedError
+
+    def classes(self, content: bytes, key: str, where: str) -> tuple[str, ...]:
+        """The names of the classes."""
+        raise NotImplementedError
 
 
-Decode = Callable[[bytes, str | int, Layout, str], tuple[Rows, Rows]]
+class Pickled(Layout):
+    """Pickled tables."""
+
+    def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
+        table = unpickle(content, where)
+        pixels, labels = table.get("data"), table.get(str(label))
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+            found = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no pixels"
+            raise DataError(f"{where} holds {found} where uint8 [n, {PIXELS}] belongs; download it again")
+        if not isinstance(labels, list) or not all(type(one) is int for one in labels):
+            raise DataError(f"{where} has no list of numbers {label!r}; download it again")
+        return pixels, np.array(labels)
+
+    def classes(self, content: bytes, key: str, where: str) -> tuple[str, ...]:
+        names = unpickle(content, where).get(key)
+        if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
+            raise DataError(f"{where} has no list of {key}; it is not the official file, download it again")
+        return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)
 
 
-def decode_python(content: bytes, label: str | int, layout: Layout, where: str) -> tuple[Rows, Rows]:
-    """Pixels [n 3072] and labels [n] of a pickled batch."""
-    table = unpickle(content, where)
-    pixels, labels = table.get("data"), table.get(str(label))
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
-        found = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no pixels"
-        raise DataError(f"{where} holds {found} where uint8 [n, {PIXELS}] belongs; download it again")
-    if not isinstance(labels, list) or not all(type(one) is int for one in labels):
-        raise DataError(f"{where} has no list of numbers {label!r}; download it again")
-    return pixels, np.array(labels)
+class Binary(Layout):
+    """Rows of one byte a kind of label, then the pixels; names in a text file, one a line."""
+
+    def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
+        before = 1 if self.coarse is None else 2
+        width = before + PIXELS
+        if not content or len(content) % width:
+            raise DataError(
+                f"{where} has {len(content):,} bytes, no multiple of {width:,}; download it again"
+            )
+        rows = np.frombuffer(content, np.uint8).reshape(-1, width)
+        return rows[:, before:], rows[:, int(label)]
+
+    def classes(self, content: bytes, key: str, where: str) -> tuple[str, ...]:
+        return tuple(content.decode("latin1").split())
 
 
-def decode_binary(content: bytes, label: str | int, layout: Layout, where: str) -> tuple[Rows, Rows]:
-    """Pixels [n 3072] and labels [n] of a binary batch: rows of `prefix` label bytes, then the pixels."""
-    width = layout.prefix + PIXELS
-    if not content or len(content) % width:
-        raise DataError(f"{where} has {len(content):,} bytes, no multiple of {width:,}; download it again")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, width)
-    return rows[:, layout.prefix :], rows[:, int(label)]
-
-
-def names_python(content: bytes, key: str, where: str) -> tuple[str, ...]:
-    """Class names from a pickled meta file."""
-    names = unpickle(content, where).get(key)
-    if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
-        raise DataError(f"{where} has no list of {key}; it is not the official file, download it again")
-    return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)
-
-
-def names_binary(content: bytes, key: str, where: str) -> tuple[str, ...]:
-    """Class names from a text file, one a line."""
-    return tuple(content.decode("latin1").split())
-
-
-def read(
-    path: Path,
-    options: Options,
-    layout: Layout,
-    decode: Decode,
-    names: Callable[[bytes, str, str], tuple[str, ...]],
-) -> Contents:
+def read(path: Path, options: Options, layout: Layout) -> Contents:
     """Both parts as uint8 [n 3 32 32] with class names; every file is checked before it is used."""
-    label, (meta, key) = _labels(options, layout)
+    label, (meta, key) = layout.labels(options)
     pixels: dict[str, Rows] = {}
     labels: dict[str, Rows] = {}
     classes: tuple[str, ...] = ()
-    for name, content in members(path, (*layout.train, layout.test, meta)):
+    for name, content in wanted_files(path, (*layout.train, layout.test, meta)):
         where = str(path / name) if path.is_dir() else f"{path}: {name}"
         if name == meta:
-            classes = names(content, key, where)
+            classes = layout.classes(content, key, where)
         else:
-            pixels[name], labels[name] = decode(content, label, layout, where)
+            pixels[name], labels[name] = layout.batch(content, label, where)
     checked = {
         name: as_labels(found, len(pixels[name]), len(classes), f"{path}: {name}")
         for name, found in labels.items()
     }
     parts = {"train": layout.train, "test": (layout.test,)}
     return Contents(classes, {part: _join(pixels, checked, batches) for part, batches in parts.items()})
-
-
-def _labels(options: Options, layout: Layout) -> tuple[str | int, tuple[str, str]]:
-    if options.coarse and layout.coarse is not None:
-        return layout.coarse, layout.coarse_names
-    return layout.fine, layout.names
 
 
 def _join(pixels: dict[str, Rows], labels: dict[str, torch.Tensor], names: tuple[str, ...]) -> Split:
@@ -120,64 +121,65 @@ def _join(pixels: dict[str, Rows], labels: dict[str, torch.Tensor], names: tuple
     return Split(images.view(-1, 3, 32, 32), torch.cat([labels[name] for name in names]))
 
 
-CIFAR10_PYTHON = partial(
-    read,
-    layout=Layout(
-        tuple(f"data_batch_{i}" for i in range(1, 6)),
-        "test_batch",
-        ("batches.meta", "label_names"),
-        fine="labels",
-    ),
-    decode=decode_python,
-    names=names_python,
+CIFAR10_PYTHON = Pickled(
+    tuple(f"data_batch_{i}" for i in range(1, 6)),
+    "test_batch",
+    ("batches.meta", "label_names"),
+    fine="labels",
 )
-CIFAR10_BINARY = partial(
-    read,
-    layout=Layout(
-        tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", ("batches.meta.txt", ""), fine=0
-    ),
-    decode=decode_binary,
-    names=names_binary,
+CIFAR10_BINARY = Binary(
+    tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", ("batches.meta.txt", ""), fine=0
 )
-CIFAR100_PYTHON = partial(
-    read,
-    layout=Layout(
-        ("train",),
-        "test",
-        ("meta", "fine_label_names"),
-        fine="fine_labels",
-        coarse="coarse_labels",
-        coarse_names=("meta", "coarse_label_names"),
-    ),
-    decode=decode_python,
-    names=names_python,
+CIFAR100_PYTHON = Pickled(
+    ("train",),
+    "test",
+    ("meta", "fine_label_names"),
+    fine="fine_labels",
+    coarse="coarse_labels",
+    coarse_names=("meta", "coarse_label_names"),
 )
-CIFAR100_BINARY = partial(
-    read,
-    layout=Layout(
-        ("train.bin",),
-        "test.bin",
-        ("fine_label_names.txt", ""),
-        fine=1,
-        coarse=0,
-        coarse_names=("coarse_label_names.txt", ""),
-        prefix=2,
-    ),
-    decode=decode_binary,
-    names=names_binary,
+CIFAR100_BINARY = Binary(
+    ("train.bin",),
+    "test.bin",
+    ("fine_label_names.txt", ""),
+    fine=1,
+    coarse=0,
+    coarse_names=("coarse_label_names.txt", ""),
 )
 
-HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+SITE = "https://www.cs.toronto.edu/~kriz"
 TERMS = "no licence stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
-COUNTS = {"train": 50_000, "test": 10_000}
 
-CIFAR10 = Dataset(
-    name="cifar10",
-    title="CIFAR-10: 32×32 colour photographs of 10 classes",
-    homepage=HOMEPAGE,
-    terms=TERMS,
+
+def _place(path: str, layout: Layout, checksums: Mapping[str, str]) -> Place:
+    return Place(path, partial(read, layout=layout), checksums, () if layout.coarse is None else ("coarse",))
+
+
+def _dataset(name: str, title: str, classes: int, size: int, places: tuple[Place, ...]) -> Dataset:
+    """A data set whose second place is the archive that makes the first."""
+    folder, archive = places[:2]
+    url, md5 = f"{SITE}/{archive.path}", archive.checksums[""]
+    return Dataset(
+        name,
+        title,
+        homepage=f"{SITE}/cifar.html",
+        terms=TERMS,
+        places=places,
+        counts={"train": 50_000, "test": 10_000},
+        shape=(3, 32, 32),
+        labels=classes,
+        downloads=(Download(url, archive.path, md5, size, folder.path),),
+        holdout=last,
+    )
+
+
+CIFAR10 = _dataset(
+    "cifar10",
+    "CIFAR-10: 32×32 colour photographs of 10 classes",
+    classes=10,
+    size=170_498_071,
     places=(
-        Place(
+        _place(
             "cifar-10-batches-py",
             CIFAR10_PYTHON,
             {
@@ -190,32 +192,19 @@ CIFAR10 = Dataset(
                 "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
             },
         ),
-        Place("cifar-10-python.tar.gz", CIFAR10_PYTHON, {"": "c58f30108f718f92721af3b95e74349a"}),
-        Place("cifar-10-batches-bin", CIFAR10_BINARY),
-        Place("cifar-10-binary.tar.gz", CIFAR10_BINARY, {"": "c32a1d4ab5d03f1284b67883e8d87530"}),
+        _place("cifar-10-python.tar.gz", CIFAR10_PYTHON, {"": "c58f30108f718f92721af3b95e74349a"}),
+        _place("cifar-10-batches-bin", CIFAR10_BINARY, {}),
+        _place("cifar-10-binary.tar.gz", CIFAR10_BINARY, {"": "c32a1d4ab5d03f1284b67883e8d87530"}),
     ),
-    counts=COUNTS,
-    shape=(3, 32, 32),
-    labels=10,
-    downloads=(
-        Download(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-            170_498_071,
-            "cifar-10-batches-py",
-        ),
-    ),
-    holdout=last,
 )
 
-CIFAR100 = Dataset(
-    name="cifar100",
-    title="CIFAR-100: 32×32 colour photographs of 100 classes in 20 groups",
-    homepage=HOMEPAGE,
-    terms=TERMS,
+CIFAR100 = _dataset(
+    "cifar100",
+    "CIFAR-100: 32×32 colour photographs of 100 classes in 20 groups",
+    classes=100,
+    size=169_001_437,
     places=(
-        Place(
+        _place(
             "cifar-100-python",
             CIFAR100_PYTHON,
             {
@@ -223,33 +212,9 @@ CIFAR100 = Dataset(
                 "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
                 "meta": "7973b15100ade9c7d40fb424638fde48",
             },
-            heeds=("coarse",),
         ),
-        Place(
-            "cifar-100-python.tar.gz",
-            CIFAR100_PYTHON,
-            {"": "eb9058c3a382ffc7106e4002c42a8d85"},
-            heeds=("coarse",),
-        ),
-        Place("cifar-100-binary", CIFAR100_BINARY, heeds=("coarse",)),
-        Place(
-            "cifar-100-binary.tar.gz",
-            CIFAR100_BINARY,
-            {"": "03b5dce01913d631647c71ecec9e9cb8"},
-            heeds=("coarse",),
-        ),
+        _place("cifar-100-python.tar.gz", CIFAR100_PYTHON, {"": "eb9058c3a382ffc7106e4002c42a8d85"}),
+        _place("cifar-100-binary", CIFAR100_BINARY, {}),
+        _place("cifar-100-binary.tar.gz", CIFAR100_BINARY, {"": "03b5dce01913d631647c71ecec9e9cb8"}),
     ),
-    counts=COUNTS,
-    shape=(3, 32, 32),
-    labels=100,
-    downloads=(
-        Download(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-            "cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            169_001_437,
-            "cifar-100-python",
-        ),
-    ),
-    holdout=last,
 )

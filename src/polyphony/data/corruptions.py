@@ -8,7 +8,7 @@ Lengths among the constants are pixels of a 32×32 image and stay as they are on
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,10 @@ from polyphony.data.textures import (
 CHUNK = 500  # images at a time: bounds memory and stays in the caches; the result does not depend on it
 
 
-def corrupt(
-    images: torch.Tensor, corruption: str, severity: int, indexes: Sequence[int] | None = None, seed: int = 0
-) -> torch.Tensor:
+def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0) -> torch.Tensor:
     """Corrupted images, severity 1 to 5. uint8 [n c h w] → uint8 [n c h w]
 
-    `indexes` are the images' places in their split (default 0, 1, …); an image's corruption depends on its
-    pixels, its index, the severity and the seed, not on the images beside it.
+    An image's corruption depends on its pixels, its place, the severity and the seed, not on those beside it.
     """
     if corruption not in CORRUPTIONS or severity not in (1, 2, 3, 4, 5):
         known = ", ".join(CORRUPTIONS)
@@ -49,11 +46,10 @@ def corrupt(
             f"take one of {known}, severity 1 to 5"
         )
     apply, constants = CORRUPTIONS[corruption]
-    numbers = range(len(images)) if indexes is None else indexes
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
     for start in range(0, len(images), CHUNK):
         chunk = images[start : start + CHUNK].permute(0, 2, 3, 1).numpy()
-        draws = Draws(seed, corruption, severity, numbers[start : start + CHUNK])
+        draws = Draws(seed, corruption, severity, range(start, start + len(chunk)))
         result = apply(chunk.astype(np.float32) / 255, constants[severity - 1], draws)
         levels = (result.clip(0, 1) * 255 + 1e-3).astype(np.uint8)  # whole levels survive float32
         out[start : start + CHUNK] = torch.from_numpy(levels).permute(0, 3, 1, 2)

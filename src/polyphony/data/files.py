@@ -89,16 +89,16 @@ def read_bytes(path: Path) -> bytes:
 
 def bound(path: Path) -> int:
     """How many bytes a file may unpack to before it is taken for a bomb."""
-    return honest(path.stat().st_size)
+    return most_unpacked(path.stat().st_size)
 
 
-def honest(size: int) -> int:
-    """How many bytes, or pixels, may come of so many: images hardly compress, a bomb does a thousandfold."""
+def most_unpacked(size: int) -> int:
+    """How many bytes, or pixels, so many may unpack to: images hardly shrink, a bomb does a thousandfold."""
     return RATIO * size + SLACK
 
 
 class Inflated(io.RawIOBase):
-    """The bytes of a regular file, of a .gz unpacked, up to `most` of them; EOFError at a second end."""
+    """The bytes of a regular file, of a .gz unpacked, up to `most` of them; EOFError if read past its end."""
 
     def __init__(self, path: Path, most: int | None = None) -> None:
         with readable(path), regular(path).open("rb") as file:

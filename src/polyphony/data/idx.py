@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,6 @@ from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
 PREFIX = {"train": "train", "test": "t10k"}
-DIGITS = tuple("0123456789")
-CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 
 
 def read(path: Path, options: Options, classes: tuple[str, ...]) -> Contents:
@@ -50,90 +49,63 @@ def read_idx(path: Path, dimensions: int) -> tuple[Path, np.ndarray[Any, np.dtyp
     return file, np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _files(*values: str) -> dict[str, str]:
-    names = (
-        f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+def _dataset(
+    name: str,
+    title: str,
+    *,
+    homepage: str,
+    terms: str,
+    folders: tuple[str, ...],
+    classes: Sequence[str],
+    address: str,
+    files: str,
+) -> Dataset:
+    """`files` has a line for each of `FILES`: its MD5, that of its .gz, and the size of that in bytes."""
+    named = {f"{kind}-ubyte": line.split() for kind, line in zip(FILES, files.splitlines(), strict=True)}
+    checksums = {file: md5 for file, (md5, _, _) in named.items()}
+    return Dataset(
+        name,
+        title,
+        homepage,
+        terms,
+        places=tuple(Place(each, partial(read, classes=tuple(classes)), checksums) for each in folders),
+        counts={"train": 60_000, "test": 10_000},
+        shape=(1, 28, 28),
+        labels=len(classes),
+        downloads=tuple(
+            Download(f"{address}{file}.gz", f"{folders[0]}/{file}.gz", md5, int(size))
+            for file, (_, md5, size) in named.items()
+        ),
     )
-    return dict(zip(names, values, strict=True))
 
 
-def _downloads(
-    address: str, folder: str, packed: dict[str, str], sizes: tuple[int, ...]
-) -> tuple[Download, ...]:
-    return tuple(
-        Download(f"{address}{name}.gz", f"{folder}/{name}.gz", md5, size)
-        for (name, md5), size in zip(packed.items(), sizes, strict=True)
-    )
-
-
-def _places(paths: tuple[str, ...], classes: tuple[str, ...], checksums: dict[str, str]) -> tuple[Place, ...]:
-    return tuple(Place(path, partial(read, classes=classes), checksums) for path in paths)
-
-
-COUNTS = {"train": 60_000, "test": 10_000}
-
-MNIST = Dataset(
-    name="mnist",
-    title="MNIST: 28×28 handwritten digits",
+MNIST = _dataset(
+    "mnist",
+    "MNIST: 28×28 handwritten digits",
     homepage="http://yann.lecun.com/exdb/mnist/",
     terms="CC BY-SA 3.0",
-    places=_places(
-        ("mnist", "MNIST/raw"),
-        DIGITS,
-        _files(
-            "6bbc9ace898e44ae57da46a324031adb",
-            "a25bea736e30d166cdddb491f175f624",
-            "2646ac647ad5339dbf082846283269ea",
-            "27ae3e4e09519cfbb04c329615203637",
-        ),
-    ),
-    counts=COUNTS,
-    shape=(1, 28, 28),
-    labels=10,
-    downloads=_downloads(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "mnist",
-        _files(
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-        (9_912_422, 28_881, 1_648_877, 4_542),
-    ),
+    folders=("mnist", "MNIST/raw"),
+    classes="0123456789",
+    address="https://ossci-datasets.s3.amazonaws.com/mnist/",
+    files="""6bbc9ace898e44ae57da46a324031adb f68b3c2dcbeaaa9fbdd348bbdeb94873 9912422
+    a25bea736e30d166cdddb491f175f624 d53e105ee54ea40749a09fcbcd1e9432 28881
+    2646ac647ad5339dbf082846283269ea 9fb629c4189551a2d022fa330f9573f3 1648877
+    27ae3e4e09519cfbb04c329615203637 ec29112dd5afa0611ce80d1b7f02629c 4542""",
 )
-
-FASHION_MNIST = Dataset(
-    name="fashion-mnist",
-    title="Fashion-MNIST: 28×28 photographs of clothes",
+FASHION_MNIST = _dataset(
+    "fashion-mnist",
+    "Fashion-MNIST: 28×28 photographs of clothes",
     homepage="https://github.com/zalandoresearch/fashion-mnist",
     terms="MIT",
-    places=_places(
-        (
-            "fashion-mnist",
-            "FashionMNIST/raw",
-            "/usr/share/datasets/fashion-mnist",
-        ),  # the last is Debian's package
-        tuple(CLOTHES.split(",")),
-        _files(
-            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "9018921c3c673c538a1fc5bad174d6f9",
-            "8181f5470baa50b63fa0f6fddb340f0a",
-            "15d484375f8d13e6eb1aabb0c3f46965",
-        ),
-    ),
-    counts=COUNTS,
-    shape=(1, 28, 28),
-    labels=10,
-    downloads=_downloads(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "fashion-mnist",
-        _files(
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-        ),
-        (26_421_880, 29_515, 4_422_102, 5_148),
-    ),
+    folders=("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),  # the last: Debian's
+    classes=CLOTHES.split(","),
+    address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    files="""f4a8712d7a061bf5bd6d2ca38dc4d50a 8d4fb7e6c68d591d4c3dfef9ec88bf0d 26421880
+    9018921c3c673c538a1fc5bad174d6f9 25c81989df183df01b3e8a0aad5dffbe 29515
+    8181f5470baa50b63fa0f6fddb340f0a bef4ecab320f06d8554ea6380940ec79 4422102
+    15d484375f8d13e6eb1aabb0c3f46965 bb300cfdad3c16e7a12a480ee83cd310 5148""",
 )

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from polyphony.data.errors import DataError
-from polyphony.data.files import honest
+from polyphony.data.files import most_unpacked
 from polyphony.data.splits import room
 from polyphony.machine import cores
 
@@ -38,7 +38,7 @@ def decode(content: bytes, where: str, size: Size | None) -> Pixels:
     """One picture as `fitted` gives it; DataError for what is none, is damaged or unpacks to too much."""
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
-        if picture.width * picture.height > min(LARGEST, honest(len(content))):
+        if picture.width * picture.height > min(LARGEST, most_unpacked(len(content))):
             raise DataError(f"{where} has {picture.width}×{picture.height} pixels; remove or shrink it")
         return fitted(picture, where, size)
     except DataError:

@@ -53,12 +53,17 @@ def identify(source: str) -> Dataset:
 
 
 def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
-    """The first of the data set's places that exists below the root, and its path."""
-    for place in dataset.places:
-        if not place.path or there(root / place.path):
-            return place, root / place.path
-    where = f"{dataset.name} is not in {root}: put {dataset.places[0].path} there"
-    raise MissingDataError(where, dataset.name)
+    """The place below the root where the data set is, and its path; else MissingDataError."""
+    place = here(dataset, root)
+    if place is None:
+        where = f"{dataset.name} is not in {root}: put {dataset.places[0].path} there"
+        raise MissingDataError(where, dataset.name)
+    return place, root / place.path
+
+
+def here(dataset: Dataset, root: Path) -> Place | None:
+    """The first of the data set's places that exists below the root, or nothing."""
+    return next((place for place in dataset.places if not place.path or there(root / place.path)), None)
 
 
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:

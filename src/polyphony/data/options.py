@@ -163,6 +163,15 @@ def area_average(images: Tensor, height: int, width: int) -> Tensor:
     return out
 
 
+def channels_first(images: Tensor) -> Tensor | None:
+    """[n h w c], [n c h w] or grey [n h w] → [n c h w]; nothing where no axis has 1 or 3 channels."""
+    if images.dim() == 3:
+        return images[:, None]
+    if images.dim() == 4 and images.shape[3] in (1, 3):
+        return images.permute(0, 3, 1, 2)
+    return images if images.dim() == 4 and images.shape[1] in (1, 3) else None
+
+
 def with_channels(images: Tensor, channels: int) -> Tensor:
     """Grey as colour, or colour as grey as Pillow has it. [n 1|3 h w] → [n channels h w], of the same type"""
     if images.shape[1] == channels:

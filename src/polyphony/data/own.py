@@ -15,7 +15,7 @@ from polyphony.data.errors import DataError
 from polyphony.data.files import damaged, read_bytes, there
 from polyphony.data.images import SUFFIXES, decode_all
 from polyphony.data.npy import Array
-from polyphony.data.options import Options
+from polyphony.data.options import Options, channels_first
 from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
@@ -138,14 +138,9 @@ def _pixels(path: Path, name: str, images: Array) -> Tensor:
         raise DataError(
             f"{path}: {name} is {images.dtype} {list(images.shape)}; it must be uint8 [n h w] or [n h w c]"
         )
-    return torch.from_numpy(np.ascontiguousarray(_channels_first(path, images)))
-
-
-def _channels_first(path: Path, images: Array) -> Array:
-    if images.ndim == 3:
-        return images[:, None]
-    if images.shape[3] in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    if images.shape[1] in (1, 3):
-        return images
-    raise DataError(f"{path}: images {list(images.shape)} have no axis of 1 or 3 channels, last or second")
+    pixels = channels_first(torch.from_numpy(images))
+    if pixels is None:
+        raise DataError(
+            f"{path}: images {list(images.shape)} have no axis of 1 or 3 channels, last or second"
+        )
+    return pixels.contiguous()

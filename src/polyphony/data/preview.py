@@ -13,13 +13,13 @@ from polyphony.data.cifar_c import SEVERITIES
 from polyphony.data.options import first_of_each_class
 from polyphony.data.splits import Split
 
-Row = tuple[str, torch.Tensor]  # (label, images [k c h w])
+Strip = tuple[str, torch.Tensor]  # (label, images [k c h w])
 
 TILE, LABEL, GAP = 56, 150, 3  # pixels
 ROWS = 400  # more are no page any more
 
 
-def class_rows(split: Split, classes: Sequence[str], columns: int = 8) -> list[Row]:
+def class_rows(split: Split, classes: Sequence[str], columns: int = 8) -> list[Strip]:
     """The first images of every class (of the first 400), labelled with its name and its number of images."""
     counts = torch.bincount(split.labels, minlength=len(classes)).tolist()
     few = first_of_each_class(split, columns)
@@ -29,7 +29,7 @@ def class_rows(split: Split, classes: Sequence[str], columns: int = 8) -> list[R
     ]
 
 
-def corruption_rows(parts: Mapping[str, Split], images: Sequence[int] = (0, 1)) -> list[Row]:
+def corruption_rows(parts: Mapping[str, Split], images: Sequence[int] = (0, 1)) -> list[Strip]:
     """The same few images under every corruption, severity 1 to 5."""
     rows = []
     for name, split in parts.items():
@@ -39,7 +39,7 @@ def corruption_rows(parts: Mapping[str, Split], images: Sequence[int] = (0, 1)) 
     return rows
 
 
-def sheet(rows: Sequence[Row]) -> Image.Image:
+def sheet(rows: Sequence[Strip]) -> Image.Image:
     """All rows on one white page, in as many columns as it takes; small images are enlarged unsmoothed."""
     widest = max(len(images) for _, images in rows)
     block_width, row_height = LABEL + widest * (TILE + GAP) + GAP, TILE + GAP

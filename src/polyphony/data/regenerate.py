@@ -38,11 +38,8 @@ def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[
 
 def _write(file: Path, corruption: str, test: Split, seed: int) -> Iterator[tuple[str, int]]:
     n, channels, height, width = test.images.shape
-    header = {
-        "descr": "|u1",
-        "fortran_order": False,
-        "shape": (len(SEVERITIES) * n, height, width, channels),
-    }
+    shape = (len(SEVERITIES) * n, height, width, channels)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with file.open("wb") as out:  # not mapped: on a full disk that would end the process
         np.lib.format.write_array_header_1_0(out, header)
         for severity in SEVERITIES:

@@ -15,7 +15,11 @@ from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
 CLASSES = tuple("0123456789")
-TEST_MD5, TRAIN_MD5 = "eb5a983be6a315427106f1b164d9cef3", "e26dedcc434d2e4c54c9b2d4a06d8373"
+SITE = "http://ufldl.stanford.edu/housenumbers/"
+FILES = {  # MD5 and size
+    "train_32x32.mat": ("e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+    "test_32x32.mat": ("eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+}
 
 
 def read_test(path: Path, options: Options) -> Contents:
@@ -54,27 +58,14 @@ def read_split(path: Path) -> Split:
 SVHN = Dataset(
     name="svhn",
     title="SVHN: 32×32 colour photographs of house-number digits",
-    homepage="http://ufldl.stanford.edu/housenumbers/",
+    homepage=SITE,
     terms="non-commercial use only",
     places=(
-        Place("svhn", read_folder, {"train_32x32.mat": TRAIN_MD5, "test_32x32.mat": TEST_MD5}),
-        Place("test_32x32.mat", read_test, {"": TEST_MD5}),
+        Place("svhn", read_folder, {file: md5 for file, (md5, _) in FILES.items()}),
+        Place("test_32x32.mat", read_test, {"": FILES["test_32x32.mat"][0]}),
     ),
     counts={"train": 73_257, "test": 26_032},
     shape=(3, 32, 32),
     labels=10,
-    downloads=(
-        Download(
-            "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
-            "svhn/train_32x32.mat",
-            TRAIN_MD5,
-            182_040_794,
-        ),
-        Download(
-            "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
-            "svhn/test_32x32.mat",
-            TEST_MD5,
-            64_275_384,
-        ),
-    ),
+    downloads=tuple(Download(f"{SITE}{file}", f"svhn/{file}", *facts) for file, facts in FILES.items()),
 )

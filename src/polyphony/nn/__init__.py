@@ -1,10 +1,10 @@
 """Networks and the rank-one layer that gives any of them members."""
 
 from polyphony.nn.adapter import Adapted, adapt
+from polyphony.nn.common import Normalize
 from polyphony.nn.conversion import FACTOR_STD, ConversionError, factors, member_share, merge_member
 from polyphony.nn.distance import factor_distance
 from polyphony.nn.members import add_members
-from polyphony.nn.parts import Normalize
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import InTurn, MemberBatchNorm, RankOneConv2d, RankOneLinear
 from polyphony.nn.resnet import ResNet, resnet

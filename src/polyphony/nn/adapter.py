@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyphony.nn.parts import Normalize
+from polyphony.nn.common import Normalize
 
 
 class Adapted(nn.Module):

@@ -75,9 +75,8 @@ def merge_member(network: nn.Module, j: int) -> nn.Module:
     """The plain network that member j of a converted network is, as a copy."""
     network = network.network if isinstance(network, InTurn) else network
     layers = [module for module in network.modules() if isinstance(module, OfMembers)]
-    return copy.deepcopy(
-        network, {id(layer): layer.merge(j) for layer in layers}
-    )  # instead of copies of them
+    merged = {id(layer): layer.merge(j) for layer in layers}  # instead of copies of them
+    return copy.deepcopy(network, merged)
 
 
 def factors(network: nn.Module) -> Iterator[Tensor]:

@@ -34,11 +34,9 @@ def fold_norms(network: nn.Module) -> nn.Module:
 def fold(traced: fx.GraphModule, node: fx.Node, used: Counter[fx.node.Target]) -> None:
     """Fold a call of a BatchNorm into the convolution before it, where that changes nothing else."""
     norm, before = called(traced, node), node.args[0] if node.args else None
-    if (
-        not isinstance(before, fx.Node)
-        or len(before.users) > 1
-        or used[node.target] * used[before.target] != 1
-    ):
+    if not isinstance(before, fx.Node) or len(before.users) > 1:
+        return
+    if used[node.target] * used[before.target] != 1:
         return
     conv = called(traced, before)
     if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and norm.track_running_stats:

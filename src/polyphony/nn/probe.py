@@ -27,14 +27,14 @@ TOLERANCE = {
 
 
 @dataclass(frozen=True)
-class Run:
+class Trace:
     """A network's outputs, and fingerprints of the inputs of the layers that were watched, as they ran."""
 
     outputs: Tensor
     calls: list[tuple[str, Tensor]]
 
 
-def run(network: nn.Module, x: Tensor, watched: Mapping[str, nn.Module]) -> Run:
+def run(network: nn.Module, x: Tensor, watched: Mapping[str, nn.Module]) -> Trace:
     """A network on a few images, without gradients and without a draw from PyTorch's own generator."""
     calls: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -44,7 +44,7 @@ def run(network: nn.Module, x: Tensor, watched: Mapping[str, nn.Module]) -> Run:
                 calls.append((name, fingerprint(layer, inputs[0])))
 
             stack.callback(layer.register_forward_pre_hook(note).remove)
-        return Run(logits_of(network(x)), calls)
+        return Trace(logits_of(network(x)), calls)
 
 
 def fingerprint(layer: nn.Module, x: Tensor) -> Tensor:

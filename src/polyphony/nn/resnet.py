@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyphony.limits import counts
-from polyphony.nn.parts import Normalize, initialise, stages
+from polyphony.nn.common import Normalize, initialise, stages
 
 
 class BasicBlock(nn.Module):

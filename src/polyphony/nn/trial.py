@@ -19,7 +19,7 @@ from polyphony.nn.conversion import (
     draw_factors,
     merge_member,
 )
-from polyphony.nn.probe import Run, Size, close, on_images, run
+from polyphony.nn.probe import Size, Trace, close, on_images, run
 from polyphony.nn.rank_one import InTurn
 
 MEMBERS, ROWS = 2, 2  # of the trial: as few as can be told apart
@@ -47,7 +47,7 @@ def find_order(network: nn.Module, names: Sequence[str], size: Size | None) -> t
 def check_members(network: nn.Module, members: int, size: Size) -> None:
     """Raise a ConversionError unless the first and last member of a network are what they are alone.
 
-    Of a network without members of its own that says that it does not mix the rows of a batch.
+    A network without members of its own is refused where it mixes the rows of a batch.
     """
     if getattr(network, TRIED, None) == size:
         return
@@ -72,7 +72,7 @@ class Trial:
         self.x, self.rows = x, x.unflatten(0, (MEMBERS, ROWS))
         self.whole, self.last = self.run(plain, x), self.run(plain, self.rows[-1])
 
-    def run(self, network: nn.Module, x: Tensor) -> Run:
+    def run(self, network: nn.Module, x: Tensor) -> Trace:
         """The stand-in, or what has become of it, on some images."""
         inner = network.network if isinstance(network, InTurn) else network
         return run(network, x, {name: inner.get_submodule(name) for name in self.names})
@@ -104,7 +104,7 @@ class Trial:
         try:
             whole = self.run(converted, self.x)
             runs = [self.run(merge_member(converted, 0), self.rows[0]), self.last]
-            found = (difference(part(whole, j, order), alone) for j, alone in enumerate(runs))
+            found = (difference(as_member(whole, j, order), alone) for j, alone in enumerate(runs))
             return next((name for name in found if name is not None), None)
         except Exception as error:  # whatever a stranger's forward trips over
             return f"with members it fails: {error}"
@@ -140,17 +140,17 @@ class Trial:
         return f"members of this network are not what they are alone: {reason}; {cure}"
 
 
-def part(whole: Run, j: int, order: Order) -> Run:
+def as_member(whole: Trace, j: int, order: Order) -> Trace:
     """What one member had in the run of all."""
     outputs = whole.outputs.unflatten(0, (MEMBERS, -1))[j]
     if order.in_turn:
         each = len(whole.calls) // MEMBERS
-        return Run(outputs, whole.calls[j * each : (j + 1) * each])
+        return Trace(outputs, whole.calls[j * each : (j + 1) * each])
     calls = [(name, of_member(everyone, order.dims[name], j)) for name, everyone in whole.calls]
-    return Run(outputs, calls)
+    return Trace(outputs, calls)
 
 
-def difference(mine: Run, alone: Run) -> str | None:
+def difference(mine: Trace, alone: Trace) -> str | None:
     """At which layer two runs first differ, or that they do in the end, if so."""
     for (name, a), (other, b) in zip(mine.calls, alone.calls, strict=False):
         if name != other or not close(a, b):

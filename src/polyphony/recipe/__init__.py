@@ -4,7 +4,7 @@ from polyphony.recipe.foreign import ForeignTable, NetworkTable
 from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.libraries import foreign_table
 from polyphony.recipe.methods import Distillation
-from polyphony.recipe.perturbations import ODSTable, Surroundings
+from polyphony.recipe.perturbations import Surroundings
 from polyphony.recipe.python import own_code
 from polyphony.recipe.read import check, read_recipe, shipped
 from polyphony.recipe.schema import Data, GivenTeachers, Recipe
@@ -19,7 +19,6 @@ __all__ = [
     "FormTable",
     "GivenTeachers",
     "NetworkTable",
-    "ODSTable",
     "Recipe",
     "RecipeError",
     "Schedule",

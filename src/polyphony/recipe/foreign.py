@@ -16,6 +16,7 @@ from polyphony.recipe.table import RecipeError, Table
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
 PositiveNumbers = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+Side = Annotated[int, Field(gt=0, le=10**4)]
 
 FEW = 2  # images that a network is tried on
 PLAIN = {"mean": 0.0, "std": 1.0}  # of a network that takes pixels as they are
@@ -48,9 +49,7 @@ class ForeignTable(NetworkTable):
 
     mean: Numbers | None = None
     std: PositiveNumbers | None = None
-    size: Annotated[int, Field(gt=0, le=10**4)] | None = (
-        None  # of the images it is shown, whatever the data's is
-    )
+    size: Side | None = None  # of the images it is shown, whatever the data's is
 
     @model_validator(mode="after")
     def _has_mean_and_std_together(self) -> ForeignTable:
@@ -62,6 +61,10 @@ class ForeignTable(NetworkTable):
         """The network itself, with fresh weights from PyTorch's global generator."""
         raise NotImplementedError
 
+    def given(self) -> dict[str, Any]:
+        """`mean`, `std` and `size` as far as the recipe says them."""
+        return self.model_dump(include={"mean", "std", "size"}, exclude_none=True)
+
     def expects(self, network: nn.Module) -> dict[str, Any]:
         """`mean`, `std` and `size` as far as the network says them of itself."""
         return {}
@@ -69,8 +72,7 @@ class ForeignTable(NetworkTable):
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> Adapted:
         with seeded(rng):
             network = self.make_network(classes, channels)
-        given = {"mean": self.mean, "std": self.std, "size": self.size}
-        known = self.expects(network) | {key: value for key, value in given.items() if value is not None}
+        known = self.expects(network) | self.given()
         mean, std = (repeated(known.get(key, (default,)), channels) for key, default in PLAIN.items())
         return adapt(network, mean, std, known.get("size"))
 
@@ -97,7 +99,7 @@ class ForeignTable(NetworkTable):
         return network
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        """It was told at once what to normalise by: the data's statistics do not concern it."""
+        """Nothing: what it normalises by was given when it was built."""
 
 
 def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:

@@ -104,12 +104,8 @@ class MIMOForm(FormTable):
         return members
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        return MIMO(
-            network,
-            members,
-            batch_repetition=self.batch_repetition,
-            input_repetition=self.input_repetition,
-        )
+        repetitions = self.model_dump(include={"batch_repetition", "input_repetition"})
+        return MIMO(network, members, **repetitions)
 
 
 class HydraForm(FormTable):

@@ -117,9 +117,7 @@ class TransformersNetwork(ForeignTable):
         told = self.configuration({}).to_diff_dict()
         kept = told.keys() - {"id2label", "label2id", "architectures", "transformers_version", "dtype"}
         config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
-        given = {"mean": self.mean, "std": self.std, "size": self.size}
-        known = expected(self.name) | {key: value for key, value in given.items() if value is not None}
-        return TransformersNetwork(kind="transformers", config=config, **known)
+        return TransformersNetwork(kind="transformers", config=config, **expected(self.name) | self.given())
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
         own = expected(self.name) if self.name else {}

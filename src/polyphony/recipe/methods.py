@@ -49,6 +49,11 @@ class Method(Table):
         return self.has(lambda traits: traits.needs_student)
 
     @property
+    def perturbs(self) -> bool:
+        """Whether the teachers are asked elsewhere than at the images themselves."""
+        return self.label not in ("", "clean")
+
+    @property
     def label(self) -> str:
         """Its perturbations as a person calls them, "mixup+ods"; nothing for a method without teachers."""
         return "+".join(each.label for each in self.perturb or ())

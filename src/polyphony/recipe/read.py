@@ -20,7 +20,10 @@ from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
 
-LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line; Python's reader takes their square
+LARGEST, LONGEST = (
+    1 << 16,
+    2_000,
+)  # bytes of a recipe, letters of a line; tomllib's time grows with their squares
 
 
 def shipped() -> dict[str, Path]:

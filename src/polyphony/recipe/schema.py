@@ -27,6 +27,7 @@ from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperat
 from polyphony.recipe.training import Crop, Schedule
 
 MOST_TEACHERS = 2048
+Threads = Annotated[int, Field(gt=0, le=1024)]
 
 
 class Data(Table):
@@ -121,9 +122,7 @@ class Recipe(Table):
     deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time
     way: Literal["auto", "weights", "grouped", "activations"] = "auto"  # that rank-one layers compute
     compile: bool = False  # whether a training's loss, teachers included, is a graph of torch.compile
-    threads: Annotated[int, Field(gt=0, le=1024)] | None = (
-        None  # a process; by default one for small images, else all cores
-    )
+    threads: Threads | None = None  # a process; by default one for small images, else all cores
     data: Data
     teachers: AnyTeachers
     student: Student

@@ -49,7 +49,7 @@ def as_table(value: object) -> object:
 
 
 def as_tuple(value: object) -> object:
-    """A list of a table that was given in short: what `as_table` has seen is no JSON any more."""
+    """A list as a tuple, which pydantic makes of JSON itself, but not of what `as_table` has made."""
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
+from polyphony.prediction_files import CORRUPTED, prediction_path, read_predictions
 from polyphony.recipe import Recipe, RecipeError, check
 from polyphony.report.files import (
     Done,
@@ -30,7 +31,7 @@ from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.style import Look, assign
 from polyphony.rows import EnsembleNll, Score, Temperature
 from polyphony.scores import CALIBRATIONS, TEACHERS, score_text
-from polyphony.store import CORRUPTED, FileError, damaged, prediction_path, read_predictions
+from polyphony.store import FileError, damaged
 
 
 @dataclass(frozen=True)

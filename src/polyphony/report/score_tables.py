@@ -8,6 +8,7 @@ from statistics import fmean
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
+from polyphony.prediction_files import CORRUPTED
 from polyphony.report.paper import (
     BATCH_ENSEMBLE,
     EXPERIMENTS,
@@ -22,7 +23,6 @@ from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
 from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
 from polyphony.scores import HEADINGS, TEACHERS, differ, mean_text, score_text
-from polyphony.store import CORRUPTED
 from polyphony.words import count, counted, duration
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}

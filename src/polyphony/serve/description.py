@@ -49,6 +49,10 @@ class Description(Table):
             place = ".".join(map(str, fault["loc"]))
             raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
 
+    def told(self) -> dict[str, Any]:
+        """As JSON for others, who need not know where code lay on this machine."""
+        return self.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
+
     def build(self) -> Ensemble:
         """The student with fresh weights, as it was trained."""
         form = self.form.resolved()

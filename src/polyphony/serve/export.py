@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from polyphony.machine import whole
-from polyphony.serve.graph import Graph, Levels
+from polyphony.serve.graph import AnswerGraph, Levels
 from polyphony.serve.student import Answers, Student
 from polyphony.words import SentenceError, first_line
 
@@ -110,7 +110,7 @@ def as_pt2(student: Student, levels: Levels) -> tuple[bytes, Run]:
 
 def traced(student: Student, levels: Levels) -> ExportedProgram:
     """The student's graph for any number of images."""
-    graph = Graph(student, levels)
+    graph = AnswerGraph(student, levels)
     example = torch.zeros(2, *student.description.shape, dtype=getattr(torch, levels))
     with torch.no_grad(), one_sentence(student, "traced for any number of images"):
         graph(example)  # what is decided by the first images is decided before
@@ -132,8 +132,7 @@ def without_logaddexp(program: ExportedProgram) -> ExportedProgram:
 
 def metadata(student: Student, levels: Levels) -> dict[str, str]:
     """What a file says of itself, each value as text: JSON but for words."""
-    said = student.description.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
-    told = said | {"levels": levels}
+    told = student.description.told() | {"levels": levels}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
 
 
@@ -169,7 +168,7 @@ def one_sentence(student: Student, what: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """PyTorch's exporters speak of themselves and of packages that are not here: not to the user."""
+    """Meanwhile the user sees nothing of what PyTorch's exporters log and warn of."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

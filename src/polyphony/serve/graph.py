@@ -16,7 +16,7 @@ Levels = Literal["uint8", "float32"]
 STEPS = 8  # by which a digamma's argument is raised, to where its series holds
 
 
-class Graph(nn.Module):
+class AnswerGraph(nn.Module):
     """A student's answers from pixels [b c h w] of its size: uint8, or float32 in [0, 1].
 
     The same numbers as `Student.predict` gives, in float32: what they mean is said of `Answers`. Members are

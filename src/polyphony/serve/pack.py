@@ -81,10 +81,7 @@ def pack_student(
     description = description.model_copy(update={"network": description.network.portable()})
     student = assemble(description, weights, "cpu").licensed(licence)
     with whole_folder(to) as beside:
-        said = student.description.model_dump(
-            mode="json", exclude={"network": {"folder"}, "form": {"folder"}}
-        )
-        (beside / CONFIG).write_text(json.dumps(said, indent=1) + "\n")
+        (beside / CONFIG).write_text(json.dumps(student.description.told(), indent=1) + "\n")
         shutil.copyfile(stage_of(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
         export_student(student, beside / GRAPH, images)
         drawn = diversity(run, student.description)

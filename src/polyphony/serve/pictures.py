@@ -15,7 +15,7 @@ from polyphony.data import DataError, pixels
 from polyphony.data.archives import tree
 from polyphony.data.files import read_bytes
 from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
-from polyphony.data.options import with_channels
+from polyphony.data.options import channels_first, with_channels
 from polyphony.data.splits import describe
 from polyphony.words import first_line
 
@@ -98,7 +98,12 @@ def _from_array(array: Array, shape: Shape) -> Tensor:
         raise DataError(f"this array cannot be read as images ({first_line(error)})") from error
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(f"images must be uint8, or floats in [0, 1], not {describe(images)}")
-    images = with_channels(_channels_first(images), shape[0])
+    found = channels_first(images)
+    if found is None:
+        raise DataError(
+            f"images must be [n h w c], [n c h w] or [n h w], of 1 or 3 channels, not {describe(images)}"
+        )
+    images = with_channels(found, shape[0])
     if images.shape[2:] == shape[1:]:
         return images
     if images.dtype != torch.uint8:
@@ -106,19 +111,6 @@ def _from_array(array: Array, shape: Shape) -> Tensor:
         raise DataError(f"images of floats must be {sides} pixels, not {describe(images)}; resize them")
     modes = images[:, 0] if shape[0] == 1 else images.permute(0, 2, 3, 1)
     return torch.cat([_from_picture(Image.fromarray(each.numpy()), shape) for each in modes])
-
-
-def _channels_first(images: Tensor) -> Tensor:
-    """[n h w c], [n c h w] or [n h w] → [n c h w]"""
-    if images.dim() == 3:
-        return images[:, None]
-    if images.dim() == 4 and images.shape[3] in (1, 3):
-        return images.permute(0, 3, 1, 2)
-    if images.dim() == 4 and images.shape[1] in (1, 3):
-        return images
-    raise DataError(
-        f"images must be [n h w c], [n c h w] or [n h w], of 1 or 3 channels, not {describe(images)}"
-    )
 
 
 def _as_float(images: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ from polyphony.rows import Score
 from polyphony.study.cluster import Cluster, Share
 from polyphony.study.cost import Cost, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
-from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
+from polyphony.study.jobs import TrainStudent, TrainTeacher
 from polyphony.study.nodes import ClusterError
 from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
 from polyphony.study.score_table import mean, parameter_counts, select, verdict
 from polyphony.study.sketch import sketched
-from polyphony.study.study import OutlinedStudy, Study
+from polyphony.study.study import Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.study.together import Together, run_together
 
@@ -25,8 +25,6 @@ __all__ = [
     "Job",
     "JobError",
     "Outcome",
-    "OutlinedStudy",
-    "Predict",
     "Processes",
     "Runner",
     "Score",

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.store import StoreError, locked
 from polyphony.study.analysis_jobs import (
-    EXAMPLES,
     NOISES,
     SNR_STEPS,
     AnalysisJob,
-    MatchJacobians,
-    MeasureFactors,
-    MeasureLatency,
-    MeasureSnr,
-    ShowMembers,
-    Transfer,
+    factors_job,
+    jacobians_job,
+    latency_job,
+    members_job,
+    snr_job,
+    transfer_job,
 )
 from polyphony.study.evaluation import stage_hash, weight_hashes
 from polyphony.study.runner import Board, Graph, Runner
@@ -26,52 +25,84 @@ from polyphony.study.saved import write_table
 from polyphony.study.study import Study
 from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
+EXAMPLES = 500  # images of a split whose Jacobians are compared
+
 
 @dataclass(frozen=True)
-class TableAnalysis:
-    """An analysis whose jobs make the rows of a table.
+class Analysis:
+    """What is asked of a run's models: its jobs, from a study, the methods that fit and a number of images.
 
-    `alone`: nothing else may run meanwhile. `methods`: those whose students it can be made of, and `lacking`:
-    what the others lack.
+    `table` is what the rows of all jobs make; without one, each job's file is the result. `obstacle` says why
+    it cannot be made of a run, if so. `methods` are those whose students it can be made of, and `lacking` is
+    what the others lack. `alone`: nothing else may run meanwhile.
     """
 
-    kind: type[TableRow]
-    jobs: Callable[[Study, Sequence[str], int], Sequence[AnalysisJob]]
-    alone: bool = False
+    jobs: Callable[[Study, Sequence[str], int], list[AnalysisJob]]
+    table: type[TableRow] | None = None
+    obstacle: Callable[[Study], str | None] = lambda study: None
     methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
     lacking: str = ""
+    alone: bool = False
+
+    def files(self, study: Study, jobs: Sequence[AnalysisJob]) -> list[Path]:
+        """What it ends in, when its jobs are done."""
+        if self.table is None:
+            return [job.saved.path for job in jobs]
+        return [write_table(study.folder, self.table, [row for job in jobs for row in saved_rows(job)])]
 
 
-def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[MatchJacobians]:
+def saved_rows(job: AnalysisJob) -> list[TableRow]:
+    """What a job has saved."""
+    rows = job.saved.load()
+    if rows is None:
+        raise StoreError(f"{job.saved.path} has gone")
+    return list(rows)
+
+
+def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[AnalysisJob]:
     """Every student of these methods."""
-    return [MatchJacobians(study, m, s, examples) for m, s in study.students if m in methods]
+    return [jacobians_job(study, name, seed, examples) for name, seed in study.students if name in methods]
 
 
-def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[MeasureSnr]:
+def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[AnalysisJob]:
     """One student, every noise and step."""
     student = plain_student(study)
-    return [MeasureSnr(study, kind, scale, student) for kind in NOISES for scale in SNR_STEPS]
+    return [snr_job(study, noise, scale, student) for noise in NOISES for scale in SNR_STEPS]
 
 
-_NO_MEMBERS = "it has no member for each teacher that depends on its own input alone"
-TABLES = {
-    "jacobians": TableAnalysis(
-        JacobianCosine,
+def lacks_a_source(study: Study) -> str | None:
+    """Why there are no directions of another teacher; raises where that one is not trained."""
+    if study.recipe.teachers.extra == 0:
+        return "the recipe has no extra teacher (teachers.extra) to take directions from"
+    stage_hash(study.teacher_stage(study.recipe.members))
+    return None
+
+
+def has_one_member(study: Study) -> str | None:
+    """Why members are at no distance from each other."""
+    one = study.recipe.members == 1
+    return "the student has one member, which is at no distance from itself" if one else None
+
+
+ANALYSES = {
+    "jacobians": Analysis(
         jacobian_jobs,
+        JacobianCosine,
         methods=one_to_one,
-        lacking=_NO_MEMBERS,
+        lacking="it has no member for each teacher that depends on its own input alone",
     ),
-    "snr": TableAnalysis(GradientSnr, snr_jobs, methods=one_to_one),
-    "factors": TableAnalysis(
+    "snr": Analysis(snr_jobs, GradientSnr, methods=one_to_one),
+    "factors": Analysis(
+        lambda study, methods, _: [factors_job(study, methods)],
         FactorDistance,
-        lambda study, methods, _: [MeasureFactors(study, tuple(methods))],
-        methods=with_factors,
-        lacking="its members do not differ by rank-one factors",
+        has_one_member,
+        with_factors,
+        "its members do not differ by rank-one factors",
     ),
-    "latency": TableAnalysis(Latency, lambda study, *_: [MeasureLatency(study)], alone=True),
+    "latency": Analysis(lambda study, *_: [latency_job(study)], Latency, alone=True),
+    "transfer": Analysis(lambda study, *_: [transfer_job(study)], obstacle=lacks_a_source),
+    "members": Analysis(lambda study, *_: [members_job(study)]),
 }
-SINGLE: dict[str, Callable[[Study], AnalysisJob]] = {"transfer": Transfer, "members": ShowMembers}
-ANALYSES = (*TABLES, *SINGLE)
 
 
 @dataclass(frozen=True)
@@ -84,55 +115,33 @@ class Analysed:
 
 
 def analyse(
-    study: Study, what: Sequence[str], runner: Runner, board: Board, examples: int = EXAMPLES
+    study: Study, what: Collection[str], runner: Runner, board: Board, examples: int = EXAMPLES
 ) -> Analysed:
     """Do the analyses named, of `ANALYSES`; what is done and unchanged is not done again."""
-    left_out = {name: reason for name in what if (reason := obstacle(study, name))}
-    chosen = [name for name in ANALYSES if name in what and name not in left_out]
+    left_out = {name: reason for name in what if (reason := ANALYSES[name].obstacle(study))}
+    jobs: dict[str, list[AnalysisJob]] = {}
     with locked(study.folder):
         weight_hashes(study)  # says what is not trained, before anything starts
-        fitting = {name: TABLES[name].methods(study) for name in chosen if name in TABLES}
-        left_out |= {
-            what: why for name, methods in fitting.items() for what, why in unfit(study, name, methods)
-        }
-        tabled = {name: TABLES[name].jobs(study, fit, examples) for name, fit in fitting.items() if fit}
-        single = {name: SINGLE[name](study) for name in chosen if name in SINGLE}
-        together = [job for name, jobs in tabled.items() if not TABLES[name].alone for job in jobs]
-        alone = [job for name, jobs in tabled.items() if TABLES[name].alone for job in jobs]
-        graphs = Graph([*together, *single.values()]), Graph(alone)
-        for graph in graphs:
-            runner.run(graph, board)
-        files = [write_rows(study, name, jobs) for name, jobs in tabled.items()]
-    ran = sum(len(graph.ran) for graph in graphs)
-    return Analysed(ran, [*files, *(job.saved.path for job in single.values())], left_out)
+        for name, each in ANALYSES.items():
+            if name in what and name not in left_out:
+                methods = each.methods(study)
+                left_out |= unfit(study, name, methods)
+                jobs |= {name: each.jobs(study, methods, examples)} if methods else {}
+        chosen = [(ANALYSES[name], each) for name, each in jobs.items()]
+        together, alone = (
+            Graph([job for which, each in chosen if which.alone == by_itself for job in each])
+            for by_itself in (False, True)
+        )
+        runner.run(together, board)
+        runner.run(alone, board)
+        files = [path for which, each in chosen for path in which.files(study, each)]
+    return Analysed(len(together.ran) + len(alone.ran), files, left_out)
 
 
-def obstacle(study: Study, name: str) -> str | None:
-    """Why an analysis cannot be made of a run, or nothing."""
-    members = study.recipe.members
-    if name == "transfer":
-        if study.recipe.teachers.extra == 0:
-            return "the recipe has no extra teacher (teachers.extra) to take directions from"
-        stage_hash(study.teacher_stage(members))
-    if name == "factors" and members == 1:
-        return "the student has one member, which is at no distance from itself"
-    return None
-
-
-def unfit(study: Study, name: str, methods: Sequence[str]) -> list[tuple[str, str]]:
+def unfit(study: Study, name: str, methods: Sequence[str]) -> dict[str, str]:
     """Of which methods an analysis cannot be made, and why; of none at all, if none has what it needs."""
     if not methods:
-        return [(name, "no student has members that it could be made of")]
+        return {name: "no student has members that it could be made of"}
     others = [method for method in study.recipe.methods if method not in methods]
-    return [(f"{name} of {method}", TABLES[name].lacking) for method in others if TABLES[name].lacking]
-
-
-def write_rows(study: Study, name: str, jobs: Sequence[AnalysisJob]) -> Path:
-    """The table of all rows that jobs have saved."""
-    rows = []
-    for job in jobs:
-        part = job.saved.load()
-        if part is None:
-            raise StoreError(f"{job.saved.path} has gone")
-        rows += part
-    return write_table(study.folder, TABLES[name].kind, rows)
+    lacking = ANALYSES[name].lacking
+    return {f"{name} of {method}": lacking for method in others if lacking}

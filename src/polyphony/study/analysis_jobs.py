@@ -1,11 +1,16 @@
-"""The jobs of an analysis: each gives a run's models to `analysis` and keeps what comes out in a file."""
+"""The jobs of an analysis: each gives a run's models to `analysis` and keeps what comes out in a file.
+
+A job is made by a function of the study, which says in what file and under which key its result is, and runs
+another, which measures it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +21,11 @@ from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
 from polyphony.perturb import ODS, Gaussian, Perturbation
+from polyphony.prediction_files import prediction_path
 from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
-from polyphony.store import Spec, prediction_path, spec_key
+from polyphony.store import Spec, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.runner import Job
@@ -30,12 +36,29 @@ from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch
 
 Kind = TypeVar("Kind", bound=TableRow)
-EXAMPLES = 500  # images of a split whose Jacobians are compared
 SNR_BATCH, SNR_SAMPLES = 32, 50
 SNR_STEPS = (1 / 4, 1 / 2, 1, 2, 4)  # times the recipe's ODS step size
 NOISES: dict[str, Callable[[float], Perturbation]] = {"gaussian": Gaussian, "ods": ODS}
 IMAGES_SHOWN = 8
 LATENCY_BATCH = 64
+
+
+@dataclass(frozen=True)
+class AnalysisJob:
+    """A job that measures something of a run's models, which are there, and keeps it in a file."""
+
+    name: str
+    saved: SavedRows[Any] | SavedTensors  # the file, under the key of what is in it
+    measure: Callable[[Watch], Any]  # gives what is kept; it can be sent to another process
+    epochs: int = 1
+    needs: Sequence[Job] = ()
+
+    def is_done(self) -> bool:
+        return self.saved.load() is not None
+
+    def run(self, watch: Watch) -> None:
+        self.saved.save(self.measure(watch))
+        watch.epoch({})
 
 
 def rows_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> SavedRows[Kind]:
@@ -54,223 +77,157 @@ def told(watch: Watch) -> Progress:
     return lambda done, total: watch.step(done, total, {})
 
 
-class AnalysisJob(Job, Protocol):
-    """A job that measures something of a run's models, and keeps it in a file."""
-
-    @property
-    def saved(self) -> Any:
-        """The file, under the key of what is in it."""
-
-    def measure(self, watch: Watch) -> Any:
-        """What is kept."""
-
-    def is_done(self) -> bool:
-        return self.saved.load() is not None
-
-    def run(self, watch: Watch) -> None:
-        self.saved.save(self.measure(watch))
-        watch.epoch({})
-
-
-@dataclass(frozen=True)
-class MatchJacobians(AnalysisJob):
+def jacobians_job(study: Study, method: str, seed: int, examples: int) -> AnalysisJob:
     """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
-
-    study: Study
-    method: str
-    seed: int
-    examples: int
-    epochs: int = 2
-
-    @property
-    def name(self) -> str:
-        return f"Jacobians of {self.method}, seed {self.seed}"
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        """The first images of each."""
-        splits = self.study.splits
-        return {"train": splits.train.some(self.examples), "valid": splits.valid.some(self.examples)}
-
-    @property
-    def saved(self) -> SavedRows[JacobianCosine]:
-        """The cosines of both splits."""
-        spec = {
-            "weights": hashes_with_teachers(self.study, self.method, self.seed),
-            "images": [split.fingerprint for split in self.splits.values()],
-        }
-        return rows_of(self.study, JacobianCosine, spec, f"-{self.method}-{self.seed}")
-
-    def measure(self, watch: Watch) -> list[JacobianCosine]:
-        study, rows = self.study, list[JacobianCosine]()
-        teachers = study.load_teachers(study.recipe.members)
-        student = study.load_student(self.method, self.seed)
-        for name, split in self.splits.items():
-            cosines = analysis.jacobian_cosines(teachers, student, split, progress=told(watch))
-            for j, member in enumerate(cosines.tolist()):
-                rows += [
-                    JacobianCosine(name, self.method, self.seed, j, i, round(cosine, 6))
-                    for i, cosine in enumerate(member)
-                ]
-            if name == "train":
-                watch.epoch({})
-        return rows
+    spec = {
+        "weights": hashes_with_teachers(study, method, seed),
+        "images": [split.fingerprint for split in first_images(study, examples).values()],
+    }
+    saved = rows_of(study, JacobianCosine, spec, f"-{method}-{seed}")
+    measure = partial(match_jacobians, study, method, seed, examples)
+    return AnalysisJob(f"Jacobians of {method}, seed {seed}", saved, measure, epochs=2)
 
 
-@dataclass(frozen=True)
-class MeasureSnr(AnalysisJob):
-    """The gradient's signal-to-noise ratio for one perturbation and step size."""
-
-    study: Study
-    perturbation: str
-    scale: float  # of the recipe's ODS step size
-    student: tuple[str, int]  # whose gradients: method and seed
-    epochs: int = 1
-
-    @property
-    def name(self) -> str:
-        return f"gradient SNR of {self.perturbation} at {self.scale:g} × the step size"
-
-    @property
-    def saved(self) -> SavedRows[GradientSnr]:
-        """One row."""
-        spec = {
-            "weights": hashes_with_teachers(self.study, *self.student),
-            "images": self.study.splits.train.some(SNR_BATCH).fingerprint,
-            "setting": [*ods_setting(self.study), self.scale, SNR_SAMPLES],
-        }
-        return rows_of(self.study, GradientSnr, spec, f"-{self.perturbation}-{self.scale:g}")
-
-    def measure(self, watch: Watch) -> list[GradientSnr]:
-        study, (base, temperature) = self.study, ods_setting(self.study)
-        batch, step_size = study.splits.train.some(SNR_BATCH), self.scale * base
-        found = analysis.gradient_snr(
-            study.load_student(*self.student),
-            study.load_teachers(study.recipe.members),
-            pixels(batch.images.to(study.device)),
-            batch.labels.to(study.device),
-            NOISES[self.perturbation](step_size),
-            temperature,
-            generator("gradient samples", 0),  # the same draws at every step size
-            SNR_SAMPLES,
-            told(watch),
-        )
-        return [GradientSnr(self.perturbation, step_size, found, SNR_SAMPLES)]
+def first_images(study: Study, examples: int) -> dict[str, Split]:
+    """Some images of each split whose Jacobians are compared."""
+    return {"train": study.splits.train.some(examples), "valid": study.splits.valid.some(examples)}
 
 
-@dataclass(frozen=True)
-class Transfer(AnalysisJob):
+def match_jacobians(
+    study: Study, method: str, seed: int, examples: int, watch: Watch
+) -> list[JacobianCosine]:
+    """A row for each split, member and image."""
+    rows: list[JacobianCosine] = []
+    teachers, student = study.load_teachers(study.recipe.members), study.load_student(method, seed)
+    for name, split in first_images(study, examples).items():
+        cosines = analysis.jacobian_cosines(teachers, student, split, progress=told(watch))
+        for j, member in enumerate(cosines.tolist()):
+            rows += [
+                JacobianCosine(name, method, seed, j, i, round(cosine, 6)) for i, cosine in enumerate(member)
+            ]
+        if name == "train":
+            watch.epoch({})
+    return rows
+
+
+def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) -> AnalysisJob:
+    """The SNR of a student's gradient under one perturbation, at so many times the recipe's ODS step size."""
+    spec = {
+        "weights": hashes_with_teachers(study, *student),
+        "images": study.splits.train.some(SNR_BATCH).fingerprint,
+        "setting": [*ods_setting(study), scale, SNR_SAMPLES],
+    }
+    saved = rows_of(study, GradientSnr, spec, f"-{noise}-{scale:g}")
+    measure = partial(measure_snr, study, noise, scale, student)
+    return AnalysisJob(f"gradient SNR of {noise} at {scale:g} × the step size", saved, measure)
+
+
+def measure_snr(
+    study: Study, noise: str, scale: float, student: tuple[str, int], watch: Watch
+) -> list[GradientSnr]:
+    """One row."""
+    base, temperature = ods_setting(study)
+    batch, step_size = study.splits.train.some(SNR_BATCH), scale * base
+    found = analysis.gradient_snr(
+        study.load_student(*student),
+        study.load_teachers(study.recipe.members),
+        pixels(batch.images.to(study.device)),
+        batch.labels.to(study.device),
+        NOISES[noise](step_size),
+        temperature,
+        generator("gradient samples", 0),  # the same draws at every step size
+        SNR_SAMPLES,
+        told(watch),
+    )
+    return [GradientSnr(noise, step_size, found, SNR_SAMPLES)]
+
+
+def transfer_job(study: Study) -> AnalysisJob:
     """The teachers on training images perturbed by ODS with the directions of an extra teacher."""
-
-    study: Study
-    name: str = "teachers through an external one"
-    epochs: int = 1
-
-    @property
-    def saved(self) -> SavedTensors:
-        """The logits, under the hash of weights, images and step."""
-        study = self.study
-        source = study.teacher_stage(study.recipe.members).done()["weights"]
-        spec: Spec = {
-            "format": ANALYSIS_FORMAT,
-            "weights": [*model_hashes(study, TEACHERS, None), source],
-            "split": study.splits.train.some(TRAIN_SHOWN).fingerprint,
-            "external": ods_setting(study),
-        }
-        path = prediction_path(study.folder, TEACHERS, None, "train+external")
-        return SavedTensors(path, spec_key(spec))
-
-    def measure(self, watch: Watch) -> dict[str, Tensor]:
-        study, members = self.study, self.study.recipe.members
-        teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
-        rng = generator("perturbed training images", 0)
-        images = study.splits.train.some(TRAIN_SHOWN)
-        found = analysis.external_predictions(teachers, source, images, *ods_setting(study), rng)
-        return {"logits": found.logits, "labels": found.labels}
+    spec: Spec = {
+        "format": ANALYSIS_FORMAT,
+        "weights": [
+            *model_hashes(study, TEACHERS, None),
+            study.teacher_stage(study.recipe.members).done()["weights"],
+        ],
+        "split": study.splits.train.some(TRAIN_SHOWN).fingerprint,
+        "external": ods_setting(study),
+    }
+    saved = SavedTensors(prediction_path(study.folder, TEACHERS, None, "train+external"), spec_key(spec))
+    return AnalysisJob("teachers through an external one", saved, partial(measure_transfer, study))
 
 
-@dataclass(frozen=True)
-class ShowMembers(AnalysisJob):
+def measure_transfer(study: Study, watch: Watch) -> dict[str, Tensor]:
+    """Their logits, and the labels."""
+    members, rng = study.recipe.members, generator("perturbed training images", 0)
+    teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
+    images = study.splits.train.some(TRAIN_SHOWN)
+    found = analysis.external_predictions(teachers, source, images, *ods_setting(study), rng)
+    return {"logits": found.logits, "labels": found.labels}
+
+
+def members_job(study: Study) -> AnalysisJob:
     """A few training images, and what every teacher and member of the first seed says of them."""
-
-    study: Study
-    name: str = "predictions of members"
-    epochs: int = 1
-
-    @property
-    def images(self) -> Split:
-        """Training images drawn at random."""
-        train = self.study.splits.train
-        return train[torch.randperm(len(train), generator=generator("images shown", 0))[:IMAGES_SHOWN]]
-
-    @property
-    def saved(self) -> SavedTensors:
-        """Images and probabilities, under the hash of weights, images and step."""
-        spec = {"models": models_key(self.study), "images": self.images.fingerprint}
-        path = self.study.folder / "analysis" / "members.safetensors"
-        return SavedTensors(path, spec_key(spec | {"step": ods_setting(self.study)}))
-
-    def measure(self, watch: Watch) -> dict[str, Tensor]:
-        study, (step_size, temperature) = self.study, ods_setting(self.study)
-        return analysis.member_views(
-            study.load_teachers(study.recipe.members),
-            {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods},
-            self.images,
-            ODS(step_size),
-            temperature,
-            generator("images shown", 1),
-        )
+    images = images_shown(study).fingerprint
+    spec = {"models": models_key(study), "images": images, "step": ods_setting(study)}
+    saved = SavedTensors(study.folder / "analysis" / "members.safetensors", spec_key(spec))
+    return AnalysisJob("predictions of members", saved, partial(show_members, study))
 
 
-@dataclass(frozen=True)
-class MeasureLatency(AnalysisJob):
-    """Milliseconds a batch of the teachers and of every method's student, on this machine."""
-
-    study: Study
-    name: str = "latency"
-    epochs: int = 1
-
-    @property
-    def saved(self) -> SavedRows[Latency]:
-        """A row for each model, made again on another machine."""
-        study = self.study
-        machine = [processor(), study.device, study.threads]
-        images = list(study.splits.train.images.shape[1:])
-        spec = {"machine": machine, "batch": [LATENCY_BATCH, *images], "params": parameter_counts(study)}
-        return rows_of(study, Latency, spec)
-
-    def measure(self, watch: Watch) -> list[Latency]:
-        study, seed = self.study, self.study.recipe.seeds[0]
-        models: dict[str, Ensemble] = {TEACHERS: study.load_teachers(study.recipe.members)}
-        models |= {name: study.load_student(name, seed) for name in study.recipe.methods}
-        shape = (LATENCY_BATCH, *study.splits.train.images.shape[1:])
-        x = torch.rand(shape, generator=generator("latency", 0)).to(study.device)
-        found = analysis.latencies(
-            models, x.contiguous(memory_format=torch.channels_last), progress=told(watch)
-        )
-        params, threads = parameter_counts(study), torch.get_num_threads()
-        return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
+def images_shown(study: Study) -> Split:
+    """Training images drawn at random."""
+    train = study.splits.train
+    return train[torch.randperm(len(train), generator=generator("images shown", 0))[:IMAGES_SHOWN]]
 
 
-@dataclass(frozen=True)
-class MeasureFactors(AnalysisJob):
+def show_members(study: Study, watch: Watch) -> dict[str, Tensor]:
+    """Images and probabilities by name."""
+    step_size, temperature = ods_setting(study)
+    return analysis.member_views(
+        study.load_teachers(study.recipe.members),
+        first_students(study),
+        images_shown(study),
+        ODS(step_size),
+        temperature,
+        generator("images shown", 1),
+    )
+
+
+def first_students(study: Study) -> dict[str, Ensemble]:
+    """Every method's student of the first seed."""
+    return {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods}
+
+
+def latency_job(study: Study) -> AnalysisJob:
+    """Milliseconds a batch of the teachers and of every method's student; measured again elsewhere."""
+    machine = [processor(), study.device, study.threads]
+    batch = [LATENCY_BATCH, *study.splits.train.images.shape[1:]]
+    spec = {"machine": machine, "batch": batch, "params": parameter_counts(study)}
+    return AnalysisJob("latency", rows_of(study, Latency, spec), partial(measure_latency, study))
+
+
+def measure_latency(study: Study, watch: Watch) -> list[Latency]:
+    """A row for each model."""
+    models: dict[str, Ensemble] = {TEACHERS: study.load_teachers(study.recipe.members)}
+    models |= first_students(study)
+    shape = (LATENCY_BATCH, *study.splits.train.images.shape[1:])
+    x = torch.rand(shape, generator=generator("latency", 0)).to(study.device)
+    found = analysis.latencies(models, x.contiguous(memory_format=torch.channels_last), progress=told(watch))
+    params, threads = parameter_counts(study), torch.get_num_threads()
+    return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
+
+
+def factors_job(study: Study, methods: Sequence[str]) -> AnalysisJob:
     """How far apart the rank-one factors of some methods' members are."""
+    saved = rows_of(study, FactorDistance, {"models": models_key(study)})
+    return AnalysisJob("distances of factors", saved, partial(measure_factors, study, tuple(methods)))
 
-    study: Study
-    methods: tuple[str, ...]
-    name: str = "distances of factors"
-    epochs: int = 1
 
-    @property
-    def saved(self) -> SavedRows[FactorDistance]:
-        """A row for each student."""
-        return rows_of(self.study, FactorDistance, {"models": models_key(self.study)})
-
-    def measure(self, watch: Watch) -> list[FactorDistance]:
-        rows = []
-        students = [(method, seed) for method, seed in self.study.students if method in self.methods]
-        for method, seed in students:
-            distance = analysis.factor_distance(self.study.load_student(method, seed))
-            rows.append(FactorDistance(method, seed, distance))
-            watch.step(len(rows), len(students), {})
-        return rows
+def measure_factors(study: Study, methods: Sequence[str], watch: Watch) -> list[FactorDistance]:
+    """A row for each student."""
+    rows: list[FactorDistance] = []
+    students = [(method, seed) for method, seed in study.students if method in methods]
+    for method, seed in students:
+        rows.append(FactorDistance(method, seed, analysis.factor_distance(study.load_student(method, seed))))
+        watch.step(len(rows), len(students), {})
+    return rows

@@ -89,10 +89,8 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
             f"an ensemble has two networks or more, not {counted(len(weights), 'file')} of weights"
         )
     side = size or common_side(images)
-    splits, table = (
-        load(str(images), Options(resolution=side)),
-        foreign_table(network, file.absolute().parent),
-    )
+    splits = load(str(images), Options(resolution=side))
+    table = foreign_table(network, file.absolute().parent)
     scores = {name: tried(table, keys, weights[0], splits) for name, keys in NORMALISATIONS.items()}
     best = max(scores, key=lambda name: scores[name])
     table = table.model_copy(update=NORMALISATIONS[best])

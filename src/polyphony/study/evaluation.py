@@ -13,18 +13,11 @@ from typing import TypeVar
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
+from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
 from polyphony.predictions import predict
 from polyphony.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.scores import TEACHERS
-from polyphony.store import (
-    FileError,
-    Stage,
-    load_predictions,
-    locked,
-    prediction_path,
-    save_predictions,
-    spec_key,
-)
+from polyphony.store import FileError, Stage, locked, spec_key
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.runner import Board, Graph, Job, Runner
 from polyphony.study.saved import SavedRows, load_rows, write_table
@@ -97,10 +90,7 @@ def evaluate_unknown(
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         runner.run(Graph([*known, *jobs]), board)
-        pairs = zip(known, jobs, strict=True)
-        return keep(
-            jobs, UnknownScore, lambda: [row for before, job in pairs for row in unknown_scores(before, job)]
-        )
+        return keep(jobs, UnknownScore, lambda: [row for job in jobs for row in unknown_scores(job)])
 
 
 def evaluate_corrupted(
@@ -120,9 +110,9 @@ def evaluate_corrupted(
         )
 
 
-def unknown_scores(before: Predict, job: PredictShifted) -> list[UnknownScore]:
+def unknown_scores(job: PredictShifted) -> list[UnknownScore]:
     """One model's rows, one for each uncertainty that may tell unknown from known."""
-    known = read(before).first(job.study.recipe.members)
+    known = read(Predict(job.study, job.model, job.seed, "test")).first(job.study.recipe.members)
     (unknown,) = job.read().values()
     entropies = [float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown)]
     return [

@@ -15,11 +15,12 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.parallel import group_from_environment
 from polyphony.perturb import Perturbation
+from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
-from polyphony.store import Spec, Stage, load_predictions, prediction_path, save_predictions, spec_key
+from polyphony.store import Spec, Stage, spec_key
 from polyphony.study.given import take_in
 from polyphony.study.origin import machine, training_code, versions
 from polyphony.study.runner import Job
@@ -149,10 +150,9 @@ class TrainStudent(Training):
             return CrossEntropy(), None
         teachers = study.load_teachers(study.recipe.members).folded()
         make = self.perturbation(method, student)
-        step_size, form = self.step_size(method, teachers, make), study.recipe.form(self.method)
-        return form.loss(
-            teachers, method, make(step_size), study.student_steps(self.method)
-        ), step_size or None
+        step_size, steps = self.step_size(method, teachers, make), study.student_steps(self.method)
+        loss = study.recipe.form(self.method).loss(teachers, method, make(step_size), steps)
+        return loss, step_size or None
 
     def step_size(
         self, method: Distillation, teachers: DeepEnsemble, make: Callable[[float], Perturbation]
@@ -178,10 +178,8 @@ class TrainStudent(Training):
         study, method = self.study, self.study.recipe.distillation(self.method)
         assert method is not None
         student, size = study.load_training_student(self.method, self.seed), self.stage.done()["step_size"]
-        perturb, rng = (
-            self.perturbation(method, student)(size or 0.0),
-            generator("perturbed training images", 0),
-        )
+        perturb = self.perturbation(method, student)(size or 0.0)
+        rng = generator("perturbed training images", 0)
         teachers = study.load_teachers(study.recipe.members).folded()
         return lambda x, y: perturb(x, y, teachers, method.temperature, rng)
 

@@ -88,7 +88,7 @@ class Work:
         self.adopted = 0  # how many were taken over
 
     def check(self, study: Study) -> None:
-        """Refuse students made with other settings before anything is trained, be it their teachers."""
+        """Refuse students made with other settings, before anything is trained, teachers included."""
         for name, seed in () if self.redo else study.students:
             study.untaught_stage(name, seed).check_settings(besides=TAUGHT)
 
@@ -141,12 +141,10 @@ def forget(folder: Path, predictions: Path) -> None:
 def write_provenance(study: Study) -> None:
     """recipe.json: the resolved recipe, the data, versions and machine."""
     splits = study.splits
+    fingerprints = {name: getattr(splits, name).fingerprint for name in ("train", "valid", "test")}
     record = {
         "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
-        "data": {
-            "origin": splits.origin,
-            **{name: getattr(splits, name).fingerprint for name in ("train", "valid", "test")},
-        },
+        "data": {"origin": splits.origin, **fingerprints},
         "images": {"classes": splits.classes, "shape": list(splits.train.images.shape[1:])},
         "versions": versions(),
         "machine": machine(study),

@@ -8,11 +8,12 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
+from polyphony.prediction_files import load_predictions
 from polyphony.recipe import Recipe
-from polyphony.rows import EnsembleNll, Score, Temperature
+from polyphony.rows import EnsembleNll, Score, TableRow, Temperature, columns
 from polyphony.scores import TEACHERS, by_quality
 from polyphony.seeds import generator
-from polyphony.store import FileError, load_predictions
+from polyphony.store import FileError
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
 from polyphony.study.sketch import sketched
@@ -21,7 +22,7 @@ from polyphony.study.study import Study
 
 def score_jobs(study: Study) -> list[Predict]:
     """Every prediction that the scores are made of."""
-    perturbing = [name for name, method in study.recipe.methods.items() if method.label not in ("", "clean")]
+    perturbing = [name for name, method in study.recipe.methods.items() if method.perturbs]
     seen = ["train", *(f"train+{name}" for name in perturbing), "valid", "test"]
     teachers = [Predict(study, TEACHERS, None, split) for split in seen]
     students = [Predict(study, m, s, split) for m, s in study.students for split in ("valid", "test")]
@@ -62,7 +63,7 @@ def score(
         beside: dict[str, Any] = (
             {} if model == TEACHERS else fidelity(predictions, saved[TEACHERS, None, split])
         )
-        for kind, measured in by_calibration(predictions, fit[model, seed]).items():
+        for kind, measured in by_calibration(predictions, fit[model, seed], Score).items():
             curve = [row.nll for row in curves if (row.split, row.calibration) == (split, kind)]
             dee = metrics.dee(measured["nll"], curve) if curve else None
             row = Score(model, seed, split, kind, dee=dee, params=params[model], **measured)
@@ -83,9 +84,13 @@ def read(job: Predict) -> Predictions:
     return predictions
 
 
-def by_calibration(predictions: Predictions, temperature: float) -> dict[str, dict[str, float]]:
-    """The columns that predictions have by themselves, as predicted and at a temperature."""
-    return {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
+def by_calibration(
+    predictions: Predictions, temperature: float, kind: type[TableRow]
+) -> dict[str, dict[str, float]]:
+    """The columns of a table that predictions have by themselves, as predicted and at a temperature."""
+    scores = {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
+    wanted = set(columns(kind))
+    return {name: {column: each[column] for column in each.keys() & wanted} for name, each in scores.items()}
 
 
 def parameter_counts(study: Study) -> dict[str, int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import optuna
 
 STARTUP = 6  # points drawn blindly before the search follows what it has seen
-ROUND = "round"  # in the journal: how many trials there are when the round last begun has been asked for
+ROUND = "round"  # key in the journal: how many trials there are once all of the current round are asked for
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Search:
         return self._points([trial for trial in self._trials() if trial.value is not None])
 
     def diverged(self) -> list[Point]:
-        """The points whose answer was that there is none."""
+        """The points whose training diverged."""
         return self._points([t for t in self._trials() if t.state.is_finished() and t.value is None])
 
     def answered(self) -> int:
@@ -144,7 +144,7 @@ class Search:
         )
 
     def _give_up_half_asked(self, study: optuna.Study) -> None:
-        """End trials that a killed process had not got the parameters of: the sampler must not count them."""
+        """End trials whose parameters a killed process had not written: the sampler must not count them."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):

@@ -18,7 +18,7 @@ from polyphony.study.sweep import predictions
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainingStatus:
     """One training of a run. It is done, running, stopped (killed, and not begun again yet) or missing."""
 
     name: str
@@ -36,14 +36,14 @@ class Status:
     """What a run has so far."""
 
     folder: str
-    trainings: list[Part]
+    trainings: list[TrainingStatus]
     predicted: int
     predictions: int  # how many there will be
     scored: bool
 
     def count(self, state: str) -> int:
         """How many trainings are in a state."""
-        return sum(part.state == state for part in self.trainings)
+        return sum(training.state == state for training in self.trainings)
 
 
 def run_status(folder: Path) -> Status:
@@ -55,13 +55,8 @@ def run_status(folder: Path) -> Status:
     is_sweep = (folder / "sweep.json").exists()
     paths = [job.path for job in (predictions if is_sweep else score_jobs)(study)]
     table = (SweepScore if is_sweep else Score).file
-    return Status(
-        str(folder),
-        [part(job.name, job.epochs, place) for job, place in trainings(study)],
-        sum(map(Path.exists, paths)),
-        len(paths),
-        (folder / table).exists(),
-    )
+    states = [training_status(job.name, job.epochs, place) for job, place in trainings(study)]
+    return Status(str(folder), states, sum(map(Path.exists, paths)), len(paths), (folder / table).exists())
 
 
 def stored_study(folder: Path) -> Study:
@@ -77,15 +72,15 @@ def trainings(study: Study) -> Iterator[tuple[Job, Path]]:
         yield student, study.student_folder(student.method, student.seed)
 
 
-def part(name: str, epochs: int, folder: Path) -> Part:
+def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
     """One training, from its folder."""
     done, started, log = (folder / each for each in ("done.json", "started.json", "log.jsonl"))
     if done.exists():
-        return Part(name, "done", epochs, epochs, changed=done.stat().st_mtime)
+        return TrainingStatus(name, "done", epochs, epochs, changed=done.stat().st_mtime)
     if not started.exists():
-        return Part(name, "missing", 0, epochs)
+        return TrainingStatus(name, "missing", 0, epochs)
     record, so_far = read_json(started), read_bytes(log).count(b"\n") if log.exists() else 0
     host, pid, since = (record.get(field) for field in ("host", "pid", "since"))
     ended = host is None or (host == platform.node() and not (isinstance(pid, int) and is_alive(pid)))
     changed = max(path.stat().st_mtime for path in (started, log) if path.exists())
-    return Part(name, "stopped" if ended else "running", so_far, epochs, host, pid, since, changed)
+    return TrainingStatus(name, "stopped" if ended else "running", so_far, epochs, host, pid, since, changed)

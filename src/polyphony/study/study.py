@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -29,17 +29,18 @@ SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 @dataclass(frozen=True)
 class Study:
-    """A recipe, the folder its results go to, and the machine's part: where data lies, which device."""
+    """A recipe, the folder its results go to, where data lies, and the device."""
 
     recipe: Recipe
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
+    data_instead: Splits | None = field(default=None, repr=False)  # of the recipe's, where models are counted
 
     @property
     def splits(self) -> Splits:
         """The data, read once a process."""
-        return load_splits(self.recipe.data, self.data_root)
+        return self.data_instead or load_splits(self.recipe.data, self.data_root)
 
     @property
     def teacher_count(self) -> int:
@@ -146,7 +147,7 @@ class Study:
             return form.build(network, members, rng)
         except ValueError as error:
             if any(weight.is_meta for weight in network.parameters()):
-                raise  # it may do where there are numbers
+                raise  # it may work where weights have numbers
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
     def fresh_students(self) -> dict[str, Ensemble]:
@@ -190,29 +191,11 @@ class Study:
         """The study with its first image alone, whose networks are built at once, and on any device."""
         splits = replace(self.splits, train=self.splits.train[:1])
         splits.train.statistics  # noqa: B018 (worked out here, once)
-        return SketchedStudy(self.recipe, self.folder, self.data_root, self.device, sketched=splits)
+        return replace(self, data_instead=splits)
 
-
-@dataclass(frozen=True, kw_only=True)
-class SketchedStudy(Study):
-    """A study of next to no images: enough to build its networks."""
-
-    sketched: Splits
-
-    @property
-    def splits(self) -> Splits:
-        """What there is of them."""
-        return self.sketched
-
-
-@dataclass(frozen=True)
-class OutlinedStudy(Study):
-    """A study whose data is not here: blank images stand for it, enough to count what it would cost."""
-
-    @property
-    def splits(self) -> Splits:
-        """As many images as the official data has, all blank."""
-        return outline_splits(self.recipe.data)
+    def outlined(self) -> Study:
+        """The study with as many blank images as the official data has; a DataError where that is unknown."""
+        return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data.options()))
 
 
 def built_once(
@@ -235,12 +218,6 @@ def weights_hash(path: Path) -> str:
 @lru_cache
 def _hash(path: Path, changed: int, size: int) -> str:
     return sha256(read_bytes(path))
-
-
-@lru_cache(maxsize=1)
-def outline_splits(data: Data) -> Splits:
-    """The outline of a recipe's data, made once."""
-    return outline(data.name, data.options())
 
 
 @lru_cache(maxsize=1)

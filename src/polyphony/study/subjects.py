@@ -37,6 +37,6 @@ def with_factors(study: Study) -> list[str]:
 
 def plain_student(study: Study) -> tuple[str, int]:
     """Whose gradients are looked at: of `one_to_one` that of plain distillation, else the first distilled."""
-    methods = {name: study.recipe.methods[name].label for name in one_to_one(study)}
-    order = sorted(methods, key=lambda name: (methods[name] != "clean", not methods[name]))
-    return order[0], study.recipe.seeds[0]
+    methods = {name: study.recipe.methods[name] for name in one_to_one(study)}
+    distilled = [name for name, method in methods.items() if method.perturb] or list(methods)
+    return min(distilled, key=lambda name: methods[name].perturbs), study.recipe.seeds[0]

@@ -151,7 +151,7 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
     for point in points:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
-            for kind, measured in by_calibration(valid, valid.fit_temperature()).items():
+            for kind, measured in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
                 rows.append(
                     SweepScore(
                         point.name, seed, point.alpha, point.temperature, point.step_size, kind, **measured
@@ -163,9 +163,8 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
 def teacher_scores(study: Study) -> list[TeacherScore]:
     """The teachers on the same images."""
     valid = read(Predict(study, TEACHERS, None, "valid")).first(study.recipe.members)
-    return [
-        TeacherScore(kind, **each) for kind, each in by_calibration(valid, valid.fit_temperature()).items()
-    ]
+    found = by_calibration(valid, valid.fit_temperature(), TeacherScore)
+    return [TeacherScore(kind, **each) for kind, each in found.items()]
 
 
 def judged(rows: Sequence[SweepScore]) -> float:

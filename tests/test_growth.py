@@ -1,0 +1,263 @@
+"""ARCHITECTURE's "Where to change what": a toy of each kind is added to a copy of the package, and works.
+
+A change names the files that it edits, at most two, besides a new file.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import polyphony
+
+PACKAGE = Path(polyphony.__file__).parent
+
+
+@dataclass(frozen=True)
+class Change:
+    """Files of the package that are edited, by what is put before which line; and files that are new."""
+
+    edited: dict[str, dict[str, str]]  # file → {line: what comes before it, or nothing: at the end}
+    new: dict[str, str] = field(default_factory=dict)
+
+
+CHANGES = {
+    "a student form": Change(
+        {
+            "recipe/forms.py": {
+                "from polyphony.nn import FACTOR_STD": "from polyphony.ensembles.toy import Toy\n",
+                "class PythonForm(": '''class ToyForm(FormTable):
+    """Members by a number each."""
+
+    kind: Literal["toy"]
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        return Toy(network, members)
+
+
+''',
+                "        | PythonForm,": "        | ToyForm\n",
+            }
+        },
+        {
+            "ensembles/toy.py": '''"""Members that differ by a number."""
+
+import torch
+from torch import Tensor, nn
+
+from polyphony.ensembles.base import Ensemble
+
+
+class Toy(Ensemble):
+    """One network, and a number for each member."""
+
+    def __init__(self, network: nn.Module, members: int) -> None:
+        super().__init__()
+        self.members, self.network = members, network
+        self.scale = nn.Parameter(torch.linspace(0.9, 1.1, members))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([scale * self.network(rows) for scale, rows in zip(self.scale, x, strict=True)])
+'''
+        },
+    ),
+    "a perturbation": Change(
+        {
+            "perturb.py": {
+                "": '''
+
+@dataclass(frozen=True)
+class Shade:
+    """Every pixel darker by a step."""
+
+    traits: ClassVar[Traits] = Traits(takes_step=True)
+    step_size: float = 1 / 255
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        return step(x, -torch.ones_like(x), self.step_size)
+'''
+            },
+            "recipe/perturbations.py": {
+                "class PythonPerturbTable(": '''class ShadeTable(PerturbTable):
+    """Every pixel darker by a step."""
+
+    makes = perturb.Shade
+    kind: Literal["shade"]
+
+
+''',
+                "            | PythonPerturbTable,": "            | ShadeTable\n",
+            },
+        }
+    ),
+    "a column of scores.csv": Change(
+        {
+            "rows.py": {
+                "@dataclass(frozen=True)\nclass EnsembleNll": "    sureness: float | None = None\n\n\n"
+            },
+            "metrics/predictions.py": {
+                '"kld": self.mean_kld()': '"sureness": float(self.log_probs(temperature).exp().amax()), '
+            },
+        }
+    ),
+    "a data set": Change(
+        {
+            "data/catalogue.py": {
+                "from polyphony.data.tinyimagenet": "from polyphony.data.stripes import STRIPES\n",
+                "DIGITS)": "STRIPES, ",
+            }
+        },
+        {
+            "data/stripes.py": '''"""Pictures of a stripe."""
+
+import torch
+
+from polyphony.data.dataset import Contents, Dataset, Place
+from polyphony.data.splits import Split
+
+
+def read(path, options):
+    labels = torch.arange(120) % 4
+    images = torch.zeros(120, 1, 8, 8, dtype=torch.uint8)
+    images[torch.arange(120), :, :, 2 * labels] = 255
+    return Contents(tuple("abcd"), {"train": Split(images, labels)}, "official")
+
+
+STRIPES = Dataset("stripes", "Stripes", "", "none", (Place("", read, cached=False),), {"train": 120})
+'''
+        },
+    ),
+    "a schedule": Change(
+        {
+            "optimise.py": {
+                "": '''
+
+def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
+    """From 1 to 0."""
+    return 1 - epoch / epochs
+'''
+            },
+            "recipe/training.py": {
+                "from polyphony.recipe.table import": "from polyphony.optimise import linear\n",
+                "class CosineTable(": '''class LinearTable(Table):
+    """Straight down."""
+
+    kind: Literal["linear"]
+    rates: ClassVar[Rates] = staticmethod(linear)
+
+
+''',
+                "CosineTable, Field(": "LinearTable | ",
+            },
+        }
+    ),
+    "a place to run jobs": Change(
+        {
+            "cli/where.py": {
+                '    device: Device = "auto"': "    aloud: bool = False\n",
+                "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads)\n",
+                "from polyphony.machine import": "from polyphony.study.aloud import Aloud\n",
+            }
+        },
+        {
+            "study/aloud.py": '''"""Here, with a word for every job."""
+
+from polyphony.study.runner import Here, run_job
+
+
+class Aloud(Here):
+    """Says what it runs."""
+
+    def run_one(self, job, board):
+        print("aloud:", job.name)
+        run_job(job, board)
+'''
+        },
+    ),
+    "a figure on the page": Change(
+        {
+            "report/page.py": {
+                "from polyphony.report.run import": "from polyphony.report.figures.toy import toy_figure\n",
+                "learning_curves,)": "toy_figure, ",
+            }
+        },
+        {
+            "report/figures/toy.py": '''"""A figure."""
+
+from dataclasses import replace
+
+from polyphony.report.figures.training import learning_curves
+
+
+def toy_figure(run):
+    """The learning curves once more."""
+    return replace(learning_curves(run), name="toy", title="A toy figure")
+'''
+        },
+    ),
+}
+RECIPE = """members = 2
+[data]
+name = "stripes"
+augment = { pad = 0, flip = false }
+[teachers]
+network = { kind = "resnet", depth = 8, width = 2 }
+epochs = 2
+batch = 20
+learning_rate = 0.1
+schedule = "linear"
+[student]
+epochs = 2
+batch = 20
+learning_rate = 0.1
+[methods]
+kd-shade = { perturb = "shade", form = "toy" }
+"""
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_at_most_two_files_are_edited(kind):
+    assert len(CHANGES[kind].edited) <= 2
+    assert len(CHANGES[kind].new) <= 1
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """A folder with a copy of the package that all toys were added to, and a recipe that uses them."""
+    folder = tmp_path_factory.mktemp("grown")
+    shutil.copytree(PACKAGE, folder / "polyphony", ignore=shutil.ignore_patterns("__pycache__"))
+    for change in CHANGES.values():
+        for name, text in change.new.items():
+            (folder / "polyphony" / name).write_text(text)
+        for name, additions in change.edited.items():
+            path = folder / "polyphony" / name
+            for line, text in additions.items():
+                before, found, after = (
+                    path.read_text().partition(line) if line else (path.read_text(), "!", "")
+                )
+                assert found, f"{name} has no {line!r}"
+                path.write_text(before + text + found.strip("!") + after)
+    (folder / "toy.toml").write_text(RECIPE)
+    return folder
+
+
+def test_all_of_them_work_in_a_study(grown):
+    command = [sys.executable, "-m", "polyphony", "study", "toy.toml", "--aloud"]
+    environment = os.environ | {"PYTHONPATH": str(grown)}
+    done = subprocess.run(command, cwd=grown, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "aloud: teacher 0" in done.stdout
+    with (grown / "runs" / "toy" / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == {"teachers", "kd-shade"}
+    assert all(0.25 <= float(row["sureness"]) <= 1 for row in rows)
+    assert "A toy figure" in (grown / "runs" / "toy" / "report.html").read_text()
