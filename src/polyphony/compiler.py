@@ -1,7 +1,8 @@
 """PyTorch's compiler, imported when something is asked of it.
 
 PyTorch tells its compiler to leave some functions alone, for example those of optimisers, and imports it to
-do so. That takes over a second of every process, and Polyphony compiles nothing.
+do so. That takes over a second of every process, whether anything is compiled or not. Only the command and
+its worker processes do without: a program that uses the library keeps PyTorch as it is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ class StandIn(ModuleType):
         super().__init__(name)
         self.left_alone: list[tuple[Any, bool]] = []
 
-    def disable(self, function: Any, recursive: bool = True, **how: bool) -> Callable[..., Any]:
+    def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Callable[..., Any]:
         """The function itself: nothing is compiled before the compiler is there."""
+        if not callable(function):
+            return self.__getattr__("disable")(function, recursive, **how)  # type: ignore[no-any-return]
         self.left_alone.append((function, recursive))
         return function  # type: ignore[no-any-return]
 

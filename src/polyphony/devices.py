@@ -76,4 +76,5 @@ def set_arithmetic(matmul_tf32: bool, convolution_tf32: bool, benchmark: bool, d
     torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
     torch.backends.cudnn.allow_tf32 = convolution_tf32
     torch.backends.cudnn.benchmark = benchmark
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the switch imports PyTorch's compiler
+        torch.use_deterministic_algorithms(deterministic)

@@ -14,6 +14,7 @@ from polyphony.cli import analyse, check, data, export, init, predict, report, s
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
+from polyphony.compiler import import_compiler_late
 from polyphony.machine import Terminated, WriteError, terminable
 
 app = App(
@@ -46,6 +47,7 @@ app.command(data.app)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
+    import_compiler_late()
     try:
         run(arguments)
     except KeyboardInterrupt as stop:

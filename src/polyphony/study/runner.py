@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 import torch
 
 from polyphony.collapse import Row
-from polyphony.compiler import import_compiler_late
 from polyphony.devices import arithmetic
 from polyphony.train import Watch
 
@@ -180,7 +179,6 @@ class Relay:
 
 def run_job(job: Job, board: Board) -> None:
     """One job from start to end."""
-    import_compiler_late()
     board.started(job.name, job.epochs)
     with arithmetic():  # exact, but for what a training says of itself
         job.run(JobWatch(board, job.name))

@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from polyphony.compiler import import_compiler_late
 from polyphony.ensembles import Ensemble
 from polyphony.nn import member_share
 from polyphony.scores import TEACHERS
@@ -73,7 +72,6 @@ def sketched(study: Study) -> Sketch:
 
 def sketched_on(device: str, study: Study) -> Sketch:
     """A study's models on a device."""
-    import_compiler_late()
     return Sketch(study.sketch(), device, Counting())
 
 
