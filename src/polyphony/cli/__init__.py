@@ -126,6 +126,6 @@ def exit_code(error: Exception) -> int | None:
         return 2
     if isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error):
         return 1
-    from polyphony.serve import ExportError  # last, since it takes a second
+    from polyphony.serve import AnswerError, ExportError  # last, since it takes a second
 
-    return 2 if isinstance(error, ExportError) else None
+    return 2 if isinstance(error, AnswerError | ExportError) else None
