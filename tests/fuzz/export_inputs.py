@@ -1,4 +1,4 @@
-"""Students of odd but legal networks, exported: a file that answers as they do, or one sentence and no file."""
+"""Students of odd but legal networks, exported: an equal file, or one sentence and no file."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cyclopts import App, CycloptsError
 
@@ -14,7 +15,7 @@ from polyphony.cli import analyse, check, data, export, init, predict, report, s
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
-from polyphony.machine import Terminated, WriteError, terminable
+from polyphony.machine import Terminated, WriteError, out_of_memory, terminable
 
 app = App(
     name="polyphony",
@@ -69,8 +70,22 @@ def run(arguments: Sequence[str] | None) -> None:
         sys.stderr.flush()
         os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
     else:
-        with terminable():
+        with terminable(), own_code_in_words():
             app(arguments)
+
+
+@contextmanager
+def own_code_in_words() -> Iterator[None]:
+    """What code that a recipe names raises, or exits by, is one sentence; no recipe, nothing to import."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        if "polyphony.recipe" not in sys.modules:
+            raise
+        from polyphony.recipe import own_faults_named
+
+        with own_faults_named():
+            raise
 
 
 def sentence(error: Exception) -> str:
@@ -99,12 +114,6 @@ def sentence(error: Exception) -> str:
             f"{error.filename or 'the system says'}: {error.strerror or error}; check the path and the disk"
         )
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether it says that there is no memory left: Python's, PyTorch's for CUDA, PyTorch's for the rest."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def exit_code(error: Exception) -> int | None:

@@ -15,6 +15,7 @@ import torch
 from polyphony.collapse import Row
 from polyphony.compiler import import_compiler_late
 from polyphony.devices import arithmetic
+from polyphony.recipe import own_faults_named
 from polyphony.train import Watch
 
 Event = tuple[Any, ...]
@@ -182,7 +183,7 @@ def run_job(job: Job, board: Board) -> None:
     """One job from start to end."""
     import_compiler_late()
     board.started(job.name, job.epochs)
-    with arithmetic():  # exact, but for what a training says of itself
+    with arithmetic(), own_faults_named():  # exact, but for what a training says of itself
         job.run(JobWatch(board, job.name))
     board.finished(job.name)
 
