@@ -17,9 +17,9 @@ class Hydra(Ensemble):
     """One trunk and M linear heads, each with fresh weights of its own (Tran et al. 2020).
 
     The heads take the place of the network's classifier: its last layer, or the one that `head` names, which
-    must be a plain Linear whose output is the network's. With a `factor_std` they start from its weights, each
-    times N(1, factor_std²): a small one, 0.02, keeps what a trained network knows. Where all members see the
-    same rows, as at test and in distillation, the trunk runs once.
+    must be a plain Linear whose output is the network's. With a `factor_std` they start from its weights,
+    each times N(1, factor_std²): a small one, 0.02, keeps what a trained network knows. Where all members see
+    the same rows, as at test and in distillation, the trunk runs once.
     """
 
     def __init__(
