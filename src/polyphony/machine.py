@@ -153,9 +153,26 @@ def whereabouts() -> dict[str, str | int]:
 
 
 def memory(root: Path = ROOT) -> int:
-    """How many bytes of memory this process may have: all, or what a container or a scheduler gives."""
+    """How many bytes of memory this process may have: all, or what a container, scheduler or ulimit gives."""
     limits = [*granted("memory.max", root), *granted("memory/memory.limit_in_bytes", root)]
-    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *map(int, limits)])
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([everything, *map(int, limits), *own_limits()])
+
+
+def own_limits() -> list[int]:
+    """Bytes of memory that `ulimit -d` and `ulimit -v` leave this process, wherever they are set."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return []
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return [limit for limit in limits if limit != resource.RLIM_INFINITY]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that there is no memory left: Python's, PyTorch's for CUDA, PyTorch's for the rest."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def cores(root: Path = ROOT) -> int:

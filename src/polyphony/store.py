@@ -281,9 +281,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is not JSON ({first_line(error)}): delete it to make it again") from error
+        raise StoreError(
+            f"{path} is not JSON ({first_line(error)}): replace it, or delete it to make it again"
+        ) from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path} does not hold a JSON object: delete it to make it again")
+        raise StoreError(f"{path} does not hold a JSON object: replace it, or delete it to make it again")
     return value
 
 

@@ -241,6 +241,9 @@ def test_a_recipe_file_that_is_none_is_one_sentence(say, refused, tmp_path, cont
         (["study", "digits", "--workers", "-1"], "workers"),
         (["study", "digits", "--device", "gpu"], "there is no device 'gpu'"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["predict", "run", "a.png", "--page", "a.png"], "html"),  # which would be replaced
+        (["report", "run", "--out", "scores.csv"], "html"),
+        (["data", "preview", "mine.npz", "--out", "mine.npz"], "png"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -98,6 +98,8 @@ TIMM: dict[str, dict[str, Any]] = {
     "deit_tiny_distilled_patch16_224": PATCHES,
     "eva02_tiny_patch14_224": PATCHES,
     "fastvit_t8": {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16)},
+    "maxvit_rmlp_pico_rw_256": {"depths": (1, 1, 1, 1), "embed_dim": (32, 32, 32, 32), "stem_width": (8, 32)}
+    | {"img_size": 64},
     "mobilenetv3_small_050": {},
     "resnetv2_50": {"layers": (1, 1, 1, 1), "channels": (16, 16, 16, 16)},
     "swin_tiny_patch4_window7_224": WINDOWS,

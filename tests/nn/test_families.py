@@ -29,7 +29,8 @@ def made(name: str) -> tuple[nn.Module, int]:
     network = FAMILIES[name](name)
     for parameter in network.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
-    side = 8 if name in BY_HAND else getattr(getattr(network, "config", None), "image_size", 32)
+    declared = getattr(getattr(network, "config", None), "image_size", TIMM.get(name, {}).get("img_size", 32))
+    side = 8 if name in BY_HAND else declared
     return adapt(network).eval(), side if isinstance(side, int) else side[0]
 
 

@@ -117,3 +117,16 @@ def test_a_layer_called_when_it_is_nobodys_turn_is_an_error():
     converted = add_members(by_hand.TimeMajor(), 2)
     with pytest.raises(RuntimeError, match="nobody's turn"):
         converted.network(torch.rand(4, 3, 8, 8))
+
+
+def test_a_network_of_single_precision_that_fails_says_why_and_not_that_double_does_not_fit():
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> object:
+            return [self.out(x.float().flatten(1)).tolist()]
+
+    with pytest.raises(ConversionError, match="that returns list gives no logits"):
+        add_members(Single(), 2, size=(1, 2, 2))

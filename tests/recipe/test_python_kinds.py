@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from polyphony.cli import main
 from polyphony.nn import MemberBatchNorm
 from polyphony.perturb import ODS, Chain
 from polyphony.recipe import Recipe, RecipeError, Surroundings, read_recipe, shipped
+from polyphony.recipe.points import toml
 
 MODULE = """
 from dataclasses import dataclass
@@ -55,7 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own_parts.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    sys.modules.pop("own_parts", None)
+    for name in ("own_parts", "raises_nets"):
+        sys.modules.pop(name, None)
 
 
 def read(folder: Path, *overrides: str) -> Recipe:
@@ -146,3 +149,54 @@ def test_a_network_that_cannot_be_made_is_one_sentence(folder, name, sentence):
 def test_a_name_is_a_module_and_what_is_in_it(folder, name):
     with pytest.raises(RecipeError, match=r"teachers\.network\.name"):
         read(folder, NETWORK.replace("own_parts:make", name))
+
+
+RAISES = """
+import sys
+from torch import nn
+
+class Bad(nn.Module):
+    def __init__(self, classes, channels, what):
+        super().__init__()
+        self.layers, self.what = nn.Sequential(nn.Flatten(), nn.Linear(channels * 64, classes)), what
+
+    def forward(self, x):
+        if self.training:
+            exec(self.what)
+        return self.layers(x)
+
+def exits(classes, channels):
+    class Exits(Bad):
+        def forward(self, x): sys.exit(0)
+    return Exits(classes, channels, "")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said", "workers"),
+    [
+        ("sys.exit(0)", "raised SystemExit: 0", "1"),
+        ("sys.exit(0)", "raised SystemExit: 0", "2"),
+        ("raise ValueError('boom\\n' * 99)", "raised ValueError: boom", "1"),
+        ("self.forward(x)", "raised RecursionError: maximum recursion depth", "1"),
+    ],
+)
+def test_a_network_that_fails_amid_its_training_is_one_sentence_with_the_line(
+    folder, capsys, what, said, workers
+):
+    (folder / "raises_nets.py").write_text(RAISES)
+    (folder / "run").mkdir()  # where there is one, what it will cost is not measured
+    network = {"kind": "python", "name": "raises_nets:Bad", "args": {"what": what}}
+    given = ["--set", f"teachers.network={toml(network)}", "--out", str(folder / "run")]
+    with pytest.raises(SystemExit, match="2"):
+        main(["teach", str(folder / "own.toml"), *given, "--workers", workers, "--device", "cpu"])
+    found = capsys.readouterr().err
+    assert f"raises_nets.py, line 12, {said}" in found
+    assert found.count("\n") == 1
+
+
+def test_a_network_that_exits_when_it_is_tried_is_one_sentence(folder):
+    (folder / "raises_nets.py").write_text(RAISES)
+    table = read(folder, 'teachers.network={ kind = "python", name = "raises_nets:exits" }').teachers.network
+    with pytest.raises(RecipeError, match=r"'exits' cannot take images of 1 × 8 × 8 \(SystemExit: 0\)"):
+        table.fitted(10, (1, 8, 8))

@@ -13,9 +13,10 @@ import pytest
 import torch
 from scipy.special import digamma
 
-from polyphony import load_student
+from polyphony import Single, load_student
 from polyphony.report.run import Run
 from polyphony.rows import Score, from_csv, to_csv
+from polyphony.serve import AnswerError
 from polyphony.serve.load import choose
 from polyphony.store import StoreError
 
@@ -108,3 +109,25 @@ def test_a_run_that_lacks_a_file_is_one_sentence(run, tmp_path):
     (copy / "scores.csv").unlink()
     with pytest.raises(StoreError, match=r"scores\.csv is not there"):
         load_student(copy)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda z: z * math.nan, "are no numbers: it has diverged"),
+        (lambda z: z * math.inf, "are no numbers: it has diverged"),
+        (lambda z: z[..., None], "answers 2 images with [2, 10, 1], not with [2, 10]"),
+    ],
+)
+def test_answers_that_are_none_are_one_sentence(student, images, spoil, said):
+    class Spoilt(torch.nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x):
+            return spoil(self.network(x))
+
+    chosen = student("single")
+    with pytest.raises(AnswerError, match=re.escape(said)):
+        replace(chosen, ensemble=Single(Spoilt(chosen.ensemble.network))).predict(images.images[:2])

@@ -146,6 +146,13 @@ def check_the_way_out(pictures, capsys):
         (("pictures", "0.pt", "1.pt", "--network", "draft nets"), "names no network"),
         (("pictures", "0.pt", "1.pt", "--network", "draft_nets:mak"), "the module has no 'mak'"),
         (("pictures", "4.pt", "1.pt", "--network", "draft_nets:make"), "4.pt cannot be read"),
+        (("pictures", "0.pt", "0.pt", "--network", "draft_nets:make"), "0.pt is given twice"),
+        (("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--size", "0"), "resolution"),
+        (
+            ("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--to", "ü ä.toml"),
+            "would name a rec",
+        ),
+        (("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--to", "a\nb.toml"), "would name a r"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arguments, sentence):
@@ -153,4 +160,4 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arg
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
-    assert not Path("own.toml").exists()
+    assert list(Path.cwd().glob("*.toml")) == []

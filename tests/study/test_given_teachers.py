@@ -240,6 +240,22 @@ def test_a_student_that_starts_from_a_teacher_begins_as_good_as_it_is(folder):
     assert len({*keys, fresh}) == 3
 
 
+def test_students_of_every_form_that_may_begin_as_good_as_the_teacher_do(folder):
+    run(folder, "methods={scratch={}}")
+    started = [form for form in FORMS if form != "mimo"]
+    methods = ", ".join(f"{form} = {{ perturb = 'clean', form = '{form}' }}" for form in started)
+    recipe = read_recipe(folder / "own.toml", ["student.start=teacher", f"methods={{ {methods} }}"])
+    study = Study(recipe, folder / "run")
+    test = study.splits.test
+
+    def right(model) -> float:
+        return float((predict(model, test).logits.argmax(-1) == test.labels).double().mean())
+
+    teacher = right(study.load_teachers(1))
+    for form in started:
+        assert right(study.fresh_student(form, torch.Generator().manual_seed(0))) > teacher - 0.05, form
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [

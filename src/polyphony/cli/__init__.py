@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cyclopts import App, CycloptsError
 
@@ -15,7 +16,7 @@ from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
 from polyphony.compiler import import_compiler_late
-from polyphony.machine import Terminated, WriteError, terminable
+from polyphony.machine import Terminated, WriteError, out_of_memory, terminable
 
 app = App(
     name="polyphony",
@@ -71,8 +72,22 @@ def run(arguments: Sequence[str] | None) -> None:
         sys.stderr.flush()
         os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
     else:
-        with terminable():
+        with terminable(), own_code_in_words():
             app(arguments)
+
+
+@contextmanager
+def own_code_in_words() -> Iterator[None]:
+    """What code that a recipe names raises, or exits by, is one sentence; no recipe, nothing to import."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        if "polyphony.recipe" not in sys.modules:
+            raise
+        from polyphony.recipe import own_faults_named
+
+        with own_faults_named():
+            raise
 
 
 def sentence(error: Exception) -> str:
@@ -103,12 +118,6 @@ def sentence(error: Exception) -> str:
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether it says that there is no memory left: Python's, PyTorch's for CUDA, PyTorch's for the rest."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
-
-
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
     if isinstance(error, CycloptsError | UsageError):
@@ -128,6 +137,6 @@ def exit_code(error: Exception) -> int | None:
         return 2
     if isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error):
         return 1
-    from polyphony.serve import ExportError  # last, since it takes a second
+    from polyphony.serve import AnswerError, ExportError  # last, since it takes a second
 
-    return 2 if isinstance(error, ExportError) else None
+    return 2 if isinstance(error, AnswerError | ExportError) else None

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich import progress
 from rich.columns import Columns
 from rich.text import Text
@@ -150,7 +150,11 @@ def preview(
     *,
     data: DataRoot = None,
     out: Annotated[
-        Path | None, Parameter(help="The file to write. Default: NAME.png in the current folder.")
+        Path | None,
+        Parameter(
+            validator=validators.Path(ext="png"),
+            help="The file to write. Default: NAME.png in the current folder.",
+        ),
     ] = None,
     resolution: Resolution = None,
 ) -> None:

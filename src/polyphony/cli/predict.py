@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -37,7 +37,10 @@ def predict(
     sort: Annotated[bool, flag("The most uncertain first, by entropy.")] = False,
     as_json: Annotated[bool, flag("Print JSON, with every class's probability.", "--json")] = False,
     as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
-    page: Annotated[Path | None, Parameter(help="Write a contact sheet too: one HTML file.")] = None,
+    page: Annotated[
+        Path | None,
+        Parameter(validator=validators.Path(ext="html"), help="Write a contact sheet too: one HTML file."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Ask a trained student about images without labels: class, calibrated confidence, uncertainties."""

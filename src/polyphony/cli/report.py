@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from polyphony.cli import terminal
 
@@ -19,7 +19,10 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        Parameter(help="The page; RUN/report.html unless given, or report.html here for several."),
+        Parameter(
+            validator=validators.Path(ext="html"),
+            help="The page; RUN/report.html unless given, or report.html here for several.",
+        ),
     ] = None,
 ) -> None:
     """Write one HTML page about a run or sweep, and its figures and tables as files; compare several."""

@@ -74,7 +74,7 @@ def regular(path: Path) -> Path:
         status = path.stat()
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         fault = "is empty" if stat.S_ISREG(status.st_mode) else "is no regular file"
-        raise DataError(f"{path} {fault}; put the data's own file there")
+        raise DataError(f"{path} {fault}; replace or remove it")
     return path
 
 

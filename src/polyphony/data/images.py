@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import warnings
 from collections import deque
@@ -26,6 +27,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 LARGEST = 80_000_000  # pixels; more is taken for a decompression bomb, as Pillow does
 CHUNK = 128  # pictures a task: handing over single ones costs more than decoding them
+CHUNK_BYTES = 2 << 20  # of pixels a task, of which several are in memory at a time
 MANY = 4096  # pictures from which starting processes pays
 ORIENTATION = 0x0112  # the Exif tag
 
@@ -41,7 +43,7 @@ def decode(content: bytes, where: str, size: Size | None) -> Pixels:
         if picture.width * picture.height > min(LARGEST, most_unpacked(len(content))):
             raise DataError(f"{where} has {picture.width}×{picture.height} pixels; remove or shrink it")
         return fitted(picture, where, size)
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # a damaged picture can raise anything
         fault = "is no picture" if isinstance(error, UnidentifiedImageError) else f"is damaged ({error})"
@@ -78,7 +80,8 @@ def decode_all(
     shape = (3, size[1], size[0]) if size else decode(read(names[0]), where(names[0]), None).shape
     out = room(len(names), *shape)
     levels = out.numpy()
-    chunks = (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
+    each = max(1, min(CHUNK, CHUNK_BYTES // math.prod(shape)))
+    chunks = (names[start : start + each] for start in range(0, len(names), each))
     loaded = ([(read(name), where(name)) for name in chunk] for chunk in chunks)
     with _workers(len(names)) as pool:
         pictures = (picture for decoded in _in_order(pool, loaded, size) for picture in decoded)

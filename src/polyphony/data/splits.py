@@ -19,7 +19,7 @@ from polyphony.data.files import cache_root
 from polyphony.machine import memory
 
 SMALL = 1 << 28  # bytes of images that any machine has memory for
-CHUNK = 4096  # images that are counted at a time
+CHUNK = 1 << 24  # bytes of images that are counted at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Split:
         """Mean and standard deviation of the pixels in [0, 1], one number a channel: for `Normalize.set`."""
         values = torch.arange(256, dtype=torch.float64) / 255
         counts = torch.zeros(self.images.shape[1], 256, dtype=torch.int64)
-        for some in self.images.split(CHUNK):
+        for some in self.images.split(max(1, CHUNK // math.prod(self.images.shape[1:]))):
             for count, channel in zip(counts, some.cpu().unbind(1), strict=True):
                 count += channel.flatten().bincount(minlength=256)
         weights = counts.double() / counts.sum(1, keepdim=True)

@@ -17,18 +17,25 @@ class Hydra(Ensemble):
     """One trunk and M linear heads, each with fresh weights of its own (Tran et al. 2020).
 
     The heads take the place of the network's classifier: its last layer, or the one that `head` names, which
-    must be a plain Linear whose output is the network's. Where all members see the same rows, as at test and
-    in distillation, the trunk runs once.
+    must be a plain Linear whose output is the network's. With a `factor_std` they start from its weights,
+    each times N(1, factor_std²): a small one, 0.02, keeps what a trained network knows. Where all members see
+    the same rows, as at test and in distillation, the trunk runs once.
     """
 
     def __init__(
-        self, network: nn.Module, members: int, *, head: str | None = None, rng: torch.Generator | None = None
+        self,
+        network: nn.Module,
+        members: int,
+        *,
+        head: str | None = None,
+        factor_std: float | None = None,
+        rng: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         counts(most=MOST_MEMBERS, members=members)
         self.members = members
         self.head, classifier = find_head(network, head)
-        self.heads = Heads(classifier, members, rng)
+        self.heads = Heads(classifier, members, factor_std, rng)
         self.trunk = with_head(network, self.head, nn.Identity())
         self.run = NetworkRunner(self.trunk, members)
 
@@ -52,13 +59,18 @@ class Hydra(Ensemble):
 class Heads(nn.Module):
     """M linear layers of one shape as one: weights [m o i], biases [m o]. [m b i] → [m b o]"""
 
-    def __init__(self, classifier: nn.Linear, members: int, rng: torch.Generator | None) -> None:
+    def __init__(
+        self, classifier: nn.Linear, members: int, factor_std: float | None, rng: torch.Generator | None
+    ) -> None:
         super().__init__()
-        weight = torch.stack([fresh_weight(classifier.weight, rng) for _ in range(members)])
-        self.weight = nn.Parameter(weight)
-        self.bias = (
-            None if classifier.bias is None else nn.Parameter(weight.new_zeros(members, len(classifier.bias)))
-        )
+        old, bias = classifier.weight.detach(), classifier.bias
+        drawn = [
+            fresh_weight(old, rng) if factor_std is None else old * factors(old, factor_std, rng)
+            for _ in range(members)
+        ]
+        self.weight = nn.Parameter(torch.stack(drawn))
+        start = None if bias is None else torch.zeros_like(bias) if factor_std is None else bias.detach()
+        self.bias = None if start is None else nn.Parameter(start.repeat(members, 1))
 
     @property
     def inputs(self) -> int:
@@ -85,6 +97,12 @@ def fresh_weight(like: Tensor, rng: torch.Generator | None) -> Tensor:
     device = like.device if rng is None else rng.device
     weight = torch.empty(like.shape, device=device)
     return nn.init.kaiming_uniform_(weight, a=5**0.5, generator=rng).to(like)
+
+
+def factors(like: Tensor, std: float, rng: torch.Generator | None) -> Tensor:
+    """N(1, std²), one for each number of a weight."""
+    device = like.device if rng is None else rng.device
+    return torch.empty(like.shape, device=device).normal_(1, std, generator=rng).to(like)
 
 
 def find_head(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:

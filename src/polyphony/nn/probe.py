@@ -99,9 +99,9 @@ def on_images(
     network: nn.Module, rows: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
 ) -> Result:
     """What `use` makes of a stand-in and so many random images: of a size, or of the first it can take."""
-    errors = []
     for dtype in TOLERANCE:
         double = stand_in(network, dtype)
+        errors: list[Exception] = []  # of the last precision, float32, in which networks are used
         for chosen in sizes(network) if size is None else [size]:
             try:
                 return use(double, images(rows, chosen, double, dtype))

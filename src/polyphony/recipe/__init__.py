@@ -5,7 +5,7 @@ from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.libraries import foreign_table
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.perturbations import Surroundings
-from polyphony.recipe.python import own_code
+from polyphony.recipe.python import own_code, own_faults_named
 from polyphony.recipe.read import check, read_recipe, shipped
 from polyphony.recipe.schema import Data, GivenTeachers, Recipe
 from polyphony.recipe.table import RecipeError
@@ -26,6 +26,7 @@ __all__ = [
     "check",
     "foreign_table",
     "own_code",
+    "own_faults_named",
     "read_recipe",
     "shipped",
 ]

@@ -89,7 +89,7 @@ class ForeignTable(NetworkTable):
         try:
             with torch.no_grad(), evaluating(network):
                 found = tuple(network(images).shape)
-        except Exception as error:  # whatever a stranger's forward trips over
+        except (Exception, SystemExit) as error:  # whatever a stranger's forward trips over
             raise RecipeError(f"'{self.label}' cannot take images of {sides} ({said(error)})") from error
         if found != (FEW, copies * classes):
             raise RecipeError(

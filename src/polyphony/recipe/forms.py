@@ -114,9 +114,13 @@ class HydraForm(FormTable):
     words: ClassVar[str] = "Hydra"
     kind: Literal["hydra"]
     head: str | None = None  # the classifier that heads take the place of; the network's last layer
+    factor_std: NonNegativeFloat | None = None  # fresh heads; or the classifier's weights, each with a factor
+
+    def near(self) -> FormTable:
+        return self.model_copy(update={"factor_std": NEAR}) if self.factor_std is None else self
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        return Hydra(network, members, head=self.head, rng=rng)
+        return Hydra(network, members, head=self.head, factor_std=self.factor_std, rng=rng)
 
 
 class SingleForm(FormTable):

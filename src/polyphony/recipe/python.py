@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 
+from polyphony.machine import out_of_memory
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.words import first_line
+
+_files: set[str] = set()  # of the modules that were imported here
 
 
 class PythonTable(Table):
@@ -54,9 +58,11 @@ class PythonTable(Table):
         name = self.name.partition(":")[0]
         prefer(self.folder, name)
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
         except (Exception, SystemExit) as error:
             raise RecipeError(f"'{name}' cannot be imported ({said(error)})") from error
+        _files.add(getattr(module, "__file__", None) or "")
+        return module
 
     def load(self) -> Any:
         """What the name stands for."""
@@ -84,6 +90,28 @@ def explained(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise RecipeError(f"'{name}' raised {said(error)}") from error
+
+
+@contextmanager
+def own_faults_named() -> Iterator[None]:
+    """What the user's code raises meanwhile, whoever calls it, is a RecipeError that says in which line.
+
+    Memory that has run out is no fault of its, and what is raised by us says itself what is wrong.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        place = own_place(error)
+        ours = type(error).__module__.partition(".")[0] == "polyphony"
+        if place is None or ours or out_of_memory(error):
+            raise
+        raise RecipeError(f"{place} raised {said(error)}") from error
+
+
+def own_place(error: BaseException) -> str | None:
+    """ "mynets.py, line 12": the innermost line of the user's code on the way to an error, if there is any"""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in _files]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}," if frames else None
 
 
 def said(error: BaseException) -> str:

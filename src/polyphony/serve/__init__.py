@@ -2,6 +2,6 @@
 
 from polyphony.serve.export import ExportError, export_student
 from polyphony.serve.load import load_student
-from polyphony.serve.student import Answers, Student
+from polyphony.serve.student import AnswerError, Answers, Student
 
-__all__ = ["Answers", "ExportError", "Student", "export_student", "load_student"]
+__all__ = ["AnswerError", "Answers", "ExportError", "Student", "export_student", "load_student"]

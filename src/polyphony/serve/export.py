@@ -160,10 +160,17 @@ def one_sentence(student: Student, what: str) -> Iterator[None]:
     except ExportError:
         raise
     except Exception as error:  # a stranger's forward can make it raise anything
-        lacking = re.search(r"op='\w+\.(\w+)", str(error))
-        why = f"ONNX has nothing for {lacking[1]}; .pt2 has" if lacking else first_line(error)
         network = student.description.network.label
-        raise ExportError(f"the network '{network}' cannot be {what} ({why})") from error
+        raise ExportError(f"the network '{network}' cannot be {what} ({reason(error)})") from error
+
+
+def reason(error: Exception) -> str:
+    """Why PyTorch's exporters have given up, in words."""
+    lacking = re.search(r"op='\w+\.(\w+)", str(error))
+    if lacking:
+        return f"ONNX has nothing for {lacking[1]}; .pt2 has"
+    by_count = str(error).startswith("Constraints violated")
+    return "its code decides by how many images there are" if by_count else first_line(error)
 
 
 @contextmanager

@@ -15,7 +15,11 @@ from polyphony.metrics import Predictions
 from polyphony.predictions import batch_for
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
-from polyphony.words import counted
+from polyphony.words import SentenceError, counted
+
+
+class AnswerError(SentenceError, ValueError):
+    """A student whose network answers with what is no prediction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +86,26 @@ class Student:
         return replace(self, description=self.description.model_copy(update={"licence": licence}))
 
     def predict(self, images: Picture | Sequence[Picture], batch: int | None = None) -> Answers:
-        """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`)."""
+        """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`).
+
+        An AnswerError where the network gives no numbers, or other classes than the student has.
+        """
         batch = batch_for(self.ensemble, self.description.shape) if batch is None else batch
         counts(batch=batch)
-        blocks = []
         with torch.no_grad(), evaluating(self.ensemble):
-            for x in batches_of(images, self.description.shape, batch):
-                rows = x.to(self.ensemble.device).expand(self.ensemble.members, *x.shape)
-                blocks.append(self.ensemble(rows).float().cpu())
+            blocks = [self.logits(x) for x in batches_of(images, self.description.shape, batch)]
         logits = torch.cat(blocks, dim=1)
         unlabelled = torch.full((logits.shape[1],), -1)
         return Answers.of(self.ensemble.predicts(logits, unlabelled), self.temperature)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Every member's, of pixels in [0, 1]. [b c h w] → [m b k]"""
+        rows, expected = x.to(self.ensemble.device), [len(x), len(self.classes)]
+        logits = self.ensemble(rows.expand(self.ensemble.members, *x.shape)).float().cpu()
+        if list(logits.shape[1:]) != expected:
+            raise AnswerError(
+                f"the network answers {len(x)} images with {list(logits.shape[1:])}, not with {expected}"
+            )
+        if bool(logits.log_softmax(-1).isnan().any()):
+            raise AnswerError("the network's answers to these images are no numbers: it has diverged")
+        return logits

@@ -11,6 +11,7 @@ from statistics import median_low
 from typing import Any
 
 from PIL import Image
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from polyphony import metrics
@@ -20,8 +21,9 @@ from polyphony.ensembles import Single
 from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
+from polyphony.recipe.table import Name
 from polyphony.weights import WeightsError, load_weights
-from polyphony.words import counted
+from polyphony.words import counted, printable
 
 LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
 LARGEST_SIDE = 224
@@ -88,7 +90,11 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
         raise RecipeError(
             f"an ensemble has two networks or more, not {counted(len(weights), 'file')} of weights"
         )
-    side = size or common_side(images)
+    check_name(file)
+    twice = next((path for path in weights if weights.count(path) > 1), None)
+    if twice is not None:
+        raise RecipeError(f"{twice} is given twice: an ensemble's networks differ")
+    side = common_side(images) if size is None else size
     splits = load(str(images), Options(resolution=side))
     table = foreign_table(network, file.absolute().parent)
     scores = {name: tried(table, keys, weights[0], splits) for name, keys in NORMALISATIONS.items()}
@@ -102,6 +108,16 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
         f" by normalisation: {shares}.",
     )
     return Draft(written(images, weights, table, file, side, splits, findings), findings)
+
+
+def check_name(file: Path) -> None:
+    """A RecipeError unless a recipe in this file has a name, which is the file's."""
+    try:
+        TypeAdapter(Name).validate_python(file.stem)
+    except ValidationError:
+        raise RecipeError(
+            f"{file} would name a recipe '{file.stem}': names are of letters, digits and + _ . -"
+        ) from None
 
 
 def written(
@@ -120,8 +136,8 @@ def written(
     batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
     return TEMPLATE.format(
         members=len(weights),
-        findings="\n".join(f"# {finding}" for finding in findings),
-        file=file,
+        findings="\n".join(f"# {printable(finding)}" for finding in findings),
+        file=printable(str(file)),
         data=toml(str(images.absolute())),
         resolution="" if side is None else f"\nresolution = {side}",
         pad=min(4, shape[-1] // 8),

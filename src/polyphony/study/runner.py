@@ -14,6 +14,7 @@ import torch
 
 from polyphony.collapse import Row
 from polyphony.devices import arithmetic
+from polyphony.recipe import own_faults_named
 from polyphony.train import Watch
 
 Event = tuple[Any, ...]
@@ -180,7 +181,7 @@ class Relay:
 def run_job(job: Job, board: Board) -> None:
     """One job from start to end."""
     board.started(job.name, job.epochs)
-    with arithmetic():  # exact, but for what a training says of itself
+    with arithmetic(), own_faults_named():  # exact, but for what a training says of itself
         job.run(JobWatch(board, job.name))
     board.finished(job.name)
 
