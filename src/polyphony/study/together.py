@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from polyphony.limits import SettingError
 from polyphony.parallel import Group, GroupError, group_from_environment, leave
 from polyphony.study.jobs import Training
 from polyphony.study.runner import Board, Here, Job, run_job
@@ -61,5 +62,5 @@ def follow(group: Group) -> None:
         torch.set_num_threads(threads)
         try:
             job.run(Unwatched())
-        except (DivergedError, GroupError):  # which the first process knows as well
+        except (DivergedError, GroupError, SettingError):  # which the first process knows as well
             continue
