@@ -48,6 +48,7 @@ batch = 25
 learning_rate = 0.1
 """
 OWN = """
+import os
 import time
 from pathlib import Path
 from torch import nn
@@ -58,6 +59,7 @@ class Network(nn.Sequential):
     def forward(self, x):
         self.steps += self.training
         while self.steps > 6 and Path("hold").exists():
+            Path(f"held-{os.getpid()}").touch()
             time.sleep(0.05)
         return super().forward(x)
 
@@ -85,9 +87,12 @@ def nodes() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Where there is a cluster of one node that says it has two GPUs, for several tests."""
+    """Where there is a cluster of one node that says it has two GPUs, for several tests.
+
+    Its memory has room for one job of the usual size: every process of Ray's has to import PyTorch.
+    """
     with clusters() as start:
-        yield start({"num_cpus": 3, "num_gpus": 2}).address
+        yield start({"num_cpus": 3, "num_gpus": 2, "memory": 3 * GIB}).address
 
 
 def started(stack: ExitStack, *resources: dict[str, int]) -> Any:
@@ -112,6 +117,14 @@ def logged(run: Path) -> dict[str, int]:
     return {path.parent.name: len(path.read_text().splitlines()) for path in run.glob("teachers/*/log.jsonl")}
 
 
+def wait_for_one_to_end() -> None:
+    """Until one training at most is held: the other's process outlives its node by a moment."""
+    deadline, held = time.monotonic() + PATIENCE, 2
+    while held > 1 and time.monotonic() < deadline:
+        time.sleep(1.0)
+        held = sum(time.time() - path.stat().st_mtime < 1.0 for path in Path().glob("held-*"))
+
+
 @dataclass
 class Killing(Board):
     """A board that removes a node once both teachers train, and remembers what it heard."""
@@ -126,6 +139,7 @@ class Killing(Board):
             self.first[number] = int(row["epoch"])
             if len(self.first) == 2:
                 self.remove()
+                wait_for_one_to_end()
                 Path("hold").unlink()
 
     def warn(self, name: str, sentence: str) -> None:
@@ -236,25 +250,26 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_a
     whole, half, both, crowd = (tmp_path / name for name in ("whole", "half", "both", "crowd"))
     for folder in (whole, half, both, crowd):
         folder.mkdir()
-    with Cluster(address, whole, Share(cpus=1, gpus=1)) as runner:
+    with Cluster(address, tmp_path, Share(cpus=1, gpus=1, memory=0.5)) as runner:
         assert runner.at_once == 2
         runner.run(Graph([OnGpu(f"job {k}", whole, 2, alone=True) for k in range(3)]), board)
-    assert {path.read_text() for path in whole.glob("job *")} == {"0", "1"}
-    for name in ("job 0", "job 1", "job 2"):
-        told = [what for what, who in board.events if who == name]
-        assert told == ["started", "epoch", "finished"]
+        assert {path.read_text() for path in whole.glob("job *")} == {"0", "1"}
+        for name in ("job 0", "job 1", "job 2"):
+            told = [what for what, who in board.events if who == name]
+            assert told == ["started", "epoch", "finished"]
 
-    with Cluster(address, both, Share(cpus=2, gpus=2, processes=2)) as runner:
+        runner.share = Share(cpus=2, gpus=2, memory=0.5, processes=2)
         assert runner.at_once == 1
         runner.run(Graph([OnGpu("job 0", both)]), board)
         assert (both / "job 0").read_text() == "0,1"
 
-    with Cluster(address, half, Share(cpus=1, gpus=0.5)) as runner:
+        runner.share = Share(cpus=1, gpus=0.5, memory=0.5)
         assert runner.at_once == 3  # by its CPUs
         runner.run(Graph([OnGpu(f"job {k}", half, 3) for k in range(3)]), board)  # all at a time, on two GPUs
         with pytest.raises(FileExistsError):  # so would two be noticed that share one unasked
             runner.run(Graph([OnGpu(f"job {k}", crowd, 3, alone=True) for k in range(3)]), board)
         board.events.clear()
+        runner.share = Share(cpus=1, memory=0.5)
         runner.run(Graph([Failing("lost once", half)]), board)
         assert [what for what, _ in board.events] == ["started", "warn", "finished"]
         with pytest.raises(DivergedError, match="not a number"):
