@@ -51,6 +51,7 @@ def trained(form: str, loss: str, perturb: str, plan: Plan, train: Split = TRAIN
 
 def distance(one: State, other: State) -> float:
     assert one.keys() == other.keys()
+    assert all(bool(value.isfinite().all()) for state in (one, other) for value in state.values())
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 

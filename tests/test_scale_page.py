@@ -54,3 +54,10 @@ def test_the_tables_are_those_of_the_benchmark():
         assert [float(cell) for cell in row[1:]] == pytest.approx(
             [float(grown[name][who]) for who in ("teacher", "student")], rel=0.02
         )
+
+
+def test_the_ratios_are_those_of_the_benchmark():
+    ratios = [float(cost["ratio"]) for cost in COSTS if cost["table"] == "measured"]
+    assert len(ratios) == 3
+    for ratio in ratios:
+        assert f"{ratio:.2f}" in PAGE

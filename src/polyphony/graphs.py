@@ -31,7 +31,10 @@ class CompileError(SentenceError, RuntimeError):
 
 
 class TwoPart:
-    """A loss in two parts: what it draws for a batch, and a function of that."""
+    """A loss in two parts: what it draws for a batch, and a function of that.
+
+    Networks that the second asks besides the student are its field `teachers`, an ensemble.
+    """
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         """The loss and what else is reported, means over members and examples."""
@@ -87,9 +90,11 @@ def as_graph(function: Callable[..., Any]) -> Any:
 def compiling() -> Iterator[None]:
     """Meanwhile there may be many graphs, and what PyTorch cannot compile is one sentence."""
     import torch._dynamo as dynamo  # half a second that nobody else need wait for
+    import torch._functorch.config as functorch
 
     try:
-        with dynamo.config.patch(recompile_limit=MOST_GRAPHS), warnings.catch_warnings():
+        at_once = functorch.patch(force_non_lazy_backward_lowering=True)  # so that gradients fail here, too
+        with dynamo.config.patch(recompile_limit=MOST_GRAPHS), at_once, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute")  # at which PyTorch itself looks
             yield
     except dynamo.exc.TorchDynamoException as error:

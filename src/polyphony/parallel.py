@@ -45,9 +45,8 @@ class Group:
     rank: int = 0
     size: int = 1
     total: int = 0  # rows of the batch at hand, in all processes
-    synced: dict[nn.Module, nn.Module] = field(
-        default_factory=dict
-    )  # PyTorch's norms in place of ours, on CUDA
+    # On CUDA, PyTorch's norms in place of ours.
+    synced: dict[nn.Module, nn.Module] = field(default_factory=dict)
 
     @property
     def shares(self) -> bool:
@@ -227,7 +226,8 @@ def group_from_environment() -> Group:
     """The group in which torchrun started this process; alone without it."""
     if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         return Group()
-    cuda = torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    cuda = local <= torch.cuda.device_count()  # a GPU for each, or none
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)

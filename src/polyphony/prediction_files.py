@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from torch import Tensor
 
+from polyphony.data.splits import describe
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.store import damaged, opened, write_whole
 
@@ -48,18 +48,14 @@ def _predictions(path: Path, file: Any) -> Predictions:
     logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
     kind = (file.metadata() or {}).get(KIND, Predictions.kind)
     if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
-        raise damaged(path, f"its logits are {_shape(logits)}, not members, images and classes")
+        raise damaged(path, f"its logits are {describe(logits)}, not members, images and classes")
     if not bool(logits.isfinite().all()):
         raise damaged(path, "its logits are not all numbers")
     if labels.shape != logits.shape[1:2] or labels.is_floating_point():
-        raise damaged(path, f"its labels are {_shape(labels)}, not those of {logits.shape[1]} images")
+        raise damaged(path, f"its labels are {describe(labels)}, not those of {logits.shape[1]} images")
     known = not path.stem.startswith(UNKNOWN)  # another data set has other classes
     if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
         raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
     if kind not in KINDS:
         raise damaged(path, f"'{kind}' is no kind of predictions known here")
     return KINDS[kind](logits, labels)
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

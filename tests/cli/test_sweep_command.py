@@ -53,7 +53,7 @@ def test_trainings_that_were_taken_over_are_not_said_to_have_been_done_before(sw
     assert first.code == 0, first.err
     said = sweep("--method", "kd-ods", "--alpha", "1", "--seeds", "0", "--workers", "1", "--out", "runs/two")
     assert said.code == 0, said.err
-    assert "3 trainings were taken over from other runs in runs." in said.out  # two teachers, one student
+    assert "Taken over from other runs in runs: 3 trainings." in said.out  # two teachers, one student
     assert "done before" not in said.out
     assert "Nothing to do" not in said.out
     more = sweep(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
@@ -67,22 +66,21 @@ def run(arguments: Sequence[str] | None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.study import run_together
 
-        run_together(lambda: app(arguments))  # which torchrun ends by SIGTERM, and at once
+        run_together(lambda: call(arguments))  # which torchrun ends by SIGTERM, and at once
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
     else:
-        with terminable(), own_code_in_words():
-            app(arguments)
+        with terminable():
+            call(arguments)
 
 
-@contextmanager
-def own_code_in_words() -> Iterator[None]:
-    """What code that a recipe names raises, or exits by, is one sentence; no recipe, nothing to import."""
+def call(arguments: Sequence[str] | None) -> None:
+    """The command; what code that a recipe names raises, or exits by, is one sentence."""
     try:
-        yield
+        app(arguments)
     except (Exception, SystemExit):
-        if "polyphony.recipe" not in sys.modules:
+        if "polyphony.recipe" not in sys.modules:  # no recipe was read
             raise
         from polyphony.recipe import own_faults_named
 

@@ -143,18 +143,28 @@ def run(recipe: str, running: Running, upto: str) -> Study:
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:
     """Run a study so far, and print what came out."""
-    from polyphony.study import Cluster, Upto, check_memory, costs, run_study
+    from polyphony.study import Cluster, TooLargeError, Upto, run_study
 
     if not study.folder.exists():
-        trainings = costs(measurable(study))
-        if not isinstance(place, Cluster):  # whose nodes have memories of their own
-            check_memory(study, max((cost.memory for cost in trainings), default=0))
-        teachers = len(trainings) - len(study.recipe.methods)  # those that are given cost nothing
-        students = [] if upto == "TEACH" else trainings[teachers:]
-        terminal.announce(study, trainings[:teachers], students, place.at_once)
+        try:
+            announce(study, upto, place)
+        except TooLargeError:
+            if not isinstance(place, Cluster):  # whose nodes have memories of their own
+                raise
     with watched(study.folder, tensorboard) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)
+
+
+def announce(study: Study, upto: str, place: Runner) -> None:
+    """Say what is about to happen, and how long it will take; raises what cannot fit into the memory here."""
+    from polyphony.study import check_memory, costs
+
+    trainings = costs(measurable(study))
+    check_memory(study, max((cost.memory for cost in trainings), default=0))
+    teachers = len(trainings) - len(study.recipe.methods)  # those that are given cost nothing
+    students = [] if upto == "TEACH" else trainings[teachers:]
+    terminal.announce(study, trainings[:teachers], students, place.at_once)
 
 
 @contextmanager

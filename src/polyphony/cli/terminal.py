@@ -185,7 +185,7 @@ def announce(study: Study, teacher: Sequence[Cost], students: Sequence[Cost], at
     """What is about to happen to teachers and, if any are trained, students, and how long it will take."""
     methods = ", ".join(study.recipe.methods)
     teachers = counted(study.teacher_count, "teacher")
-    then = f", then {len(study.students)} students ({methods})" if students else ""
+    then = f", then {counted(len(study.students), 'student')} ({methods})" if students else ""
     line(f"{study.recipe.name}: {teachers}{then}.")
     line(estimate([*teacher, *students], at_once))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
@@ -195,7 +195,8 @@ def announce(study: Study, teacher: Sequence[Cost], students: Sequence[Cost], at
 def estimate(costs: Sequence[Cost], at_once: int) -> str:
     """How long all trainings take together."""
     total = sum(cost.runs * cost.seconds for cost in costs) / at_once
-    return f"About {duration(total)} on this machine, {at_once} at a time, judging by a few measured steps."
+    took = f"About {duration(total)} at this machine's speed, {at_once} at a time"
+    return f"{took}, judging by a few measured steps."
 
 
 def show_outcome(study: Study, outcome: Outcome) -> None:
@@ -213,7 +214,7 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
     """How much was run, was done before, and was taken over from other runs."""
     before = outcome.skipped - outcome.adopted
     if outcome.adopted:
-        line(f"{outcome.adopted} trainings were taken over from other runs in {folder.parent}.")
+        line(f"Taken over from other runs in {folder.parent}: {counted(outcome.adopted, 'training')}.")
     if outcome.ran == outcome.adopted == 0 and nothing_lost:
         line(f"Nothing to do: all {before} parts of {folder} are done and unchanged.")
     elif before:

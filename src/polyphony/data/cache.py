@@ -27,9 +27,7 @@ def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[]
     with suppress(Exception):
         return restore(file)  # absent or damaged: read the source again
     contents = read()
-    with suppress(
-        OSError, RuntimeError
-    ):  # a full disk, or a limit on what is mapped, costs time, not the data
+    with suppress(OSError, RuntimeError):  # a full disk, or a limit on what is mapped, costs time alone
         keep(contents, file)
         for old in file.parent.glob(f"*-{source}-*.safetensors"):
             if old != file:

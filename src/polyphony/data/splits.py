@@ -88,8 +88,9 @@ class Splits:
 def room(*shape: int) -> Tensor:
     """A tensor for uint8 images, yet to be filled: in memory, or mapped from a file where it is large.
 
-    That is from a quarter of the machine's memory on. The file is in the cache folder, has no name, and is
-    gone with the tensor. DataError for more than sixteen times the memory, or than the disk has place for.
+    That is from a quarter of the memory on, or 256 MiB if that is more. The file is in the cache folder, has
+    no name, and is gone with the tensor. DataError for more than sixteen times the memory, or than the disk
+    has place for.
     """
     size, most = math.prod(shape), 16 * memory()
     if size <= max(SMALL, memory() // 4):

@@ -20,10 +20,8 @@ Size = tuple[int, ...]  # of one image: channels, height, width
 Result = TypeVar("Result")
 
 SIDES = (8, 16, 32, *range(4, 65), 96, 112, 128, 160, 192, 224, 256, 288, 299, 320, 336, 384, 448, 512)
-TOLERANCE = {
-    torch.float64: 1e-6,
-    torch.float32: 1e-3,
-}  # of the largest number; wrong rows are off by its size
+# Of the largest number; wrong rows are off by its size.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True)

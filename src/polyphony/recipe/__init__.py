@@ -7,11 +7,12 @@ from polyphony.recipe.methods import Distillation
 from polyphony.recipe.perturbations import Surroundings
 from polyphony.recipe.python import own_code, own_faults_named
 from polyphony.recipe.read import check, read_recipe, shipped
-from polyphony.recipe.schema import Data, GivenTeachers, Recipe
+from polyphony.recipe.schema import ROUNDING, Data, GivenTeachers, Recipe
 from polyphony.recipe.table import RecipeError
 from polyphony.recipe.training import Schedule
 
 __all__ = [
+    "ROUNDING",
     "Data",
     "Distillation",
     "ForeignTable",

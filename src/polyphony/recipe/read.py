@@ -20,10 +20,7 @@ from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
 
-LARGEST, LONGEST = (
-    1 << 16,
-    2_000,
-)  # bytes of a recipe, letters of a line; tomllib's time grows with their squares
+LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
 
 
 def shipped() -> dict[str, Path]:

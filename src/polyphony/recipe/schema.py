@@ -27,6 +27,7 @@ from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperat
 from polyphony.recipe.training import Crop, Schedule
 
 MOST_TEACHERS = 2048
+ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys that change rounding alone
 Threads = Annotated[int, Field(gt=0, le=1024)]
 
 

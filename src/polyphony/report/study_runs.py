@@ -12,7 +12,7 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.metrics import Paired
-from polyphony.recipe import FormTable, Recipe
+from polyphony.recipe import ROUNDING, FormTable, Recipe
 from polyphony.report.run import Run, mean_of
 from polyphony.rows import Score
 from polyphony.scores import CALIBRATIONS, TEACHERS, score_text
@@ -145,7 +145,7 @@ def studies(runs: Sequence[Run]) -> list[StudyRuns]:
 
 
 def _but_for_seeds(run: Run) -> str:
-    recipe: dict[str, Any] = run.recipe.model_dump(mode="json", exclude={"seeds", "methods"})
+    recipe: dict[str, Any] = run.recipe.model_dump(mode="json", exclude={"seeds", "methods", *ROUNDING})
     for table in ("data", "teachers"):
         recipe[table].pop("seed", None)
     return str(recipe)

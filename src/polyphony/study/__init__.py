@@ -2,7 +2,7 @@
 
 from polyphony.rows import Score
 from polyphony.study.cluster import Cluster, Share
-from polyphony.study.cost import Cost, check_memory, costs
+from polyphony.study.cost import Cost, TooLargeError, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.jobs import TrainStudent, TrainTeacher
 from polyphony.study.nodes import ClusterError
@@ -33,6 +33,7 @@ __all__ = [
     "Sweep",
     "SweepOutcome",
     "Together",
+    "TooLargeError",
     "TrainStudent",
     "TrainTeacher",
     "Upto",

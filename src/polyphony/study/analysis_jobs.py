@@ -81,15 +81,15 @@ def jacobians_job(study: Study, method: str, seed: int, examples: int) -> Analys
     """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
     spec = {
         "weights": hashes_with_teachers(study, method, seed),
-        "images": [split.fingerprint for split in first_images(study, examples).values()],
+        "images": [split.fingerprint for split in images_compared(study, examples).values()],
     }
     saved = rows_of(study, JacobianCosine, spec, f"-{method}-{seed}")
     measure = partial(match_jacobians, study, method, seed, examples)
     return AnalysisJob(f"Jacobians of {method}, seed {seed}", saved, measure, epochs=2)
 
 
-def first_images(study: Study, examples: int) -> dict[str, Split]:
-    """Some images of each split whose Jacobians are compared."""
+def images_compared(study: Study, examples: int) -> dict[str, Split]:
+    """Images of each split, evenly spaced, whose Jacobians are compared."""
     return {"train": study.splits.train.some(examples), "valid": study.splits.valid.some(examples)}
 
 
@@ -99,7 +99,7 @@ def match_jacobians(
     """A row for each split, member and image."""
     rows: list[JacobianCosine] = []
     teachers, student = study.load_teachers(study.recipe.members), study.load_student(method, seed)
-    for name, split in first_images(study, examples).items():
+    for name, split in images_compared(study, examples).items():
         cosines = analysis.jacobian_cosines(teachers, student, split, progress=told(watch))
         for j, member in enumerate(cosines.tolist()):
             rows += [

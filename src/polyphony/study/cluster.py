@@ -98,17 +98,24 @@ class Cluster:
 
     def __enter__(self) -> Self:
         self._ray = connect(self.address)
-        from ray.util.queue import Queue
-
-        if not self.at_once:
+        try:
+            self._mailbox = self._make_mailbox()
+        except BaseException:
             self._ray.shutdown()
-            raise ClusterError(f"no node of the cluster has room for a job: {self.share}")
-        here = self._ray.get_runtime_context().get_node_id()
-        self._mailbox = Queue(actor_options={"num_cpus": 0} | on_node(here))
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
+
+    def _make_mailbox(self) -> Any:
+        """Where jobs put what the board is to be told, on this machine; raises where no job has room."""
+        from ray.util.queue import Queue
+
+        if not self.at_once:
+            raise ClusterError(f"no node of the cluster has room for a job: {self.share}")
+        here = self._ray.get_runtime_context().get_node_id()
+        return Queue(actor_options={"num_cpus": 0} | on_node(here))
 
     @property
     def at_once(self) -> int:
@@ -122,6 +129,7 @@ class Cluster:
             self._is_checked = True
         running: dict[Any, str] = {}  # task → name of its job
         self._begun.clear()
+        self._mailbox.get_nowait_batch(self._mailbox.size())  # what jobs that were cancelled have left
         try:
             while graph.left():
                 running |= self._start_jobs(graph)
@@ -210,9 +218,8 @@ def connect(address: str) -> Any:
     if find_spec("ray") is None:
         raise ClusterError("a cluster needs Ray: pip install 'polyphony[cluster]'")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else under uv every worker makes its own
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # as Ray will have it one day; no warning
+    # As Ray will have it one day: no warning.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
     before = signal.getsignal(signal.SIGTERM)

@@ -57,6 +57,10 @@ class Speed:
         return batch_count(images, batch) * count.calls * self.call + images * count.flops * self.flop
 
 
+class TooLargeError(RecipeError):
+    """A step takes more memory than this machine has."""
+
+
 def costs(study: Study, sketch: Sketch | None = None) -> list[Cost]:
     """What one teacher, unless they are given, and one student of each method takes."""
     sketch = sketch or sketched(study)
@@ -149,7 +153,7 @@ def kept(model: Ensemble, x: Tensor) -> int:
 def check_memory(study: Study, size: int) -> None:
     """Raise where a step takes more than the memory of this machine, which trains it."""
     if study.device == "cpu" and size > memory():
-        raise RecipeError(
+        raise TooLargeError(
             f"a step takes at least {size / 2**30:,.1f} GiB of memory where this machine has"
             f" {memory() / 2**30:,.1f}: take smaller images, a smaller network or a smaller batch"
         )

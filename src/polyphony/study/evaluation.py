@@ -169,15 +169,15 @@ def shifted_jobs(study: Study, shift: Shift) -> list[PredictShifted]:
 
 def keep(jobs: Sequence[PredictShifted], kind: type[Kind], make: Callable[[], list[Kind]]) -> list[Kind]:
     """The rows of one shift, made unless they are saved; the table then has all that these models made."""
-    study, shift, models = jobs[0].study, jobs[0].shift, models_key(jobs[0].study)
-    key = f"{models}-{spec_key({'images': jobs[0].fingerprints, 'name': shift.name})}"
+    study, shift, made_by = jobs[0].study, jobs[0].shift, models_key(jobs[0].study)
+    key = f"{made_by}-{spec_key({'images': jobs[0].fingerprints, 'name': shift.name})}"
     parts, table = study.folder / "analysis" / "parts", Path(kind.file).stem
     saved = SavedRows(parts / f"{table}-{shift.name}.json", key, kind)
     rows = saved.load()
     if rows is None:
         rows = make()
         saved.save(rows)
-    found = [load_rows(path, models, kind) or [] for path in sorted(parts.glob(f"{table}-*.json"))]
+    found = [load_rows(path, made_by, kind) or [] for path in sorted(parts.glob(f"{table}-*.json"))]
     write_table(study.folder, kind, [row for each in found for row in each])
     return rows
 

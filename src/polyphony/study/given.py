@@ -16,9 +16,7 @@ from polyphony.predictions import predict
 from polyphony.weights import WeightsError, load_weights
 
 SURE = 3.0  # standard deviations above chance that a teacher must be
-RENAMED = (
-    0.5  # share of images that are right once classes are renamed, from which on their order is at fault
-)
+RENAMED = 0.5  # share of images right once classes are renamed, from which on their order is at fault
 
 
 def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str], device: str) -> None:

@@ -33,8 +33,8 @@ def on_node(identity: str) -> dict[str, Any]:
 def check_nodes(ray: Any, folder: Path) -> None:
     """Raise unless every node sees the folder, and has what this process has."""
     token = folder.resolve() / f".token-{secrets.token_hex(8)}"
-    token.touch()
     look, alive = looker(), nodes()
+    token.touch()
     task = ray.remote(num_cpus=0, max_retries=0)(look)
     try:
         here = look(str(token))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from polyphony.compiler import import_compiler_late
 from polyphony.parallel import group_from_environment
 from polyphony.study.processes import SHUTDOWN_SECONDS, context, end_with_parent, next_event, sendable
 from polyphony.study.runner import Board, Graph, Job, Relay, pass_on
@@ -61,21 +62,26 @@ def variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, events: Any) -> None:
-    """A process of a training, from start to end."""
+    """A process of a training, from start to end; whichever fails says why."""
     Thread(target=end_with_parent, daemon=True).start()
     os.environ.update(told)
-    group = group_from_environment()  # which chooses the GPU of this rank
-    prepare()
+    import_compiler_late()
 
     def lead() -> None:
-        try:
-            Together(torch.get_num_threads(), group=group).run_one(job, Relay(events.put))
-        except Exception as error:
-            events.put(("failed", job.name, sendable(error)))
-            raise
-        finally:
-            events.close()
-            events.join_thread()  # all is told before the others end
+        Together(torch.get_num_threads(), group=group).run_one(job, Relay(events.put))
+        tell_all(events)  # before the others end
 
-    run_together(lead)
+    try:
+        group = group_from_environment()  # which chooses the GPU of this rank
+        prepare()
+        run_together(lead)
+    except Exception as error:
+        events.put(("failed", job.name, sendable(error)))
+        tell_all(events)
     os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
+
+
+def tell_all(events: Any) -> None:
+    """Wait until all that was put into a queue has left this process."""
+    events.close()
+    events.join_thread()

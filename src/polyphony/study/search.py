@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyphony.recipe import Recipe, RecipeError
+from polyphony.recipe import ROUNDING, Recipe, RecipeError
 from polyphony.recipe.methods import Method
 from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept
 from polyphony.store import Spec, spec_key
@@ -73,7 +73,7 @@ class Search:
     def key(self) -> str:
         """The hash of all that the points have in common."""
         recipe = self.swept.recipe
-        fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"})
+        fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"} - ROUNDING)
         method = recipe.methods[self.swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
         kept = {name: self.swept.values[name] for name in PARAMETERS if name not in self.swept.varied}
         return spec_key({"recipe": fixed, "method": method, "kept": kept, "trained_on": self.trained_on})

@@ -72,7 +72,7 @@ def sketched(study: Study) -> Sketch:
 
 def sketched_on(device: str, study: Study) -> Sketch:
     """A study's models on a device."""
-    return Sketch(study.sketch(), device, Counting())
+    return Sketch(study.with_one_image(), device, Counting())
 
 
 def parameters(model: nn.Module) -> int:

@@ -187,7 +187,7 @@ class Study:
         """How many members a method's student predicts with."""
         return self.recipe.form(name).predictors(self.recipe.members)
 
-    def sketch(self) -> Study:
+    def with_one_image(self) -> Study:
         """The study with its first image alone, whose networks are built at once, and on any device."""
         splits = replace(self.splits, train=self.splits.train[:1])
         splits.train.statistics  # noqa: B018 (worked out here, once)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from polyphony.data import DataError
+from polyphony.devices import arithmetic
 from polyphony.limits import SettingError
 from polyphony.parallel import Group, GroupError, group_from_environment, leave
+from polyphony.recipe import RecipeError, own_faults_named
 from polyphony.study.jobs import Training
 from polyphony.study.runner import Board, Here, Job, run_job
 from polyphony.tally import DivergedError
@@ -61,6 +64,7 @@ def follow(group: Group) -> None:
         job, threads = order
         torch.set_num_threads(threads)
         try:
-            job.run(Unwatched())
-        except (DivergedError, GroupError, SettingError):  # which the first process knows as well
-            continue
+            with arithmetic(), own_faults_named():  # as `run_job` does
+                job.run(Unwatched())
+        except (DataError, DivergedError, GroupError, RecipeError, SettingError):
+            continue  # all processes raise it, before they wait for each other
