@@ -179,7 +179,7 @@ def hints(run: Run) -> list[str]:
     if warmth < WARM and warm >= LITTLE:
         ways_out.append(
             f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
-            " way."
+            " way to try, and validation images say whether it is the better one."
         )
     return [f"{said} plain distillation learns little more than labels.", *ways_out]
 
