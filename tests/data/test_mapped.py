@@ -15,7 +15,7 @@ SIDE, SPARE = 256, 220  # pixels; MiB that a process may take beyond what it has
 COUNTS = {"train": 704, "valid": 2, "test": 2}  # of each of two classes; the training images are 264 MiB
 
 RECIPE = f"""
-members = 2
+members = 1
 threads = 1
 [data]
 name = "pictures"
@@ -86,4 +86,4 @@ def test_more_images_than_memory_are_trained_on_within_its_limit(place: Path) ->
     own = os.environ | {"XDG_CACHE_HOME": str(place / "cache"), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=place, env=own, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(list((place / "runs" / "big" / "teachers").glob("*/weights.safetensors"))) == 2
+    assert len(list((place / "runs" / "big" / "teachers").glob("*/weights.safetensors"))) == 1
