@@ -171,7 +171,7 @@ def test_the_demo_is_shipped():
     assert {"digits", "cifar10-desk"} <= shipped().keys()
     digits = read_recipe("digits")
     assert digits.data.name == "digits"
-    assert len(digits.seeds) == 3
+    assert len(digits.seeds) == 5
 
 
 # Overrides
