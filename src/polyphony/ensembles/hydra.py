@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
 from polyphony.limits import MOST_MEMBERS, counts
-from polyphony.nn.conversion import every_module, replace
+from polyphony.nn.conversion import around_one, every_module, replace
 
 
 class Hydra(Ensemble):
@@ -65,7 +65,9 @@ class Heads(nn.Module):
         super().__init__()
         old, bias = classifier.weight.detach(), classifier.bias
         drawn = [
-            fresh_weight(old, rng) if factor_std is None else old * factors(old, factor_std, rng)
+            fresh_weight(old, rng)
+            if factor_std is None
+            else old * around_one(old.shape, old, factor_std, rng)
             for _ in range(members)
         ]
         self.weight = nn.Parameter(torch.stack(drawn))
@@ -97,12 +99,6 @@ def fresh_weight(like: Tensor, rng: torch.Generator | None) -> Tensor:
     device = like.device if rng is None else rng.device
     weight = torch.empty(like.shape, device=device)
     return nn.init.kaiming_uniform_(weight, a=5**0.5, generator=rng).to(like)
-
-
-def factors(like: Tensor, std: float, rng: torch.Generator | None) -> Tensor:
-    """N(1, std²), one for each number of a weight."""
-    device = like.device if rng is None else rng.device
-    return torch.empty(like.shape, device=device).normal_(1, std, generator=rng).to(like)
 
 
 def find_head(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:

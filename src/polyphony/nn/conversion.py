@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +65,14 @@ def draw_factors(
 ) -> tuple[Tensor, Tensor]:
     """r [m i] and s [m o] from N(1, std²), where the weight lives."""
     weight, inputs = layer.weight, layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features
+    r = around_one((members, inputs), weight, std, rng)
+    return r, around_one((members, len(weight)), weight, std, rng)
+
+
+def around_one(shape: Sequence[int], weight: Tensor, std: float, rng: torch.Generator | None) -> Tensor:
+    """Numbers from N(1, std²), drawn where the generator is and brought to where a weight lives."""
     device = weight.device if rng is None else rng.device
-    r = torch.empty(members, inputs, device=device).normal_(1, std, generator=rng)
-    s = torch.empty(members, len(weight), device=device).normal_(1, std, generator=rng)
-    return r.to(weight), s.to(weight)
+    return torch.empty(shape, device=device).normal_(1, std, generator=rng).to(weight)
 
 
 def merge_member(network: nn.Module, j: int) -> nn.Module:
