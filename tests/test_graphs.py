@@ -78,7 +78,7 @@ def test_a_loss_is_one_graph_and_a_compiled_training_is_the_same(captured: Count
 
 
 def test_batches_of_another_size_have_a_graph_of_their_own(captured: Count):
-    case, train = ("batch_ensemble", "one_to_one", "ods"), split(13, 1)
+    case, train = ("mimo", "one_to_one", "ods"), split(13, 1)
     found = trained(*case, PLAN, train)
     assert captured() == (2 * 2, 0)
     assert distance(found, trained(*case, PLAIN, train)) < 1e-10
@@ -93,7 +93,7 @@ class StopsAfterOne(Stage):
 
 
 def compiled_in(folder: Path, stage: type[Stage] = Stage, seed: int = 7) -> State:
-    student = FORMS["batch_ensemble"]()
+    student = FORMS["mimo"]()
     loss = loss_of(student, "one_to_one", "ods")
     fit(student, loss, TRAIN, VALID, PLAN, seeded(seed), checkpoint=stage(folder, {}))
     return student.state_dict()
@@ -157,5 +157,15 @@ def test_a_recipe_says_so_and_keys_stay(tiny_digits, tmp_path: Path):
 
 def test_nobody_else_waits_for_the_compiler():
     code = "import polyphony.train, polyphony.study, sys; sys.exit('torch._dynamo' in sys.modules)"
+    path = str(Path(graphs.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_the_compiler_that_is_imported_late_is_there_once():
+    code = (
+        "from polyphony.compiler import import_compiler_late; import_compiler_late()\n"
+        "from torch._dynamo.utils import counters; import torch\n"
+        "assert torch._dynamo.utils.counters is counters"
+    )
     path = str(Path(graphs.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
-from types import ModuleType
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 COMPILER = "torch._dynamo"
@@ -20,6 +24,7 @@ def import_compiler_late() -> None:
     """From now on the compiler is imported at its first use, in the whole process."""
     if COMPILER not in sys.modules:
         sys.modules[COMPILER] = StandIn(COMPILER)
+        sys.meta_path.insert(0, LoadedOnce())
 
 
 class StandIn(ModuleType):
@@ -28,6 +33,7 @@ class StandIn(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.left_alone: list[tuple[Any, bool]] = []
+        self.compiled_autograd = SimpleNamespace(_disable=nullcontext)  # of nothing that is compiled
 
     def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Callable[..., Any]:
         """The function itself: nothing is compiled before the compiler is there."""
@@ -44,6 +50,24 @@ class StandIn(ModuleType):
             del sys.modules[self.__name__]
             hand_over(self.left_alone, import_module(self.__name__))
         return getattr(sys.modules[self.__name__], name)
+
+
+class LoadedOnce(MetaPathFinder, Loader):
+    """Finds the compiler's modules that are loaded.
+
+    A module of a package is looked for after its package was imported, which may have imported it, too: where
+    the package was a stand-in until then, Python would load the module again.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        is_loaded = name.startswith(f"{COMPILER}.") and name in sys.modules
+        return spec_from_loader(name, self) if is_loaded else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it is there."""
 
 
 def hand_over(left_alone: Sequence[tuple[Any, bool]], compiler: Any) -> None:

@@ -117,12 +117,17 @@ def logged(run: Path) -> dict[str, int]:
     return {path.parent.name: len(path.read_text().splitlines()) for path in run.glob("teachers/*/log.jsonl")}
 
 
+def held() -> list[Path]:
+    """A file of each training that was held, which is touched as long as it is."""
+    return list(Path().glob("held-*"))
+
+
 def wait_for_one_to_end() -> None:
     """Until one training at most is held: the other's process outlives its node by a moment."""
-    deadline, held = time.monotonic() + PATIENCE, 2
-    while held > 1 and time.monotonic() < deadline:
+    deadline, waiting = time.monotonic() + PATIENCE, 2
+    while waiting > 1 and time.monotonic() < deadline:
         time.sleep(1.0)
-        held = sum(time.time() - path.stat().st_mtime < 1.0 for path in Path().glob("held-*"))
+        waiting = sum(time.time() - path.stat().st_mtime < 1.0 for path in held())
 
 
 @dataclass
@@ -162,7 +167,7 @@ def test_a_study_whose_driver_and_then_a_node_are_killed_ends_with_the_files_of_
     command = [*program, "study", "small.toml", "--out", killed.folder, "--cluster", cluster.address]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
         deadline = time.monotonic() + PATIENCE
-        while len(logged(killed.folder)) < 2 and driver.poll() is None and time.monotonic() < deadline:
+        while len(held()) < 2 and driver.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         driver.kill()
     kept = logged(killed.folder)
@@ -297,9 +302,23 @@ learning_rate = 0.1
 """
 
 
-def test_every_command_makes_on_a_cluster_the_files_that_it_makes_here(address, stripes, say, files):
+@pytest.fixture
+def connected(address: str) -> Iterator[str]:
+    """The address of a cluster to which this process is connected already, and stays so."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, configure_logging=False)
+    yield address
+    assert ray.is_initialized()
+    ray.shutdown()
+
+
+def test_every_command_makes_on_a_cluster_the_files_that_it_makes_here(
+    connected, stripes, say, files, refused
+):
+    refused(say("teach", "digits", "--cluster", "127.0.0.1:1"), f"the Ray cluster at '{connected}', not")
     Path("small.toml").write_text(SMALL)
-    for where, there in (("here", ("--workers", "1")), ("cluster", ("--cluster", address))):
+    for where, there in (("here", ("--workers", "1")), ("cluster", ("--cluster", connected))):
         run, sweep = Path(where, "run"), Path(where, "sweep")
         run.mkdir(parents=True)  # where there is a folder, what it will cost is not measured
         sweep.mkdir()

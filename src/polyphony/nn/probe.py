@@ -83,8 +83,8 @@ def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 def random_weight(shape: torch.Size, is_factor: bool, rng: torch.Generator) -> Tensor:
     """Values that keep the scale of activations: matrices around 0; vectors, scalars and factors around 1."""
     if len(shape) < 2 or is_factor:
-        return 0.5 + torch.rand(shape, generator=rng)
-    return torch.randn(shape, generator=rng) / math.sqrt(math.prod(shape[1:]))
+        return torch.empty(shape).uniform_(0.5, 1.5, generator=rng)
+    return torch.empty(shape).normal_(std=1 / math.sqrt(math.prod(shape[1:])), generator=rng)
 
 
 def images(rows: int, size: Size, network: nn.Module, dtype: torch.dtype) -> Tensor:

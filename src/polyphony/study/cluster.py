@@ -10,7 +10,8 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 import torch
 
+from polyphony.compiler import import_compiler_late
 from polyphony.devices import choose_device
 from polyphony.parallel import GoneError
 from polyphony.study.jobs import Training
@@ -76,6 +78,7 @@ class Place:
             os.chdir(self.folder)
         os.environ.update(self.variables)
         torch.set_num_threads(self.threads)
+        import_compiler_late()
         try:
             choose_device(self.device)
         except ValueError as error:
@@ -86,7 +89,8 @@ class Place:
 class Cluster:
     """Jobs on the Ray cluster at an address: HOST:PORT; "auto": this machine's; "local": one of its own.
 
-    Every node must see the folder of the results, and have the same Polyphony, Python and Ray.
+    Every node must see the folder of the results, and have the same Polyphony, Python and Ray. A process that
+    is connected to Ray already stays so, and works with that cluster.
     """
 
     address: str
@@ -97,16 +101,14 @@ class Cluster:
     _is_checked: bool = False
 
     def __enter__(self) -> Self:
-        self._ray = connect(self.address)
-        try:
+        with ExitStack() as stack:
+            self._ray = stack.enter_context(connected(self.address))
             self._mailbox = self._make_mailbox()
-        except BaseException:
-            self._ray.shutdown()
-            raise
+            self._connection = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ray.shutdown()
+        self._connection.close()
 
     def _make_mailbox(self) -> Any:
         """Where jobs put what the board is to be told, on this machine; raises where no job has room."""
@@ -213,8 +215,31 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
     return None
 
 
-def connect(address: str) -> Any:
-    """Ray, connected to a cluster; raises one sentence where that cannot be."""
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster until the end, unless this process is connected to it anyway."""
+    ray = installed_ray()
+    if ray.is_initialized():
+        check_same_cluster(address, ray.get_runtime_context().gcs_address)
+        yield ray
+        return
+    connect(ray, address)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_same_cluster(address: str, connected_to: str) -> None:
+    """Raise where an address is not that of the cluster which this process is connected to."""
+    if ":" in address and address != connected_to:
+        raise ClusterError(
+            f"this process is connected to the Ray cluster at '{connected_to}', not '{address}'"
+        )
+
+
+def installed_ray() -> Any:
+    """Ray, or one sentence where it is not installed."""
     if find_spec("ray") is None:
         raise ClusterError("a cluster needs Ray: pip install 'polyphony[cluster]'")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else under uv every worker makes its own
@@ -222,6 +247,11 @@ def connect(address: str) -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
+    return ray
+
+
+def connect(ray: Any, address: str) -> None:
+    """Connect Ray to a cluster; raises one sentence where that cannot be."""
     before = signal.getsignal(signal.SIGTERM)
     own = {"include_dashboard": False, "object_store_memory": SMALL_STORE} if address == "local" else {}
     try:
@@ -235,4 +265,3 @@ def connect(address: str) -> Any:
         ) from error
     if current_thread() is main_thread():  # where Ray has put a handler of its own
         signal.signal(signal.SIGTERM, before)
-    return ray
