@@ -44,13 +44,15 @@ class Distill(TwoPart):
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         seen, x_tilde = drawn
-        targets = taught(self.teachers, x_tilde, seen)
         clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
         labels = as_seen(y, seen)
-        ce = losses.cross_entropy(clean, labels)
-        kd = losses.distillation(perturbed, targets, self.temperature)
+        ce, kd = losses.cross_entropy(clean, labels), self.imitation(perturbed, x_tilde, seen)
         loss = (1 - self.alpha) * ce + self.alpha * kd
         return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels)}
+
+    def imitation(self, logits: Tensor, x: Tensor, seen: Tensor) -> Tensor:
+        """How far members are from their teachers on what they see. [m rows k], [b c h w], [m rows] → []"""
+        return losses.distillation(logits, taught(self.teachers, x, seen), self.temperature)
 
 
 def answers(
