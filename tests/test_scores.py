@@ -4,7 +4,9 @@ import hashlib
 import math
 import statistics
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,28 +51,33 @@ def test_a_dee_past_the_curve_is_said_as_such():
     assert score_text("dee", [math.inf, math.inf], 8) == ">8"
 
 
+def by_seed(values: list[float]) -> dict[int | None, float]:
+    return dict(enumerate(values))
+
+
 @given(st.lists(st.lists(st.floats(0, 3), min_size=2, max_size=4), min_size=1, max_size=5))
-def test_level_are_those_within_the_spread_of_the_difference(draws: list[list[float]]):
-    found = Standing.of({str(place): mean_sd(each) for place, each in enumerate(draws)})
+def test_level_are_those_whose_paired_difference_may_be_zero(draws: list[list[float]]):
+    found = Standing.of({str(place): by_seed(each) for place, each in enumerate(draws)})
     means = [statistics.fmean(each) for each in draws]
     first = int(found.best)
     assert means[first] == min(means)
     for place, each in enumerate(draws):
-        spread = math.sqrt(statistics.variance(draws[first]) + statistics.variance(each))
-        if place != first and abs(means[place] - means[first] - spread) > 1e-9:
-            assert (str(place) in found.level) == (means[place] - means[first] < spread)
+        apart = [mine - best for mine, best in zip(each, draws[first], strict=False)]  # of the seeds of both
+        if place != first and np.std(apart) > 1e-9:
+            p = scipy.stats.ttest_1samp(apart, 0).pvalue
+            assert abs(p - 0.05) < 1e-6 or (str(place) in found.level) == (p > 0.05)
 
 
 def test_the_student_of_least_nll_is_named_with_those_it_is_level_with():
-    nlls = {"a": mean_sd([0.5, 0.52]), "b": mean_sd([0.2, 0.22]), "c": mean_sd([0.21, 0.23])}
+    nlls = {"a": by_seed([0.5, 0.521]), "b": by_seed([0.2, 0.22]), "c": by_seed([0.21, 0.25])}
+    interval = "the 95 % interval of the difference, paired over 2 seeds,"
     assert by_quality(nlls) == (
-        "The student of least calibrated NLL is b (0.210 ± 0.014), level with c:"
-        " they differ by less than the spread over 2 seeds."
+        f"The student of least calibrated NLL is b (0.210 ± 0.014), level with c: {interval} holds zero."
     )
     del nlls["c"]
-    assert by_quality(nlls).endswith("ahead of every other student by more than the spread over 2 seeds.")
+    assert by_quality(nlls).endswith(f"ahead of every other student: {interval} leaves out zero.")
     assert by_quality({"a": nlls["a"]}) == ""
-    once = by_quality({"a": mean_sd([0.5]), "b": mean_sd([0.2])})
+    once = by_quality({"a": {0: 0.5}, "b": {0: 0.2}})
     assert once == (
         "The student of least calibrated NLL is b (0.200); every student was trained once:"
         " no difference between methods can be told from chance."
@@ -89,5 +96,6 @@ def test_a_study_ends_with_the_best_student_even_if_it_has_no_ods(tmp_path, teac
         ]
     assert verdict(study, rows).endswith(
         ". The student of least calibrated NLL is kd-gaussian (0.110 ± 0.010),"
-        " ahead of every other student by more than the spread over 3 seeds."
+        " ahead of every other student: the 95 % interval of the difference, paired over 3 seeds, leaves out"
+        " zero."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ TEACHERS = "teachers"  # the model that all teachers of the ensemble are togethe
 CALIBRATIONS = ("calibrated", "standard")
 JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
 HEADINGS = headings(Score)
+
+BySeed = Mapping[int | None, float]  # a student's score by its seed
 
 
 def mean_text(column: str, value: MeanSd) -> str:
@@ -36,9 +37,13 @@ def score_text(column: str, values: Sequence[float | None], teachers: int) -> st
     return mean_text(column, metrics.mean_sd(known))
 
 
-def differ(one: MeanSd, other: MeanSd) -> bool:
-    """Whether two means are apart by more than the spread of their difference; never without a spread."""
-    return abs(one.mean - other.mean) > math.hypot(one.sd, other.sd)
+def differ(one: BySeed, other: BySeed) -> bool:
+    """Whether the 95 % interval of two students' difference, paired by seed, leaves out zero."""
+    apart = [one[seed] - other[seed] for seed in one if seed in other]
+    if len(apart) < 2:
+        return False
+    found = metrics.paired(apart)
+    return abs(found.mean) > found.half
 
 
 @dataclass(frozen=True)
@@ -50,25 +55,26 @@ class Standing:
     level: tuple[str, ...]
 
     @classmethod
-    def of(cls, nlls: Mapping[str, MeanSd]) -> Standing:
-        """Where students stand by their NLLs over seeds."""
-        best = min(nlls, key=lambda name: nlls[name].mean)
+    def of(cls, nlls: Mapping[str, BySeed]) -> Standing:
+        """Where students stand by their NLLs."""
+        means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
+        best = min(means, key=lambda name: means[name].mean)
         others = [name for name in nlls if name != best]
-        return cls(best, nlls[best], tuple(name for name in others if not differ(nlls[best], nlls[name])))
+        return cls(best, means[best], tuple(name for name in others if not differ(nlls[best], nlls[name])))
 
     @property
     def words(self) -> str:
         """How the best stands to the others, where there are others and a spread."""
-        seeds = f"the spread over {self.nll.n} seeds"
+        interval = f"the 95 % interval of the difference, paired over {self.nll.n} seeds,"
         if not self.level:
-            return f"ahead of every other student by more than {seeds}"
-        return f"level with {listed(self.level)}: they differ by less than {seeds}"
+            return f"ahead of every other student: {interval} leaves out zero"
+        return f"level with {listed(self.level)}: {interval} holds zero"
 
 
 TRAINED_ONCE = "every student was trained once: no difference between methods can be told from chance"
 
 
-def by_quality(nlls: Mapping[str, MeanSd]) -> str:
+def by_quality(nlls: Mapping[str, BySeed]) -> str:
     """Which student has the least calibrated NLL, and with which it is level; nothing about one student."""
     if len(nlls) < 2:
         return ""

@@ -29,7 +29,7 @@ def members(spread, seed=0):
 def test_collapse_is_seen(spread, verdict):
     health = check(*members(spread))
     assert health.verdict == verdict
-    assert ("collapsed into one predictor" in " ".join(health.findings)) == (verdict == Verdict.COLLAPSED)
+    assert (" ".join(health.findings).count("they hardly differ") == 2) == (verdict == Verdict.COLLAPSED)
 
 
 def test_more_spread_is_never_less_healthy():
@@ -44,7 +44,7 @@ def test_teachers_set_the_scale():
     assert check(logits, labels, teachers_kld=kld).verdict == Verdict.DIVERSE
     assert check(logits, labels, teachers_kld=5 * kld).verdict == Verdict.WEAK
     far = check(logits, labels, teachers_kld=100 * kld)
-    assert far.verdict == Verdict.COLLAPSED
+    assert far.verdict == Verdict.WEAK  # though sure teachers have a large one: members name other classes
     assert "0.01 of the teachers'" in far.findings[1]
 
 

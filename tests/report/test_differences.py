@@ -67,9 +67,39 @@ def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[
         assert each.paired.mean == pytest.approx(apart.mean())
         assert each.paired.half == pytest.approx(stats.sem(apart) * stats.t.ppf(0.975, 3))
         assert each.ahead == int((apart < 0).sum() if column == "nll" else (apart > 0).sum())
+        of_sets = apart.reshape(2, -1).mean(1)
+        assert each.over_sets.half == pytest.approx(stats.sem(of_sets) * stats.t.ppf(0.975, 1))
+        assert each.text.endswith(f"sets ± {each.over_sets.half:.3f})")
     kept = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd-ods")]
     theirs = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd")]
     assert found[*ods, "kept"].paired.mean == pytest.approx(np.subtract(kept, theirs).mean())
+
+
+def test_a_method_that_is_another_one_in_each_run_is_left_out_with_a_word(sets: list[Run]):
+    path = sets[1].folder / "recipe.json"
+    facts = json.loads(path.read_text())
+    facts["recipe"]["methods"]["kd-ods"] |= {"epochs": 9}
+    path.write_text(json.dumps(facts))
+    page = comparison([sets[0], Run.open(sets[1].folder)])
+    assert "Not all runs of small have, or mean the same by, kd-ods." in page.html
+    assert "kd-ods −" not in page.html
+
+
+def test_epochs_that_differ_are_named(sets: list[Run]):
+    path = sets[2].folder / "recipe.json"
+    facts = json.loads(path.read_text())
+    facts["recipe"]["methods"]["kd-ods"] |= {"epochs": 9}
+    path.write_text(json.dumps(facts))
+    words = {each.words for each in differences(*studies([Run.open(sets[2].folder)]))}
+    assert words == {
+        "kd-gaussian − kd",
+        "kd-ods (9 epochs) − kd (5 epochs)",
+        "kd-ods (9 epochs) − kd-gaussian (5 epochs)",
+    }
+
+
+def test_sets_of_teachers_are_not_taken_for_other_test_images(sets: list[Run]):
+    assert "tested on different images" not in comparison(sets).html
 
 
 def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run]):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyphony import metrics
 from polyphony.report.chart import Chart
 from polyphony.report.figures.diversity import shown_by_temperature
 from polyphony.report.run import Run
@@ -32,9 +33,9 @@ def said(small_run: Path, maker):
 
 def test_teachers_that_agree_on_training_images_are_said_to(said):
     words = said(train=0.5, valid=3.0, moved=3.0)
-    assert "plain distillation learns little more than labels" in words
-    assert "Where kd-ods moves them" in words
-    assert "enough to learn from" in words
+    assert "plain distillation is shown little of it" in words
+    assert "Where kd-ods moves them, at τ = 1, they show" in words
+    assert "larger step" not in words
 
 
 def test_a_step_that_shows_little_is_said_to_be_small(said):
@@ -47,7 +48,24 @@ def test_a_temperature_that_shows_it_is_named(said):
 
 
 def test_teachers_that_disagree_on_training_images_need_no_perturbation(said):
-    assert "a perturbation has little to add" in said(train=3.0, valid=3.0)
+    assert "a perturbation has little left to bring out" in said(train=3.0, valid=3.0)
+    assert "is shown a part of it." in said(train=2.8, valid=4.0)
+
+
+def test_a_method_is_judged_at_its_own_temperature(said, small_run: Path):
+    said(train=0.5, valid=3.0, moved=1.0)
+    path = small_run / "recipe.json"
+    path.write_text(path.read_text().replace('"kd-ods": {', '"kd-ods": {"temperature": 4, '))
+    run = Run.open(small_run)
+    logits = [
+        run.predictions["teachers", None, split].first(3).logits / 4 for split in ("train+kd-ods", "valid")
+    ]
+    shown, there_is = (
+        metrics.Predictions(each, run.predictions["teachers", None, "valid"].labels).mean_kld()
+        for each in logits
+    )
+    (sentence,) = (words for words in hints(run) if words.startswith("Where kd-ods"))
+    assert sentence.startswith(f"Where kd-ods moves them, at τ = 4, they show {shown / there_is:.0%} of it")
 
 
 def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_run: Path):
@@ -72,4 +90,4 @@ def test_methods_that_move_images_alike_are_named_in_one_sentence(said, small_ru
     folder = small_run / "predictions" / "teachers"
     (folder / "train+kd-gaussian.safetensors").write_bytes((folder / "train+kd-ods.safetensors").read_bytes())
     (sentence,) = (words for words in hints(Run.open(small_run)) if words.startswith("Where"))
-    assert sentence.startswith("Where kd-gaussian and kd-ods move them they show ")
+    assert sentence.startswith("Where kd-gaussian and kd-ods move them, at τ = 1, they show ")

@@ -441,6 +441,23 @@ def test_sweeps_are_compared_with_plain_distillation_at_the_same_temperature(two
     assert "what perturbations gain over kd" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda facts: facts.update(data={"train": "other"}), "images"),
+        (lambda facts: facts["recipe"]["teachers"].update(seed=9), "teachers"),
+        (lambda facts: facts["recipe"]["student"].update(epochs=99), "student"),
+    ],
+)
+def test_sweeps_of_other_images_teachers_or_students_are_not_compared(two: list[Path], change, what: str):
+    path = two[1] / "recipe.json"
+    facts = json.loads(path.read_text())
+    change(facts)
+    path.write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match=f"they differ in {what}"):
+        write_report(two)
+
+
 def test_sweeps_without_plain_distillation_and_with_a_run_are_refused(two: list[Path], small_run: Path):
     with pytest.raises(StoreError, match="one of plain distillation"):
         write_report([two[1], two[1]])

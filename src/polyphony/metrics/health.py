@@ -14,7 +14,10 @@ from polyphony.metrics.quality import accuracy
 
 
 class Verdict(IntEnum):
-    """From no ensemble to an ensemble; the verdict on several findings is the least of them."""
+    """From no ensemble to an ensemble.
+
+    The verdict on several findings is the least of them, but members have collapsed only if all say so.
+    """
 
     SINGLE = -1  # one network by design, so nothing has collapsed
     COLLAPSED = 0
@@ -65,7 +68,10 @@ def judge(spread: Spread, teachers_kld: float | None = None, dee: float | None =
         return _health(
             [(Verdict.SINGLE, "It is one network by design: there are no members to differ.")], dee
         )
-    return _health([_disagreement(spread), _divergence(spread.kld, teachers_kld)], dee)
+    findings = [_disagreement(spread), _divergence(spread.kld, teachers_kld)]
+    if any(verdict > Verdict.COLLAPSED for verdict, _ in findings):  # then it is not one predictor
+        findings = [(max(verdict, Verdict.WEAK), words) for verdict, words in findings]
+    return _health(findings, dee)
 
 
 def judge_distribution(kld: float, teachers_kld: float | None = None, dee: float | None = None) -> Health:
@@ -103,7 +109,7 @@ def _divergence(kld: float, teachers_kld: float | None) -> Finding:
 
 
 _HOW = {
-    Verdict.COLLAPSED: "they have collapsed into one predictor",
+    Verdict.COLLAPSED: "they hardly differ",
     Verdict.WEAK: "they differ little",
     Verdict.DIVERSE: "they differ as members of an ensemble do",
 }

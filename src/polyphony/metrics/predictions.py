@@ -112,10 +112,14 @@ class Predictions:
     # Beside others
 
     def uncertainties(self) -> dict[str, Tensor]:
-        """Numbers that are larger where the ensemble is less sure, none below 0. [n] each"""
+        """Numbers that are larger where the ensemble is less sure, none below 0. [n] each
+
+        One network alone has no mutual information.
+        """
         mean = self.log_probs()
         doubt = 1 - confidence(mean)  # ranks as negative confidence does
-        return {"entropy": entropy(mean), "mutual_information": self.information(), "doubt": doubt}
+        information = {"mutual_information": self.information()} if self.varies else {}
+        return {"entropy": entropy(mean), **information, "doubt": doubt}
 
     def detect(self, unknown: Predictions) -> dict[str, Detection]:
         """How well each uncertainty tells unknown inputs from these."""

@@ -150,14 +150,17 @@ class Recipe(Table):
         own = self.methods[name].model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
         return self.student.model_copy(update=own)
 
+    def setting(self, name: str, key: str) -> Any:
+        """A method's own value of a key, or the student's where it leaves that open."""
+        own = getattr(self.methods[name], key)
+        return getattr(self.student, key) if own is None else own
+
     def distillation(self, name: str) -> Distillation | None:
         """A method's settings, from `student` where it leaves them open; nothing for one from scratch."""
         method = self.methods[name]
         if method.perturb is None:
             return None
-        keys = ("alpha", "temperature", "step_size", "passes")
-        own = {key: getattr(method, key) for key in keys}
-        settings = {key: getattr(self.student, key) if own[key] is None else own[key] for key in keys}
+        settings = {key: self.setting(name, key) for key in ("alpha", "temperature", "step_size", "passes")}
         if not method.takes_step:
             settings["step_size"] = 0.0  # a change of step size does not concern it
         return Distillation(perturb=method.perturb, source=method.source, **settings)

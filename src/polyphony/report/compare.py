@@ -19,7 +19,7 @@ from polyphony.report.study_runs import StudyRuns, differences, studies
 from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Numbers, PageTable
 from polyphony.scores import HEADINGS, TEACHERS
-from polyphony.words import cut
+from polyphony.words import cut, listed
 
 _SHOWN = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
 Scores = dict[tuple[str, str], MeanSd]  # by study and model
@@ -52,10 +52,13 @@ def _named(study: StudyRuns, run: Run) -> str:
 def warnings(found: Sequence[StudyRuns]) -> list[str]:
     """What makes the studies' numbers hard to compare."""
     said = []
-    if len({tuple(str(run.facts.data.get("test")) for run in study.runs) for study in found}) > 1:
+    if len({frozenset(str(run.facts.data.get("test")) for run in study.runs) for study in found}) > 1:
         said.append("They were tested on different images: their scores cannot be compared directly.")
     if len({study.first.teacher_count for study in found}) > 1:
         said.append("Their DEE curves have different numbers of teachers, so “>N” means different things.")
+    for study in found:
+        if study.left_out:
+            said.append(f"Not all runs of {study.name} have, or mean the same by, {listed(study.left_out)}.")
     return said
 
 

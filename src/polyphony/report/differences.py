@@ -16,9 +16,14 @@ from polyphony.report.tables import Numbers, PageTable, Value
 _WIDTH, _LINE, _FRAME, _LEAST = 420.0, 17.0, 60.0, 200.0
 _CAPTION = (
     "Differences between methods, paired by teachers and seed, on test: mean with its 95 % t-interval, and in"
-    " how many of the pairs the first is better. An effect is there if the interval leaves out zero. Each"
-    " method is compared with plain distillation and with Gaussian noise at its temperature, and with the"
-    " plain distillation of least validation NLL."
+    " how many of the pairs the first is better. An effect is there, with these teachers, if the interval"
+    " leaves out zero. Each method is compared with plain distillation and with Gaussian noise at its"
+    " temperature, and with the plain distillation of least validation NLL. The intervals are not widened for"
+    " being many."
+)
+_SETS = (
+    " Pairs of one set of teachers are not independent: “sets ±” is the 95 % t-interval of the mean over"
+    " sets, each the mean of its pairs, and says whether other teachers would show the effect."
 )
 _READING = (
     "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
@@ -35,7 +40,8 @@ def difference_table(found: Sequence[Difference]) -> PageTable:
         rows.setdefault(label, {})[each.judged.name] = each.text
     header = ["Difference", *(judged.heading for judged in JUDGED)]
     body = [[label, *(texts.get(each.name, "–") for each in JUDGED)] for label, texts in rows.items()]
-    return PageTable.of("differences", _CAPTION, header, body)
+    caption = _CAPTION + _SETS * any(each.over_sets for each in found)
+    return PageTable.of("differences", caption, header, body)
 
 
 def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
@@ -50,6 +56,7 @@ def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
         for name, rows in studies.items()
     ]
     header = ["study", "method", "reference", "score", "n", "difference", "half_interval", "ahead"]
+    header += ["sets", "half_interval_over_sets"]
     numbers = Numbers(header, [_numbers(each) for each in found])
     return Chart("differences", "How sure a difference is", _READING, panels, numbers, width=_WIDTH)
 
@@ -57,7 +64,8 @@ def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
 def _numbers(each: Difference) -> list[Value]:
     ahead = each.ahead if each.judged.better else None
     compared = [each.study, each.method, each.reference, each.judged.name]
-    return [*compared, each.paired.n, each.paired.mean, each.paired.half, ahead]
+    over_sets = [each.over_sets.n, each.over_sets.half] if each.over_sets else [1, None]
+    return [*compared, each.paired.n, each.paired.mean, each.paired.half, ahead, *over_sets]
 
 
 def _draw(axes: Axes, *, rows: Sequence[Difference], look: Looks) -> None:

@@ -141,6 +141,11 @@ class Run:
         """Mean and standard deviation over seeds of a column of the test scores; a missing DEE is NaN."""
         return mean_of(self.scored(model, calibration=calibration), column)
 
+    def by_seed(self, model: str, column: str, calibration: str = "calibrated") -> dict[int | None, float]:
+        """A column of a model's test scores by seed, where it is not missing."""
+        found = {score.seed: getattr(score, column) for score in self.scored(model, calibration=calibration)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
     def text(self, model: str, column: str, calibration: str = "calibrated") -> str:
         """A model's test score over its seeds, for people."""
         values = [getattr(score, column) for score in self.scored(model, calibration=calibration)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from polyphony import metrics
-from polyphony.metrics import MeanSd
 from polyphony.prediction_files import CORRUPTED
 from polyphony.report.paper import (
     BATCH_ENSEMBLE,
@@ -22,7 +20,7 @@ from polyphony.report.run import Run, mean_of
 from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
 from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
-from polyphony.scores import HEADINGS, TEACHERS, differ, mean_text, score_text
+from polyphony.scores import HEADINGS, TEACHERS, BySeed, differ, mean_text, score_text
 from polyphony.words import count, counted, duration
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
@@ -52,8 +50,8 @@ def score_table(run: Run, calibration: str) -> PageTable:
     caption = f"{run.name}: test scores, {_HOW[calibration]}; mean ± s.d. over {seeds}."
     winners = {}
     for column, larger in _LARGER_IS_BETTER.items():
-        means = {method: run.mean(method, column, calibration) for method in run.methods}
-        winners[column] = clear_winner(means, larger=larger)
+        values = {method: run.by_seed(method, column, calibration) for method in run.methods}
+        winners[column] = clear_winner(values, larger=larger)
     rows = [_score_row(run, model, calibration, winners) for model in run.models]
     header = ["Model", "Parameters", *HEADINGS.values()]
     return PageTable.of(f"scores-{calibration}", caption, header, rows)
@@ -86,17 +84,16 @@ def paper_row(run: Run, model: str, calibration: str, table: str | None = None) 
     return paper.row(method, calibration, table, form.label)
 
 
-def clear_winner(values: Mapping[str, MeanSd], *, larger: bool) -> str | None:
-    """Whose mean is ahead of every other's by more than √(s.d.² + s.d.²), the spread of their difference.
+def clear_winner(values: Mapping[str, BySeed], *, larger: bool) -> str | None:
+    """Who is ahead of every other: the 95 % interval of each difference, paired by seed, leaves out zero.
 
     None where there is no other, or where one has no spread (one seed, or an infinite value).
     """
-    sign = 1 if larger else -1
-    order = sorted(values, key=lambda name: sign * values[name].mean, reverse=True)
-    if len(order) < 2 or any(math.isnan(value.mean) for value in values.values()):
+    if len(values) < 2 or not all(values.values()):
         return None
-    ahead = all(differ(values[order[0]], values[other]) for other in order[1:])
-    return order[0] if ahead else None
+    means = {name: fmean(each.values()) for name, each in values.items()}
+    best = (max if larger else min)(means, key=lambda name: means[name])
+    return best if all(differ(values[best], values[other]) for other in values if other != best) else None
 
 
 def student_table(run: Run) -> PageTable:

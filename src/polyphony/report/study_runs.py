@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -35,8 +35,19 @@ class StudyRuns:
 
     @cached_property
     def methods(self) -> list[str]:
-        """The methods that every run has scores of."""
-        return [name for name in self.first.methods if all(name in run.methods for run in self.runs)]
+        """The methods that every run has scores of, and means the same by."""
+        mine = self.first.recipe.methods
+        return [
+            name
+            for name in self.first.methods
+            if all(name in run.methods and run.recipe.methods[name] == mine[name] for run in self.runs)
+        ]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The methods that only some of the runs have scores of, or mean other things by."""
+        every = dict.fromkeys(name for run in self.runs for name in run.methods)
+        return [name for name in every if name not in self.methods]
 
     @property
     def models(self) -> list[str]:
@@ -53,8 +64,8 @@ class StudyRuns:
 
     def column(self, model: str, column: str, calibration: str = "calibrated") -> dict[Pair, float]:
         """A column of a model's test scores by set and seed, where it is not missing."""
-        found = {pair: getattr(row, column) for pair, row in self.scored(model, calibration).items()}
-        return {pair: value for pair, value in found.items() if value is not None}
+        each = [run.by_seed(model, column, calibration) for run in self.runs]
+        return {(place, seed): value for place, mine in enumerate(each) for seed, value in mine.items()}
 
     def mean(self, model: str, column: str) -> metrics.MeanSd:
         """Mean and standard deviation of a column of the calibrated test scores over sets and seeds."""
@@ -107,29 +118,30 @@ JUDGED = (
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much a method differs from another, paired; `ahead` says in how many pairs it is better."""
+    """By how much a method differs from another, paired; `ahead` says in how many pairs it is better.
+
+    Pairs of one set share their teachers: `over_sets` takes each set's mean as one, where there are several.
+    """
 
     study: str
     method: str
     reference: str
+    words: str  # whose scores less whose
     judged: Judged
     paired: Paired
     ahead: int
-
-    @property
-    def words(self) -> str:
-        """Whose scores less whose."""
-        return f"{self.method} − {self.reference}"
+    over_sets: Paired | None
 
     @property
     def text(self) -> str:
-        """For people: the mean difference with its 95 % interval, and the count where one side is better."""
+        """For people: the mean difference with its 95 % intervals, and the count where one side is better."""
         count = f"{self.ahead} of {self.paired.n}" if self.judged.better else ""
         if not math.isfinite(self.paired.mean):
             return count
         mean = f"{self.paired.mean:+.3f}".replace("-", "−")
-        spread = "" if math.isnan(self.paired.half) else f" ± {self.paired.half:.3f}"
-        return f"{mean}{spread}" + (f" ({count})" if count else "")
+        sets = f"sets ± {self.over_sets.half:.3f}" if self.over_sets else ""
+        behind = "; ".join(filter(None, (count, sets)))
+        return f"{mean} ± {self.paired.half:.3f}" + (f" ({behind})" if behind else "")
 
 
 def studies(runs: Sequence[Run]) -> list[StudyRuns]:
@@ -206,9 +218,7 @@ def _is_plainer(recipe: Recipe, name: str, than: str) -> bool:
 
 def _settings(recipe: Recipe, method: str) -> list[Any]:
     """A method's α, temperature and passes, without running code of a recipe's own, as `distillation` may."""
-    keys = ("alpha", "temperature", "passes")
-    own = [(getattr(recipe.methods[method], key), getattr(recipe.student, key)) for key in keys]
-    return [given if mine is None else mine for mine, given in own]
+    return [recipe.setting(method, key) for key in ("alpha", "temperature", "passes")]
 
 
 def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -> Difference | None:
@@ -216,6 +226,20 @@ def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -
     pairs = [pair for pair in mine if pair in theirs]
     if len(pairs) < 2:
         return None
-    apart = [0.0 if mine[pair] == theirs[pair] else mine[pair] - theirs[pair] for pair in pairs]
-    ahead = sum(judged.better * each > 0 for each in apart)
-    return Difference(study.name, method, reference, judged, metrics.paired(apart), ahead)
+    apart = {pair: 0.0 if mine[pair] == theirs[pair] else mine[pair] - theirs[pair] for pair in pairs}
+    ahead = sum(judged.better * each > 0 for each in apart.values())
+    words, paired = _words(study.first.recipe, method, reference), metrics.paired(list(apart.values()))
+    return Difference(study.name, method, reference, words, judged, paired, ahead, _over_sets(apart))
+
+
+def _words(recipe: Recipe, method: str, reference: str) -> str:
+    """Whose scores less whose, with their epochs where these differ."""
+    epochs = [recipe.schedule(name).epochs for name in (method, reference)]
+    told = [f" ({each} epochs)" if len(set(epochs)) > 1 else "" for each in epochs]
+    return f"{method}{told[0]} − {reference}{told[1]}"
+
+
+def _over_sets(apart: Mapping[Pair, float]) -> Paired | None:
+    """The differences' mean over sets of teachers, each the mean of its pairs; nothing of one set."""
+    sets = [[each for pair, each in apart.items() if pair[0] == at] for at in {place for place, _ in apart}]
+    return metrics.paired([fmean(each) for each in sets]) if len(sets) > 1 else None

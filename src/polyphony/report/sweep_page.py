@@ -18,7 +18,7 @@ from polyphony.report.tables import Cell, Numbers, PageTable
 from polyphony.report.verdict import Headline, TakeHome
 from polyphony.scores import HEADINGS, JUDGE, mean_text
 from polyphony.store import StoreError
-from polyphony.words import counted
+from polyphony.words import counted, listed
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
 _COLUMNS = ("acc", "bs", "ece", "kld")
@@ -182,6 +182,7 @@ def gains(runs: Sequence[SweepRun]) -> Report:
         raise StoreError('sweeps are compared with one of plain distillation (perturb = "clean") among them')
     found = {run: gained(run, plain[0]) for run in runs if run is not plain[0]}
     for run, gain in found.items():
+        check_comparable(run, plain[0])
         if not gain:
             raise StoreError(f"{run.folder} and {plain[0].folder} have no temperature, α and seed in common")
     table, chart = gain_table(found), gain_chart(found)
@@ -194,6 +195,21 @@ def gains(runs: Sequence[SweepRun]) -> Report:
         runs=[(f"sweep of {run.method}", subtitle(run), provenance(run)) for run in runs],
     )
     return Report(html, [table, chart])
+
+
+def check_comparable(run: SweepRun, plain: SweepRun) -> None:
+    """Raise unless two sweeps have the same images and teachers, and students trained alike."""
+    one, other = (_beside_what_is_swept(each) for each in (run, plain))
+    if unlike := [what for what in one if one[what] != other[what]]:
+        raise StoreError(
+            f"{run.folder} and {plain.folder} cannot be compared: they differ in {listed(unlike)}"
+        )
+
+
+def _beside_what_is_swept(run: SweepRun) -> dict[str, object]:
+    recipe = run.recipe
+    student = recipe.student.model_dump(exclude={*PARAMETERS, "match_share"})
+    return {"images": run.facts.data, "teachers": (recipe.members, recipe.teachers), "student": student}
 
 
 def gained(run: SweepRun, plain: SweepRun) -> dict[Point, MeanSd]:

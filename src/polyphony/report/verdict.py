@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import Health, Predictions
 from polyphony.report.run import Run
 from polyphony.rows import FactorDistance
-from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing
+from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing, differ
 from polyphony.words import listed
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
@@ -37,7 +37,7 @@ class TakeHome:
 
 def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
     """The student chosen on validation images against its teachers, and what else a reader must know."""
-    standing = Standing.of({method: run.mean(method, "nll") for method in run.methods})
+    standing = Standing.of({method: run.by_seed(method, "nll") for method in run.methods})
     champion = chosen(run)
     small = run.params(champion) / run.params(TEACHERS)
     sentence = (
@@ -108,6 +108,8 @@ def _most_diverse(run: Run, champion: str) -> list[str]:
     top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
     if top == champion:
         return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
+    if not differ(*(run.by_seed(name, "kld") for name in (top, champion))) and run.mean(top, "kld").n > 1:
+        return [f"No distilled student can be told to be more diverse than {champion}."]
     return [f"The most diverse distilled student is {top}: it {_as_diverse_as(run, top).rstrip(',')}."]
 
 
@@ -173,23 +175,38 @@ def hints(run: Run) -> list[str]:
         f" (mean-KLD), {share:.0%} of that on validation images:"
     )
     if share >= LITTLE:
-        return [f"{said} plain distillation sees their diversity, and a perturbation has little to add."]
-    ways_out = [_of_perturbation(names, share_shown(seen, held, warmth)) for names, seen in run.moved]
+        left = (
+            "most of it, and a perturbation has little left to bring out"
+            if share >= ENOUGH
+            else "a part of it"
+        )
+        return [f"{said} plain distillation is shown {left}."]
+    ways_out = [_of_perturbation(*each, held) for each in moved_alike(run)]
     warm = share_shown(clean, held, WARM)
     if warmth < WARM and warm >= LITTLE:
         ways_out.append(
             f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
             " way to try, and validation images say whether it is the better one."
         )
-    return [f"{said} plain distillation learns little more than labels.", *ways_out]
+    return [f"{said} plain distillation is shown little of it.", *ways_out]
 
 
-def _of_perturbation(names: list[str], share: float) -> str:
-    """How far methods that perturb alike bring the disagreement out."""
-    shown = f"Where {listed(names)} move{'s' * (len(names) == 1)} them they show {share:.0%} of it"
+def moved_alike(run: Run) -> Iterator[tuple[list[str], float, Predictions]]:
+    """Methods with the same moved images and temperature, that, and what the teachers predicted there."""
+    for names, seen in run.moved:
+        warmths = {name: float(run.recipe.setting(name, "temperature")) for name in names}
+        for warmth in dict.fromkeys(warmths.values()):
+            yield [name for name in names if warmths[name] == warmth], warmth, seen
+
+
+def _of_perturbation(names: list[str], warmth: float, seen: Predictions, held: Predictions) -> str:
+    """How far methods that perturb alike bring the disagreement out, at the temperature they have."""
+    share = share_shown(seen, held, warmth)
+    verb = "moves" if len(names) == 1 else "move"
+    shown = f"Where {listed(names)} {verb} them, at τ = {warmth:g}, they show {share:.0%} of it"
     if share > MUCH:
         return f"{shown}, more than there is to learn: a smaller step may do better."
-    return f"{shown}{', enough to learn from' if share >= ENOUGH else ': a larger step would show more'}."
+    return f"{shown}{': a larger step would show more' if share < ENOUGH else ''}."
 
 
 def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:

@@ -110,7 +110,8 @@ def mean(rows: list[Score], column: str) -> metrics.MeanSd:
 
 def verdict(study: Study, rows: list[Score]) -> str:
     """What a newcomer should take home, in plain words: what one network keeps, and which is the best."""
-    nlls = {name: mean(select(rows, name, "test", "calibrated"), "nll") for name in study.recipe.methods}
+    tested = {name: select(rows, name, "test", "calibrated") for name in study.recipe.methods}
+    nlls = {name: {row.seed: row.nll for row in each} for name, each in tested.items()}
     return f"{by_diversity(study, rows)} {by_quality(nlls)}".rstrip()
 
 

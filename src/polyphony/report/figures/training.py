@@ -38,7 +38,7 @@ def learning_curves(run: Run) -> Chart | Absent:
         return Absent(_TITLE, "the run folder has no training logs.")
     reading = (
         "Lines are means over seeds and bands reach from the least to the largest; the model kept is the best"
-        " on validation near the end. A curve that rises at the end means longer training would hurt."
+        " on validation near the end. An NLL that rises there means that longer training would hurt."
     )
     if any(column == "valid_kld" for column, *_ in rows):
         reading += " Members whose mean-KLD falls towards 0 are becoming one predictor."
