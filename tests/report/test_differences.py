@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,17 @@ def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run]):
         d for d in differences(study) if (d.method, d.reference, d.judged.name) == ("kd-ods", "kd", "dee")
     )
     assert each.text == "2 of 4"  # 3 against 2.5, and against ∞
+
+
+def test_dees_past_the_curve_on_both_sides_have_no_mean_over_sets(sets: list[Run]):
+    for run in sets[:2]:
+        scores = (run.folder / "scores.csv").read_text()
+        past = re.sub(r"(?m)^(kd-ods,0,.*),3\.0,", r"\1,inf,", scores)  # and kd's are with seed 1
+        (run.folder / "scores.csv").write_text(past)
+    (study,) = studies([Run.open(run.folder) for run in sets[:2]])
+    found = {(d.method, d.reference): d for d in differences(study) if d.judged.name == "dee"}
+    assert found["kd-ods", "kd"].text == "2 of 4"
+    assert math.isnan(found["kd-ods", "kd"].over_sets.half)
 
 
 def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list[Run]):

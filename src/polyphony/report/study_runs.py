@@ -242,4 +242,4 @@ def _words(recipe: Recipe, method: str, reference: str) -> str:
 def _over_sets(apart: Mapping[Pair, float]) -> Paired | None:
     """The differences' mean over sets of teachers, each the mean of its pairs; nothing of one set."""
     sets = [[each for pair, each in apart.items() if pair[0] == at] for at in {place for place, _ in apart}]
-    return metrics.paired([fmean(each) for each in sets]) if len(sets) > 1 else None
+    return metrics.paired([sum(each) / len(each) for each in sets]) if len(sets) > 1 else None
