@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from polyphony.report.chart import Chart, Margins, Panel
 from polyphony.report.study_runs import JUDGED, Difference
@@ -51,9 +52,15 @@ def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
     for each in found:
         if each.judged is JUDGED[0]:
             studies.setdefault(each.study, []).append(each)
+    margins = Margins(5.6 * max(len(each.words) for rows in studies.values() for each in rows))
     aspect = _WIDTH / max(_LEAST, _FRAME + _LINE * max(map(len, studies.values())))
     panels = [
-        Panel(name if len(studies) > 1 else "", partial(_draw, rows=rows, look=look), aspect, Margins(190.0))
+        Panel(
+            name if len(studies) > 1 else "",
+            partial(_draw, rows=rows, look=look),
+            aspect,
+            Margins(5.6 * longest),
+        )
         for name, rows in studies.items()
     ]
     header = ["study", "method", "reference", "score", "n", "difference", "half_interval", "ahead"]
@@ -81,4 +88,5 @@ def _draw(axes: Axes, *, rows: Sequence[Difference], look: Looks) -> None:
     axes.set_yticks(range(len(rows)), [each.words for each in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("difference of calibrated NLL")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(visible=False, axis="y")

@@ -233,10 +233,10 @@ def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -
 
 
 def _words(recipe: Recipe, method: str, reference: str) -> str:
-    """Whose scores less whose, with their epochs where these differ."""
-    epochs = [recipe.schedule(name).epochs for name in (method, reference)]
-    told = [f" ({each} epochs)" if len(set(epochs)) > 1 else "" for each in epochs]
-    return f"{method}{told[0]} − {reference}{told[1]}"
+    """Whose scores less whose, with the epochs of one that has its own, where these differ."""
+    epochs = {name: recipe.schedule(name).epochs for name in (method, reference)}
+    own = len(set(epochs.values())) > 1 and {name for name in epochs if recipe.methods[name].epochs}
+    return " − ".join(f"{name} ({epochs[name]} epochs)" if own and name in own else name for name in epochs)
 
 
 def _over_sets(apart: Mapping[Pair, float]) -> Paired | None:
