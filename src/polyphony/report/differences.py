@@ -55,12 +55,7 @@ def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
     margins = Margins(5.6 * max(len(each.words) for rows in studies.values() for each in rows))
     aspect = _WIDTH / max(_LEAST, _FRAME + _LINE * max(map(len, studies.values())))
     panels = [
-        Panel(
-            name if len(studies) > 1 else "",
-            partial(_draw, rows=rows, look=look),
-            aspect,
-            Margins(5.6 * longest),
-        )
+        Panel(name if len(studies) > 1 else "", partial(_draw, rows=rows, look=look), aspect, margins)
         for name, rows in studies.items()
     ]
     header = ["study", "method", "reference", "score", "n", "difference", "half_interval", "ahead"]
