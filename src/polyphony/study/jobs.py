@@ -50,7 +50,7 @@ class Training(Job):
 
     def run(self, watch: Watch) -> None:
         """Train in the stage, which the first process claims; nothing where the result is there by now."""
-        if (stage := group_from_environment().from_first(self.stage.start)) is not None:
+        if (stage := group_from_environment().from_first(lambda: self.stage.start())) is not None:
             self.train(stage, watch)
 
     def train(self, stage: Stage, watch: Watch) -> None:
