@@ -439,6 +439,14 @@ def test_json_that_cannot_be_used_is_one_sentence_with_a_way_out(tmp_path, text)
     one_sentence(caught, path, "delete it")
 
 
+def test_a_file_error_stays_what_it_is_on_its_way_between_processes():
+    error = FileError(Path("run/scores.csv"), "is not there")
+    error.add_note("where it was raised")
+    sent = pickle.loads(pickle.dumps(error))
+    assert (type(sent), str(sent), sent.path) == (FileError, "run/scores.csv is not there", error.path)
+    assert sent.__notes__ == error.__notes__
+
+
 # The lock
 
 

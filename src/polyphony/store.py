@@ -50,7 +50,10 @@ class FileError(StoreError):
 
     def __init__(self, path: Path, words: str) -> None:
         super().__init__(f"{path} {words}")
-        self.path = path
+        self.path, self.words = path, words
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileError, (self.path, self.words), self.__dict__  # as processes send it to each other
 
 
 def damaged(path: Path, why: object) -> FileError:
