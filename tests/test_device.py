@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import device
 from cases import FORMS, cases, loss_of, seeded, split, teachers
-from polyphony import analysis
+from polyphony import analysis, train
 from polyphony.data import Splits, batches, pixels
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import Ensemble
@@ -206,22 +206,32 @@ def switches() -> tuple[bool, ...]:
     return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
 
 
-def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back():
-    """TF32 in matrix products and in convolutions, cuDNN's search for the fastest kernel, determinism."""
+def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch):
+    """TF32 in matrix products and in convolutions, cuDNN's search for the fastest kernel, determinism.
+
+    Validation is always exact.
+    """
     before = *switches(), torch.are_deterministic_algorithms_enabled()
+    real = train.validate
     for settings, expected in (
         ({}, (False, False, True, False)),
         ({"tf32": True}, (True, True, True, False)),
         ({"deterministic": True}, (False, False, False, True)),
     ):
-        seen = []
+        seen, validating = [], []
 
         def loss(model, x, y, rng, seen=seen):
             seen.append((*switches(), torch.are_deterministic_algorithms_enabled()))
             return CrossEntropy()(model, x, y, rng)
 
+        def validate(*details, seen=validating):
+            seen.append((*switches(), torch.are_deterministic_algorithms_enabled()))
+            return real(*details)
+
+        monkeypatch.setattr("polyphony.train.validate", validate)
         fit(FORMS["single"](), loss, TRAIN, VALID, replace(PLAN, epochs=1, **settings), seeded())
         assert set(seen) == {expected}
+        assert validating == [(False, False, *expected[2:])]
     assert (*switches(), torch.are_deterministic_algorithms_enabled()) == before
 
 

@@ -141,12 +141,12 @@ def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
     assert {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()} == before
 
 
-def test_redo_throws_away_what_changed_and_only_that(stage):
+def test_what_was_made_with_another_spec_can_be_thrown_away(stage):
     finished(stage)
-    Stage(stage.folder, SPEC).discard_if_changed()
-    assert stage.is_done()
+    assert not Stage(stage.folder, SPEC).is_changed()
     other = Stage(stage.folder, {"seed": 1})
-    other.discard_if_changed()
+    assert other.is_changed()
+    other.discard()
     assert not stage.folder.exists()
     other.start()
     assert not other.is_done()
@@ -156,8 +156,17 @@ def test_redo_throws_away_what_changed_and_only_that(stage):
 def test_an_untouched_folder_is_not_done_and_is_not_made_by_asking(stage):
     assert not stage.is_done()
     assert stage.load() is None
-    stage.discard_if_changed()
+    assert not stage.is_changed()
     assert not stage.folder.exists()
+
+
+def test_a_discard_that_is_cut_short_leaves_nothing_to_go_on_from(stage, monkeypatch):
+    stage.start().save(STATE)
+    monkeypatch.setattr("shutil.rmtree", lambda folder: (folder / "started.json").unlink())
+    stage.discard()
+    other = Stage(stage.folder, {"seed": 1})
+    assert not other.is_changed()
+    assert other.load() is None
 
 
 # What is written comes back
@@ -408,7 +417,7 @@ def test_damaged_predictions_are_one_sentence(tmp_path, kind):
 def test_damaged_records_are_one_sentence(stage, name, kind):
     stage.start() if name == "started.json" else finished(stage)
     damage(stage.folder / name, kind)
-    for attempt in (stage.is_done, stage.discard_if_changed):
+    for attempt in (stage.is_done, stage.is_changed):
         with pytest.raises(StoreError) as caught:
             attempt()
         one_sentence(caught, stage.folder / name)
@@ -418,7 +427,7 @@ def test_damaged_records_are_one_sentence(stage, name, kind):
 def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
     finished(stage)
     (stage.folder / "done.json").write_text(json.dumps(record))
-    for attempt in (stage.is_done, stage.discard_if_changed, stage.weights, stage.done):
+    for attempt in (stage.is_done, stage.is_changed, stage.weights, stage.done):
         with pytest.raises(StoreError) as caught:
             attempt()
         one_sentence(caught, stage.folder / "done.json")
@@ -437,6 +446,14 @@ def test_json_that_cannot_be_used_is_one_sentence_with_a_way_out(tmp_path, text)
     with pytest.raises(StoreError) as caught:
         read_json(path)
     one_sentence(caught, path, "delete it")
+
+
+def test_a_file_error_stays_what_it_is_on_its_way_between_processes():
+    error = FileError(Path("run/scores.csv"), "is not there")
+    error.add_note("where it was raised")
+    sent = pickle.loads(pickle.dumps(error))
+    assert (type(sent), str(sent), sent.path) == (FileError, "run/scores.csv is not there", error.path)
+    assert sent.__notes__ == error.__notes__
 
 
 # The lock
@@ -479,6 +496,20 @@ def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_wr
         assert not dead.exists()
         assert living.exists()
         assert foreign.exists()
+
+
+def test_what_is_only_for_resuming_is_dropped_where_a_kill_left_it_beside_the_result(stage, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "clean", lambda stage: None)
+        finished(stage)
+    assert (stage.folder / "resume.pt").exists()
+    with locked(stage.folder.parents[1]):
+        assert stage.is_done()
+    assert sorted(path.name for path in stage.folder.iterdir()) == [
+        "done.json",
+        "log.jsonl",
+        "weights.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["before the first file", "between the two"])

@@ -50,7 +50,10 @@ class FileError(StoreError):
 
     def __init__(self, path: Path, words: str) -> None:
         super().__init__(f"{path} {words}")
-        self.path = path
+        self.path, self.words = path, words
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileError, (self.path, self.words), self.__dict__  # as processes send it to each other
 
 
 def damaged(path: Path, why: object) -> FileError:
@@ -115,13 +118,16 @@ class Stage:
                 raise
             raise StaleError(f"{self.folder} was claimed by a later attempt: this one ends") from error
 
-    def discard_if_changed(self) -> bool:
-        """Throw away what was made with another spec; whether there was any."""
+    def is_changed(self) -> bool:
+        """Whether the folder holds what was made with another spec."""
         found = self.found()
-        if found is None or found["key"] == self.key:
-            return False
+        return found is not None and found["key"] != self.key
+
+    def discard(self) -> None:
+        """Throw the folder away; a kill amid it leaves nothing that a training would go on from or take."""
+        for name in ("resume.pt", "done.json"):
+            (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
-        return True
 
     def load(self) -> dict[str, Any] | None:
         """The training state saved last, or nothing."""
@@ -156,9 +162,9 @@ class Stage:
 
     def clean(self) -> None:
         """Drop what was only for resuming."""
-        half_written = self.folder.glob(".*.part")  # by a process that was killed
-        for path in (self.folder / "resume.pt", self.folder / "started.json", *half_written):
-            path.unlink(missing_ok=True)
+        drop_resume_files(self.folder)
+        for half_written in self.folder.glob(".*.part"):  # by a process that was killed
+            half_written.unlink(missing_ok=True)
         if self.attempt is not None:
             remove(self.attempt)
 
@@ -214,7 +220,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Nobody else works in this folder meanwhile; what a killed process has left half written is removed."""
+    """Nobody else works in this folder meanwhile; what killed processes have left behind is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = FileLock(folder / ".lock", timeout=0).acquire()
@@ -224,7 +230,15 @@ def locked(folder: Path) -> Iterator[None]:
         raise FolderError(f"{folder} cannot be written ({error.strerror})") from error
     with held:
         clear_leftovers(folder)
+        for done in folder.rglob("done.json"):
+            drop_resume_files(done.parent)  # of a stage whose process was killed when it was done
         yield
+
+
+def drop_resume_files(folder: Path) -> None:
+    """Drop what a stage has only to be gone on with."""
+    for name in ("resume.pt", "started.json"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def spec_key(spec: Spec) -> str:

@@ -20,6 +20,7 @@ from polyphony.ensembles import Ensemble
 from polyphony.graphs import Compiled
 from polyphony.limits import SettingError, counts, not_negative, one_of, positive
 from polyphony.nn import factors
+from polyphony.nn.rank_one import RankOne
 from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
 from polyphony.optimise import SGD, Optimiser, Rates, trapezoid
 from polyphony.parallel import Group
@@ -64,6 +65,11 @@ class Plan:
         one_of((torch.float32, torch.bfloat16, torch.float16), precision=self.precision)
         if self.clip is not None:
             positive(clip=self.clip)
+
+    @property
+    def layer_way(self) -> str:
+        """How rank-one layers compute; where bits must repeat, none is chosen by a clock."""
+        return RankOne.way if self.deterministic and self.way == AUTO else self.way
 
     @property
     def quiet(self) -> int:
@@ -148,7 +154,8 @@ def fit(
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
         with group.training(model), arithmetic(plan.tf32, plan.deterministic):
             row |= run_epoch(training, loss, train, epoch, watch)
-        row |= group.from_first(partial(validate, model, valid, epoch))
+        with arithmetic(deterministic=plan.deterministic):
+            row |= group.from_first(partial(validate, model, valid, epoch))
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
         if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
             watch.warn(collapse.words(training.log[-1]))
@@ -173,7 +180,7 @@ class Training:
                 f"weights are trained in float32, not {halves.pop()}: give the plan a precision"
             )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
-        set_way(model, plan.way, model.device)
+        set_way(model, plan.layer_way, model.device)
         self.optimiser = plan.optimiser(parameter_groups(model, plan))
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == torch.float16)
         self.best: dict[str, Tensor] = {}
@@ -224,7 +231,7 @@ class Training:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
-            if self.plan.way == AUTO:
+            if self.plan.layer_way == AUTO:
                 restore_ways(self.model, state.get("ways", {}))
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,9 +92,9 @@ class Kept:
         self.states.append(copy.deepcopy(state))
 
 
-def trained(checkpoint: Kept) -> dict[str, Tensor]:
+def trained(checkpoint: Kept, plan: Plan = PLAN) -> dict[str, Tensor]:
     student, data = FORMS["batch_ensemble"](), split(48, 5)
-    fit(student, loss_of(student, "one_to_one", "ods"), data, data, PLAN, seeded(), checkpoint=checkpoint)
+    fit(student, loss_of(student, "one_to_one", "ods"), data, data, plan, seeded(), checkpoint=checkpoint)
     return student.state_dict()
 
 
@@ -107,3 +108,11 @@ def test_what_was_chosen_at_first_use_is_in_the_checkpoint_and_a_resumed_trainin
     monkeypatch.setattr(ways, "fastest", lambda *_: pytest.fail("timed again"))
     resumed = trained(Kept(whole.states[1]))
     assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
+
+
+def test_a_deterministic_training_times_nothing(monkeypatch):
+    monkeypatch.setattr(ways, "can_be_timed", lambda device: True)
+    monkeypatch.setattr(ways, "fastest", lambda *_: pytest.fail("was timed"))
+    kept = Kept()
+    trained(kept, replace(PLAN, epochs=1, deterministic=True))
+    assert set(kept.states[0]["ways"].values()) == {"weights"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import time
@@ -12,17 +13,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import polyphony as package
+from polyphony.machine import Terminated
+from polyphony.parallel import GoneError
 from polyphony.recipe import read_recipe
 from polyphony.study import Board, Cluster, ClusterError, Graph, Share, Study, run_study
-from polyphony.study.cluster import GIB, LostError
+from polyphony.study.cluster import GIB, LostError, Place, run_there
 from polyphony.study.nodes import compare
+from polyphony.study.processes import WorkerLostError
 from polyphony.tally import DivergedError
 
 pytest.importorskip("ray", reason="a cluster needs Ray")
@@ -285,6 +291,34 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_a
             runner.run(Graph([Failing("lost always", half, times=9)]), board)
 
 
+def test_a_job_that_begins_too_often_stops_the_study(tmp_path):
+    runner, board = Cluster("auto", tmp_path, Share(cpus=1)), Heard()
+    graph = Graph([OnGpu("job", tmp_path)])
+    graph.next()
+    begun = [("started", "job", 1)]
+    runner._mailbox = SimpleNamespace(size=lambda: 1, get_nowait_batch=lambda size: begun)
+    for _ in range(4):
+        runner._pass_on(graph, board)
+    assert [what for what, _ in board.events] == ["started", "warn", "warn", "warn"]
+    with pytest.raises(LostError, match="job was lost 4 times"):
+        runner._pass_on(graph, board)
+
+
+class EndedError(Exception):
+    """This process would have ended."""
+
+
+@pytest.mark.parametrize("lost", [WorkerLostError, GoneError, Terminated])
+def test_a_job_of_which_a_process_is_lost_or_terminated_ends_to_be_run_again(tmp_path, monkeypatch, lost):
+    monkeypatch.setattr("polyphony.study.cluster.run_in_ranks", mock.Mock(side_effect=lost))
+    monkeypatch.setattr("polyphony.study.cluster.Training", OnGpu)
+    monkeypatch.setattr(Place, "take", lambda place: None)
+    monkeypatch.setattr("os._exit", mock.Mock(side_effect=EndedError))
+    with pytest.raises(EndedError):
+        run_there(pickle.dumps(OnGpu("job", tmp_path)), Place(tmp_path, {}, 2, "cpu", 2), None)
+    os._exit.assert_called_once_with(1)
+
+
 RESNET = 'kind = "resnet", depth = 8, width = 2'
 SMALL = f"""
 members = 2
@@ -381,6 +415,8 @@ def test_a_share_has_room_where_all_of_it_fits():
     assert Share(1, 0, 1).room(node) == 8
     assert Share(1, 0.5, 1).room(node) == 4
     assert Share(1, 0.5, 8).room(node) == 2
+    assert Share(1, 0.2, 1).room({"CPU": 64.0, "GPU": 1.0, "memory": 64.0 * GIB}) == 5  # 1.0 // 0.2 is 4
+    assert Share(1, 0.3, 1).room(node) == 6
     assert Share(16).room(node) == 0
     assert Share(1, 1, 1).room({"CPU": 8.0, "memory": 16.0 * GIB}) == 0
 

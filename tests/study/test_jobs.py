@@ -7,7 +7,7 @@ import torch
 
 from polyphony import store
 from polyphony.recipe import read_recipe
-from polyphony.study import Study, analysis_jobs
+from polyphony.study import Study, analysis_jobs, jobs
 from polyphony.study.analysis_jobs import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
@@ -52,6 +52,15 @@ def test_images_perturbed_through_a_student_are_keyed_by_its_weights(tmp_path, m
         finish_student(study, method, seed)
         keys.append(Predict(study, "teachers", None, f"train+{method}").key)
     assert (keys[0] != keys[1]) == (method == "diversify")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_step_is_matched_with_the_kernels_of_its_training(tmp_path, monkeypatch, deterministic):
+    settings = [*SETTINGS[:-1], MATCHED, f"deterministic={str(deterministic).lower()}"]
+    study = Study(read_recipe("digits", settings), tmp_path)
+    monkeypatch.setattr(jobs, "match_step_size", lambda *_: torch.are_deterministic_algorithms_enabled())
+    job = TrainStudent(study, "ods", 0)
+    assert job.step_size(study.recipe.distillation("ods"), None, None) == deterministic
 
 
 def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, monkeypatch):

@@ -125,6 +125,21 @@ def test_a_worker_that_ends_without_a_word_is_noticed(code):
         next_event(queue.Queue(), ended)
 
 
+class Chatting(queue.Queue):
+    """Events of which another comes whenever one waits."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> tuple[object, ...]:
+        return ("step", "other", 1, 3, {}) if timeout else super().get(block, timeout)
+
+
+def test_a_worker_that_ends_is_noticed_while_others_report_and_what_it_said_is_heard_first():
+    events, ended = Chatting(), [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
+    events.put(("failed", "a", StoreError("disk full")))
+    assert next_event(events, ended)[0] == "failed"
+    with pytest.raises(WorkerLostError):
+        next_event(events, ended)
+
+
 def test_no_jobs_are_no_work():
     board = Board()
     with Processes(4, 1) as runner:

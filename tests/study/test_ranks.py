@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polyphony.data import DataError
 from polyphony.limits import SettingError
 from polyphony.parallel import GoneError
 from polyphony.study import Study, TrainTeacher
@@ -25,6 +26,16 @@ def one_thread() -> None:
 def second_ends() -> None:
     if os.environ["RANK"] == "1":
         os._exit(9)
+
+
+def second_has_no_data() -> None:
+    one_thread()
+    if os.environ["RANK"] == "1":
+        Study.splits = property(missing)
+
+
+def missing(study: Study) -> None:
+    raise DataError("there is no such data here")
 
 
 @pytest.fixture
@@ -49,3 +60,8 @@ def test_a_rank_that_is_lost_and_one_that_fails_end_the_training(study: Study, t
     compiled = replace(study, recipe=tiny_recipe("compile=true"))
     with pytest.raises(SettingError, match="several processes cannot be compiled"):
         run_in_ranks(TrainTeacher(compiled, 0), 2, one_thread, board)
+
+
+def test_data_that_one_rank_alone_lacks_is_named(study: Study, board):
+    with pytest.raises(DataError, match="no such data here"):
+        run_in_ranks(TrainTeacher(study, 0), 2, second_has_no_data, board)

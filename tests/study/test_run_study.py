@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.seeds import generator
-from polyphony.store import ChangedError, StoreError
+from polyphony.store import ChangedError, Stage, StoreError
 from polyphony.study import (
     Board,
     Graph,
@@ -262,6 +263,15 @@ def test_redo_does_again_what_depends_on_the_change_and_nothing_else(run, copied
     assert {job for job in jobs if not job.startswith("predict")} == {"kd-ods, seed 0", "kd-ods, seed 1"}
     again = run(copied, "methods.kd-ods.alpha=0.5")
     assert again[2] == []
+
+
+def test_what_was_measured_on_a_model_goes_before_the_model(run, copied, monkeypatch):
+    """A redo that is killed between the two is noticed by the next call, which still sees the change."""
+    monkeypatch.setattr(Stage, "discard", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(copied, "methods.kd-ods.alpha=0.5", redo=True)
+    assert not (copied / "scores.csv").exists()
+    assert (copied / "students" / "kd-ods" / "0" / "done.json").exists()
 
 
 def test_a_step_size_does_not_concern_distillation_on_clean_images(run, copied):

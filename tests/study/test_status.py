@@ -10,6 +10,7 @@ import torch
 
 from polyphony.recipe import read_recipe
 from polyphony.store import Stage, read_json, write_json
+from polyphony.study import status
 
 LOG = [{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]
 
@@ -54,3 +55,38 @@ def test_the_table_says_where_and_how_far(folder, say):
 
 def test_what_is_no_run_is_one_sentence(tmp_path, say, refused):
     refused(say("status", tmp_path), tmp_path, "not a run folder")
+
+
+def rewrite(folder: Path, **facts: object) -> Path:
+    """Let the record of the training that runs say something else."""
+    record = folder / "teachers" / "1" / "started.json"
+    write_json(record, read_json(record) | facts)
+    return record
+
+
+@pytest.mark.parametrize(
+    "facts", [{"since": "yesterday"}, {"since": 5}, {"host": 3}, {"host": "other", "pid": "1"}], ids=repr
+)
+def test_a_record_that_says_what_was_not_written_is_one_sentence(folder, say, refused, facts):
+    record = rewrite(folder, **facts)
+    refused(say("status", folder), record, "is damaged")
+    refused(say("status", folder, "--json"), record, "is damaged")
+
+
+def test_a_host_that_looks_like_markup_is_shown_as_it_is(folder, say):
+    rewrite(folder, host="[/x]")
+    assert "[/x]" in say("status", folder).out
+
+
+@pytest.mark.parametrize("before", ["read_json", "read_bytes"], ids=["the record", "the log"])
+def test_a_training_that_ends_while_it_is_looked_at_is_done(tmp_path, monkeypatch, before):
+    stage = Stage(tmp_path, {"j": 0}).start()
+    stage.save({"log": LOG})
+    read = getattr(status, before)
+
+    def read_late(path: Path) -> object:
+        stage.finish({"weight": torch.zeros(1)}, {})
+        return read(path)
+
+    monkeypatch.setattr(status, before, read_late)
+    assert status.training_status("teacher 0", 2, tmp_path).state == "done"

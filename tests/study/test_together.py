@@ -6,10 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from polyphony.data import DataError
+from polyphony.limits import SettingError
+from polyphony.parallel import GoneError, GroupError
+from polyphony.recipe import RecipeError
+from polyphony.study.together import follow
+from polyphony.tally import DivergedError
 
 
 @pytest.fixture
@@ -52,3 +60,24 @@ def test_what_is_wrong_is_said_by_one_process(torchrun):
     said = torchrun("teach", "digits", "--set", "teachers.epoch=3")
     assert said.returncode != 0
     assert said.stderr.count("has no key 'epoch'") == 1
+
+
+def follow_one_that_raises(error: Exception) -> None:
+    """What another process does that is given one job, which fails."""
+
+    def fail(watch: object) -> None:
+        raise error
+
+    orders = iter([(SimpleNamespace(run=fail), 1), None])
+    follow(SimpleNamespace(from_first=lambda make: next(orders)))
+
+
+@pytest.mark.parametrize("kind", [DataError, GoneError, RecipeError, SettingError])
+def test_what_fails_in_another_process_ends_it(kind):
+    with pytest.raises(kind, match="what is wrong"):
+        follow_one_that_raises(kind("what is wrong"))
+
+
+@pytest.mark.parametrize("kind", [DivergedError, GroupError])
+def test_what_fails_in_all_processes_is_left_to_the_first(kind):
+    follow_one_that_raises(kind("what is wrong"))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
+from rich.markup import escape
 from rich.table import Table
 
 from polyphony.cli import terminal
@@ -46,7 +47,7 @@ def show(found: Status, now: float) -> None:
     table = Table("training", "state", "epochs", "where", "for", "last sign")
     for training in found.trainings:
         if training.state != "done":
-            table.add_row(*cells(training, now))
+            table.add_row(*map(escape, cells(training, now)))
     if table.rows:
         terminal.console.print(table)
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ import torch
 
 from polyphony.compiler import import_compiler_late
 from polyphony.devices import choose_device
+from polyphony.machine import Terminated
 from polyphony.parallel import GoneError
 from polyphony.study.jobs import Training
 from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
@@ -59,7 +61,8 @@ class Share:
     def room(self, resources: Mapping[str, float]) -> int:
         """How many such jobs a node has room for."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory * GIB}
-        return int(min(resources.get(name, 0.0) // amount for name, amount in wanted.items() if amount))
+        shares = [resources.get(name, 0.0) / amount for name, amount in wanted.items() if amount]
+        return int(min(shares) + 1e-9)  # a fifth of a GPU is there five times, whatever it is in binary
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Cluster:
     folder: Path
     share: Share
     device: str = "cpu"
-    _begun: set[str] = field(default_factory=set)  # names of jobs that the board knows of
+    _starts: Counter[str] = field(default_factory=Counter)  # name of a job → how often it was begun
     _is_checked: bool = False
 
     def __enter__(self) -> Self:
@@ -130,7 +133,7 @@ class Cluster:
             check_nodes(self._ray, self.folder)
             self._is_checked = True
         running: dict[Any, str] = {}  # task → name of its job
-        self._begun.clear()
+        self._starts.clear()
         self._mailbox.get_nowait_batch(self._mailbox.size())  # what jobs that were cancelled have left
         try:
             while graph.left():
@@ -163,14 +166,19 @@ class Cluster:
         return started
 
     def _pass_on(self, graph: Graph, board: Board) -> None:
-        """Tell the board what jobs have sent; one that begins again was lost with its worker."""
+        """Tell the board what jobs have sent; one that begins again was lost with its worker.
+
+        Raises for one that begins too often: Ray itself counts no job that was ended for want of memory.
+        """
         for what, name, *details in self._mailbox.get_nowait_batch(self._mailbox.size()):
             if name not in graph.running:  # done, by another than this one, which was taken for lost
                 continue
-            if what == "started" and name in self._begun:
+            self._starts[name] += what == "started"
+            if self._starts[name] > RETRIES + 1:
+                raise LostError(f"{name} was lost {RETRIES + 1} times (is there too little memory for it?)")
+            if what == "started" and self._starts[name] > 1:
                 board.warn(name, "its worker or node was lost: another goes on from its last whole epoch")
             else:
-                self._begun.add(name)
                 getattr(board, what)(name, *details)
 
     def _finish(self, task: Any, name: str, graph: Graph, board: Board) -> None:
@@ -208,7 +216,7 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
         else:
             run_job(job, Relay(send))
         ray.get(sent)  # all have arrived before the end
-    except (WorkerLostError, GoneError):
+    except (WorkerLostError, GoneError, Terminated):  # the last where one of its processes was
         os._exit(1)  # with all of a training's processes: Ray runs it again
     except Exception as error:
         return sendable(error)

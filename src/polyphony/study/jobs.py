@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.data import Split
+from polyphony.devices import arithmetic
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.parallel import group_from_environment
@@ -50,7 +51,7 @@ class Training(Job):
 
     def run(self, watch: Watch) -> None:
         """Train in the stage, which the first process claims; nothing where the result is there by now."""
-        if (stage := group_from_environment().from_first(self.stage.start)) is not None:
+        if (stage := group_from_environment().from_first(lambda: self.stage.start())) is not None:
             self.train(stage, watch)
 
     def train(self, stage: Stage, watch: Watch) -> None:
@@ -162,9 +163,10 @@ class TrainStudent(Training):
             return method.step_size
         study, share = self.study, self.study.recipe.student.match_share
         rng = generator("match", 0)
-        return group_from_environment().from_first(
-            lambda: match_step_size(make, teachers, study.splits, method.temperature, rng, share)
-        )
+        with arithmetic(deterministic=study.recipe.deterministic):
+            return group_from_environment().from_first(
+                lambda: match_step_size(make, teachers, study.splits, method.temperature, rng, share)
+            )
 
     def perturbation(self, method: Distillation, student: Ensemble) -> Callable[[float], Perturbation]:
         """Step size → the method's perturbation for this student; its source is loaded here, once."""

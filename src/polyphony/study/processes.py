@@ -129,15 +129,17 @@ def interrupts_blocked() -> Iterator[None]:
 def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
     """What a worker reports next, or nothing yet; raises where one has ended and left nothing to read.
 
-    A SIGTERM to one of several processes is meant for all.
+    Where one has ended nothing is waited for, since others may report for ever. A SIGTERM to one of several
+    processes is meant for all.
     """
+    codes = [worker.exitcode for worker in workers]  # before the look at what they have left
+    ended = any(code is not None for code in codes)
     try:
-        event: Event = events.get(timeout=LOOK_SECONDS)
+        event: Event = events.get(timeout=0.0 if ended else LOOK_SECONDS)
     except queue.Empty:
-        codes = [worker.exitcode for worker in workers]
         if -signal.SIGTERM in codes:
             raise Terminated from None
-        if any(code is not None for code in codes) and events.empty():
+        if ended:
             raise WorkerLostError(f"a worker process ended early (exit codes {codes})") from None
         return None
     return event

@@ -112,8 +112,9 @@ class Work:
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
         for job in jobs if self.redo else ():
-            if isinstance(job, Training) and job.stage.discard_if_changed():
-                forget(job.study.folder, job.predictions)
+            if isinstance(job, Training) and (stage := job.stage).is_changed():
+                forget(job.study.folder, job.predictions)  # first, while a next call can see the change
+                stage.discard()
         return not_done(jobs)
 
     def adopt(self, job: Job) -> bool:

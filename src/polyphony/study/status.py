@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from polyphony.machine import is_alive
 from polyphony.rows import Score, SweepScore
-from polyphony.store import read_bytes, read_json
+from polyphony.store import StoreError, damaged, read_bytes, read_json
 from polyphony.study.run import stored_recipe, students_of, teachers_of
 from polyphony.study.runner import Job
 from polyphony.study.score_table import score_jobs
 from polyphony.study.study import Study
 from polyphony.study.sweep import predictions
+from polyphony.words import first_line
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,38 @@ def trainings(study: Study) -> Iterator[tuple[Job, Path]]:
 
 
 def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
-    """One training, from its folder."""
-    done, started, log = (folder / each for each in ("done.json", "started.json", "log.jsonl"))
+    """One training, from its folder; that it is done is looked at last, since it may end meanwhile."""
+    done, started = folder / "done.json", folder / "started.json"
+    found = TrainingStatus(name, "missing", 0, epochs)
+    try:
+        found = begun_status(name, epochs, folder)
+    except (StoreError, OSError):
+        if started.exists() and not done.exists():
+            raise
     if done.exists():
         return TrainingStatus(name, "done", epochs, epochs, changed=done.stat().st_mtime)
-    if not started.exists():
-        return TrainingStatus(name, "missing", 0, epochs)
-    record, so_far = read_json(started), read_bytes(log).count(b"\n") if log.exists() else 0
-    host, pid, since = (record.get(field) for field in ("host", "pid", "since"))
-    ended = host is None or (host == platform.node() and not (isinstance(pid, int) and is_alive(pid)))
+    return found
+
+
+def begun_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
+    """A training that was begun and is not done; raises where there is no record of it."""
+    started, log = folder / "started.json", folder / "log.jsonl"
+    host, pid, since = last_start(started)
+    so_far = read_bytes(log).count(b"\n") if log.exists() else 0
+    ended = host is None or (host == platform.node() and (pid is None or not is_alive(pid)))
     changed = max(path.stat().st_mtime for path in (started, log) if path.exists())
     return TrainingStatus(name, "stopped" if ended else "running", so_far, epochs, host, pid, since, changed)
+
+
+def last_start(started: Path) -> tuple[str | None, int | None, str | None]:
+    """On which host, in which process and when a training was begun last, as far as its record says so."""
+    record = read_json(started)
+    host, pid, since = (record.get(field) for field in ("host", "pid", "since"))
+    try:
+        if since is not None:
+            datetime.fromisoformat(since).timestamp()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise damaged(started, first_line(error)) from error
+    if not isinstance(host, str | None) or not isinstance(pid, int | None):
+        raise damaged(started, "it names no host and process")
+    return host, pid, since

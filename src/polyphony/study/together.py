@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from polyphony.data import DataError
 from polyphony.devices import arithmetic
-from polyphony.limits import SettingError
-from polyphony.parallel import Group, GroupError, group_from_environment, leave
-from polyphony.recipe import RecipeError, own_faults_named
+from polyphony.parallel import GoneError, Group, GroupError, group_from_environment, leave
+from polyphony.recipe import own_faults_named
 from polyphony.study.jobs import Training
 from polyphony.study.runner import Board, Here, Job, run_job
 from polyphony.tally import DivergedError
@@ -59,12 +57,17 @@ def lead(group: Group, command: Callable[[], None]) -> None:
 
 
 def follow(group: Group) -> None:
-    """Do what the first process says, until it says no more."""
+    """Do what the first process says, until it says no more; raises what fails in this process alone.
+
+    Then this process ends, and the others with it: if it went on, they would wait for each other.
+    """
     while (order := tell(group, None)) is not None:
         job, threads = order
         torch.set_num_threads(threads)
         try:
             with arithmetic(), own_faults_named():  # as `run_job` does
                 job.run(Unwatched())
-        except (DataError, DivergedError, GroupError, RecipeError, SettingError):
-            continue  # all processes raise it, before they wait for each other
+        except GoneError:
+            raise
+        except (DivergedError, GroupError):
+            continue  # which all processes raise at the same place: a sweep goes on
