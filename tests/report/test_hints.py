@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from polyphony import metrics
 from polyphony.report.chart import Chart
 from polyphony.report.figures.diversity import shown_by_temperature
 from polyphony.report.run import Run
-from polyphony.report.verdict import hints
+from polyphony.report.verdict import hints, unlearnt
 
 
 @pytest.fixture
@@ -69,6 +70,20 @@ def test_a_method_is_judged_at_its_own_temperature(said, small_run: Path):
     )
     (sentence,) = (words for words in hints(run) if words.startswith("Where kd-ods"))
     assert sentence.startswith(f"Where kd-ods moves them, at τ = 4, they show {shown / there_is:.0%} of it")
+
+
+def test_students_that_have_not_learnt_their_training_images_are_named(small_run: Path):
+    assert unlearnt(Run.open(small_run)) == []  # whose logs do not say
+    for path in small_run.glob("**/log.jsonl"):
+        acc = {"teachers": 1.0, "kd": 0.7}.get(path.parents[1].name, 0.2)
+        path.write_text(json.dumps({"epoch": 0, "acc": acc}) + "\n")
+    (sentence,) = unlearnt(Run.open(small_run))
+    assert sentence.startswith(
+        "Students of kd (70%) end with fewer of their training images right than their"
+    )
+    for path in small_run.glob("students/kd/*/log.jsonl"):
+        path.write_text(json.dumps({"epoch": 0, "acc": 0.95}) + "\n")
+    assert unlearnt(Run.open(small_run)) == []
 
 
 def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_run: Path):

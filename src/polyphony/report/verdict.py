@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from polyphony.words import listed
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
 WARM = 4.0  # the temperature that is suggested
+LEARNT = 0.9  # of the share of training images that the teachers have right
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
     )
     qualified = [*_spread(run, champion, standing), *_most_diverse(run, champion), *_collapsed(health)]
     headlines = [_how_diverse(run, champion), _how_good(run, champion), _how_small(run, champion)]
-    return TakeHome(sentence, [*qualified, *hints(run)], headlines)
+    return TakeHome(sentence, [*qualified, *hints(run), *unlearnt(run)], headlines)
 
 
 def chosen(run: Run) -> str:
@@ -207,6 +209,25 @@ def _of_perturbation(names: list[str], warmth: float, seen: Predictions, held: P
     if share > MUCH:
         return f"{shown}, more than there is to learn: a smaller step may do better."
     return f"{shown}{': a larger step would show more' if share < ENOUGH else ''}."
+
+
+def unlearnt(run: Run) -> list[str]:
+    """Which plain distillation has not learnt its training images as far as the teachers have, if any."""
+    taught = _learnt(run, TEACHERS)
+    shares = {name: _learnt(run, name) for name in run.methods_with("clean")}
+    behind = [f"{name} ({share:.0%})" for name, share in shares.items() if share < LEARNT * taught]
+    if not behind:
+        return []
+    return [
+        f"Students of {listed(behind)} end with fewer of their training images right than their teachers"
+        f" ({taught:.0%}): train them longer before a perturbation is judged by them."
+    ]
+
+
+def _learnt(run: Run, model: str) -> float:
+    """The mean share of training images right in the last epoch of a model's trainings; NaN without logs."""
+    last = [log[-1].get("acc", math.nan) for log in run.logs(model) if log]
+    return statistics.fmean(last) if last else math.nan
 
 
 def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:
