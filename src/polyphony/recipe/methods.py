@@ -30,7 +30,7 @@ class Method(Table):
     @field_serializer("perturb")
     def _in_short(self, perturb: Perturb | None) -> Any:
         """By name where there is no more to say, as people write it."""
-        if perturb is None or all(each.spec().keys() == {"kind"} for each in perturb):
+        if perturb is None or all(each.model_dump(exclude_defaults=True).keys() == {"kind"} for each in perturb):
             return self.label or None
         return [each.model_dump(mode="json") for each in perturb]
 
