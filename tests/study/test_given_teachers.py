@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -15,12 +16,13 @@ from torch import nn
 
 from polyphony import Options, load, predict
 from polyphony.cli import sweep, terminal
-from polyphony.data import pixels
+from polyphony.data import files, pixels
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.study import Study, Sweep, costs, run_study
 from polyphony.study.given import refuse_unfit
 from polyphony.study.runner import Here
+from polyphony.study.study import weights_hash
 from polyphony.weights import WeightsError
 
 MODULE = """
@@ -207,6 +209,12 @@ def test_a_network_that_does_not_fit_is_one_sentence(folder, override, sentence)
     study = Study(read_recipe(folder / "own.toml", [override, *of_one]), folder / "run")
     with pytest.raises(RecipeError, match=re.escape(sentence)):
         study.fresh_student("kd")
+
+
+def test_weights_of_any_size_have_a_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 10)
+    (tmp_path / "a.pt").write_bytes(b"more than ten bytes")
+    assert weights_hash(tmp_path / "a.pt") == hashlib.sha256(b"more than ten bytes").hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,10 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         train, valid = _set_aside(train, dataset.holdout, count, options.seed)
     elif options.valid is not None:
         valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
-    fitted = [resized(split, options.resolution) for split in (trim(train, options), valid, test)]
-    resize: Resize = "crop" if fitted[2] is test else "squash"  # a reader that resizes has cropped
-    return Splits(dataset.name, whole.classes, *fitted, whole.origin, resize)
+    squashed = options.resolution and test.images.shape[-2:] != 2 * (options.resolution,)
+    train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
+    resize: Resize = "squash" if squashed else "crop"  # a reader that resizes has cropped
+    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize)
 
 
 def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[Split, Split]:

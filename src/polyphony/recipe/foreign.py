@@ -76,7 +76,7 @@ class ForeignTable(NetworkTable):
             network = self.make_network(classes, channels)
         known = self.expects(network) | self.given()
         mean, std = (repeated(known.get(key, (default,)), channels) for key, default in PLAIN.items())
-        order = "rgb" if channels % 3 else known.get("order", "rgb")  # grey images have none
+        order: Order = "rgb" if channels % 3 else known.get("order", "rgb")  # grey images have none
         return adapt(network, mean, std, known.get("size"), order)
 
     def fitted(

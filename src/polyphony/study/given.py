@@ -38,9 +38,9 @@ def refuse_unfit(answers: Tensor, labels: Tensor, classes: Sequence[str], path: 
     names = best_names(answers[::2], labels[::2], k)
     renamed = float((answers[1::2] == names[labels[1::2]]).double().mean())  # on images they do not stem from
     if renamed >= max(RENAMED, 2 * right):
-        moved = next(row for row, name in enumerate(names.tolist()) if row != name)
+        moved, called = next(pair for pair in enumerate(names.tolist()) if pair[0] != pair[1])
         raise WeightsError(
-            f"{scores}: it has the classes in another order (it answers '{classes[names[moved]]}' for"
+            f"{scores}: it has the classes in another order (it answers '{classes[called]}' for"
             f" '{classes[moved]}'); order its outputs as the data's classes"
         )
     if right <= chance + SURE * math.sqrt(chance * (1 - chance) / n):
