@@ -49,7 +49,7 @@ class Hydra(Ensemble):
         rows = x[0] if share_rows(x) else x.flatten(0, 1)
         features = self.run(self.trunk, rows)
         if not self.checked:
-            self.check_end(features, rows)
+            self.check_end(features, self.run.laid_out(rows[:FEW]))
         if share_rows(x):
             return cast(Tensor, self.heads(features.expand(self.members, *features.shape)))
         return cast(Tensor, self.heads(features.unflatten(0, (self.members, -1))))
@@ -58,7 +58,7 @@ class Hydra(Ensemble):
         """Raise unless heads take these features of the rows, and the network answers what its head gives."""
         fits = features.dim() == 2 and features.shape[-1] == self.heads.inputs
         unknown = rows.is_meta or torch.compiler.is_compiling()  # where tensors have no numbers
-        if not fits or not (unknown or answers_as_head(self.member(0), self.head, rows[:FEW])):
+        if not fits or not (unknown or answers_as_head(self.member(0), self.head, rows)):
             raise ValueError(f"the network does more after its classifier '{self.head}': name another `head`")
         self.checked = not unknown
 
