@@ -77,6 +77,8 @@ def test_sizes_that_differ_are_refused_or_resized_by_choice(
     with pytest.raises(DataError, match=r"wide\.png is 24×8 where .*0\.png is 10×10; set a resolution"):
         load(str(class_folders))
     assert cached_files() == []
+    like = load("digits").test
+    assert load_unknown(str(class_folders), like).images.shape[1:] == (1, 8, 8)
     splits = load(str(class_folders), Options(resolution=5, valid=1, test=1))
     images = torch.cat([splits.train.images, splits.valid.images, splits.test.images])
     assert images.shape[1:] == (3, 5, 5)

@@ -158,3 +158,26 @@ def test_a_member_that_is_not_there_is_refused(j):
 def test_a_hydra_of_no_heads_is_refused():
     with pytest.raises(ValueError, match="members must be a whole number from 1"):
         Hydra(network(), 0)
+
+
+class LogProbabilities(Unordered):
+    """A network that does more after its classifier, which leaves shapes as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.log_softmax(super().forward(x), 1)
+
+
+def test_a_network_that_does_more_to_its_logits_is_noticed_every_time():
+    student, x = Hydra(LogProbabilities(), 2, head="top", rng=seeded()), images()[:2].float()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="does more after its classifier 'top'"):
+            student(x)
+
+
+def test_looking_for_the_end_changes_nothing():
+    one, x = hydra().train(), images()
+    other = copy.deepcopy(one)
+    other.checked = True
+    torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
+    assert one.checked
+    torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles import DeepEnsemble
-from polyphony.nn import resnet, wide_resnet
+from polyphony.nn import adapt, resnet, wide_resnet
 from polyphony.nn.folding import fold_norms
 
 
@@ -113,4 +113,34 @@ def hooked() -> nn.Module:
 @pytest.mark.parametrize("make", [Branching, hooked])
 def test_a_network_that_cannot_be_followed_stays_as_it_is(make: Callable[[], nn.Module]) -> None:
     network = trained(make())
+    assert fold_norms(network) is network
+
+
+class AsksWhatItIsGiven(nn.Module):
+    """It goes another way while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if isinstance(x, Tensor) else -x
+        return self.norm(self.conv(x)).mean((2, 3))
+
+
+def test_norms_are_folded_behind_what_a_network_expects_of_pixels() -> None:
+    network = adapt(trained(resnet(8, 10)), mean=(0.4,), std=(0.3,), size=9)
+    network.normalize.double()
+    network.shape = (3, 8, 8)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    folded = fold_norms(network)
+    assert norms(folded) == 0
+    torch.testing.assert_close(folded(pixels(2, 3, 8, 8)), network(pixels(2, 3, 8, 8)))
+    torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_network_that_goes_another_way_when_traced_stays_as_it_is() -> None:
+    network = adapt(trained(AsksWhatItIsGiven()))
+    network.normalize.double()
+    network.shape = (3, 5, 5)
     assert fold_norms(network) is network

@@ -50,8 +50,16 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias)
 
 
-def test_a_layer_with_a_forward_of_its_own_has_one_way_and_keeps_it():
-    layer = with_members(Standardised(4, 8, 3), 2)
+class StandardisedInside(nn.Conv2d):
+    """The same, deeper inside."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+@pytest.mark.parametrize("kind", [Standardised, StandardisedInside])
+def test_a_layer_with_a_forward_of_its_own_has_one_way_and_keeps_it(kind):
+    layer = with_members(kind(4, 8, 3), 2)
     set_way(layer, "activations", CPU)
     assert (layer.way, list(layer.ways())) == ("weights", ["weights"])
 

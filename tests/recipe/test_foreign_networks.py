@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony.recipe import RecipeError, read_recipe
+from polyphony.recipe import RecipeError, foreign_table, read_recipe, shipped
 
 
 def network(table: str):
@@ -164,3 +164,76 @@ def test_a_model_of_transformers_says_itself_what_it_expects(tmp_path, told, mea
         assert built.network.config.hidden_sizes == [8]
         assert built(torch.rand(2, 3, 9, 9)).shape == (2, 5)
     assert str(tmp_path) not in table.portable().model_dump_json()
+
+
+def a_resnet(folder, **told):
+    """A folder of a model of transformers, with the image processor that it tells of."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+    transformers.ResNetConfig(**sizes).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+
+
+def test_a_model_is_of_the_same_size_without_its_folder_whatever_its_processor_says(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.ViTConfig(image_size=16, patch_size=8, **small).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 24, "width": 24}}))
+    for given, side in (("", 16), (", size = 32", 32)):
+        table = network(f'{{ kind = "transformers", name = "{tmp_path}"{given} }}')
+        here, there = table.build(5, 3), table.portable().build(5, 3)
+        assert here.size == there.size == (side, side)
+        assert here.network.config.image_size == there.network.config.image_size == side
+
+
+def test_window_sizes_of_a_pretrained_swin_are_no_file(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"embed_dim": 8, "depths": [1], "num_heads": [2], "image_size": 16, "window_size": 2}
+    transformers.Swinv2Config(**small, pretrained_window_sizes=[3]).save_pretrained(tmp_path)
+    table = network(f'{{ kind = "transformers", name = "{tmp_path}" }}')
+    assert table.portable().config["pretrained_window_sizes"] == [3]
+
+
+def test_a_model_that_cannot_do_without_its_folder_is_one_sentence(tmp_path):
+    a_resnet(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(told | {"teacher_url": "https://nowhere"}))
+    with pytest.raises(
+        RecipeError, match=r"described without its folder \(teacher_url would have other files"
+    ):
+        network(f'{{ kind = "transformers", name = "{tmp_path}" }}').portable()
+
+
+def test_a_model_that_takes_blue_before_red_gets_it(tmp_path):
+    a_resnet(tmp_path, do_flip_channel_order=True, do_normalize=False)
+    table, x = network(f'{{ kind = "transformers", name = "{tmp_path}" }}'), torch.rand(2, 3, 9, 9)
+    for each in (table, table.portable()):
+        built = each.build(5, 3).eval()
+        torch.testing.assert_close(built(x), built.network(x[:, [2, 1, 0]]).logits)
+        several = each.build(5, 6).eval()
+        x_several = torch.cat([x, x + 1], 1)
+        torch.testing.assert_close(
+            several(x_several), several.network(x_several[:, [2, 1, 0, 5, 4, 3]]).logits
+        )
+    grey = table.build(5, 1).eval()
+    torch.testing.assert_close(grey(x[:, :1]), grey.network(x[:, :1]).logits)
+    asked = network(f'{{ kind = "transformers", name = "{tmp_path}", order = "rgb" }}').build(5, 3).eval()
+    torch.testing.assert_close(asked(x), asked.network(x).logits)
+
+
+def test_a_model_of_transformers_lies_beside_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    a_resnet(tmp_path / "model")
+    (tmp_path / "own.toml").write_text(shipped()["digits"].read_text(encoding="utf-8"))
+    table = 'teachers.network={ kind = "transformers", name = "model" }'
+    found = read_recipe(tmp_path / "own.toml", [table]).teachers.network
+    assert found.name == str(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    assert foreign_table("transformers:model", tmp_path / "elsewhere").name == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "a/b/c", "model/"])
+def test_a_path_that_is_no_folder_is_asked_of_nobody(name):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    with pytest.raises(RecipeError, match=f"^there is no folder '{name}'"):
+        network(f'{{ kind = "transformers", name = "{name}" }}').build(5, 3)

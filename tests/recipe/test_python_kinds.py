@@ -129,6 +129,16 @@ def test_without_code_nothing_is_imported(folder):
         read(folder, perturbed())
 
 
+def test_a_recipe_is_printed_without_its_code(folder, capsys):
+    (folder / "own_parts.py").unlink()
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["show", str(folder / "own.toml"), "--no-code", "--set", perturbed(times=2)])
+    shown = capsys.readouterr().out
+    assert '"name": "own_parts:Through"' in shown
+    assert '"perturb": "ods"' in shown  # by name where there is no more to say
+    assert "own_parts" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

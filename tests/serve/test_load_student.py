@@ -96,6 +96,24 @@ def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
         load_student(tmp_path)
 
 
+def test_pictures_are_resized_as_the_run_says_it_was_done(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    record = json.loads((copy / "recipe.json").read_text())
+    assert record["images"]["resize"] == "crop"
+    wide = np.random.default_rng(0).integers(0, 256, (2, 8, 24, 1), dtype=np.uint8)
+    expected = {
+        "crop": wide[:, :, 8:16],
+        "squash": wide.reshape(2, 8, 8, 3, 1).mean(3).round().astype(np.uint8),
+        None: wide[:, :, 8:16],  # of a run that does not say
+    }
+    for resize, images in expected.items():
+        record["images"] = {key: value for key, value in record["images"].items() if key != "resize"}
+        record["images"] |= {"resize": resize} if resize else {}
+        (copy / "recipe.json").write_text(json.dumps(record))
+        student = load_student(copy, "single")
+        assert student.predict(wide).probabilities.equal(student.predict(images).probabilities), resize
+
+
 def test_a_run_that_lacks_a_file_is_one_sentence(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     record = json.loads((copy / "recipe.json").read_text())

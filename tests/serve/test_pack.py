@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
 import pytest
 
 from polyphony import load_student
+from polyphony.recipe import foreign_table
+from polyphony.report.run import Run
+from polyphony.serve.pack import card
 from polyphony.store import StoreError
 
 
@@ -41,6 +45,15 @@ def test_its_card_says_scores_origin_and_licence(packed):
     assert "(diversity.svg)" in card
     assert (packed / "diversity.svg").read_bytes().startswith(b"<?xml")
     assert said["classes"] == list("0123456789")
+
+
+def test_the_card_of_a_student_of_own_code_says_how_that_loads(run, student):
+    own = foreign_table("os:getcwd", run)
+    of_code = replace(
+        student("single"), description=student("single").description.model_copy(update={"network": own})
+    )
+    assert 'load_student("mine", code=True)' in card(Run.open(run), of_code, "mine", figure=False)
+    assert 'load_student("mine")' in card(Run.open(run), student("single"), "mine", figure=False)
 
 
 def test_nothing_is_left_where_packing_fails_and_nothing_is_replaced(say, refused, run, packed, tmp_path):

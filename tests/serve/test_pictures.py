@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from polyphony.data import DataError
+from polyphony.data import DataError, Options, load
 from polyphony.serve.pictures import batches_of, find_pictures, read_pictures
 
 
@@ -16,8 +16,8 @@ def picture(height=6, width=6, channels=3, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def as_pixels(images, shape=(3, 6, 6), size=2):
-    return torch.cat(list(batches_of(images, shape, size)))
+def as_pixels(images, shape=(3, 6, 6), size=2, resize="crop"):
+    return torch.cat(list(batches_of(images, shape, size, resize)))
 
 
 def test_all_forms_of_the_same_images_are_the_same_pixels(tmp_path):
@@ -64,6 +64,58 @@ def test_other_sizes_are_cropped_at_the_centre_and_averaged():
     np.testing.assert_allclose(
         flat[0], wide.reshape(3, 4, 5, 4, 3).mean((1, 3)).transpose(2, 0, 1) / 255, atol=1.01 / 255
     )
+
+
+def test_images_are_resized_as_the_reader_of_the_data_does(tmp_path):
+    several = np.stack([picture(7, 11, seed=seed) for seed in range(20)])
+    np.savez(tmp_path / "mine.npz", images=several, labels=np.arange(20) % 2)
+    for label in range(2):
+        (tmp_path / "folder" / str(label)).mkdir(parents=True)
+    files = [tmp_path / "folder" / str(i % 2) / f"{i:02}.png" for i in range(20)]
+    for file, each in zip(files, several, strict=True):
+        Image.fromarray(each).save(file)
+    for source, resize in (("mine.npz", "squash"), ("folder", "crop")):
+        splits = load(str(tmp_path / source), Options(resolution=5))
+        assert splits.resize == resize
+        read = {
+            tuple(each.flatten().tolist())
+            for part in (splits.train, splits.valid, splits.test)
+            for each in part.images
+        }
+        as_files = read_pictures(list(map(str, files)), (3, 5, 5), resize)
+        assert {tuple(each.flatten().tolist()) for each in as_files} == read
+        for form in (several, list(several), [Image.fromarray(each) for each in several], files):
+            np.testing.assert_allclose(as_pixels(form, (3, 5, 5), resize=resize), as_files / 255, atol=1e-7)
+
+
+def test_arrays_may_be_turned_around_and_of_another_machine():
+    colour, grey = picture(), picture(channels=1)[..., 0]
+    np.testing.assert_allclose(
+        as_pixels([colour[..., ::-1]])[0], colour.transpose(2, 0, 1)[::-1] / 255, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        as_pixels((grey / 255).astype(">f4")[None], (1, 6, 6))[0, 0], grey / 255, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("sides", [(40, 60, 3), (3, 40, 60), (3, 6, 6), (40, 60, 4), (40, 60, 1)])
+def test_an_array_that_may_be_one_picture_is_not_taken_for_grey_ones(sides):
+    array = np.zeros(sides, np.uint8)
+    with pytest.raises(DataError, match=r"may be one picture or \d+ grey ones: put one picture in a list"):
+        as_pixels(array)
+    if sides[-1] != 4:
+        assert len(as_pixels([array])) == 1
+    assert len(as_pixels(np.zeros((3, 6, 6), np.uint8), (1, 6, 6))) == 3  # a grey student's own size
+
+
+def test_a_picture_cut_short_is_one_sentence(tmp_path):
+    Image.fromarray(picture(60, 60)).save(tmp_path / "a.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:2000])
+    with (
+        Image.open(tmp_path / "cut.png") as cut,
+        pytest.raises(DataError, match="a picture is no whole picture"),
+    ):
+        as_pixels(cut)
 
 
 @pytest.mark.parametrize(

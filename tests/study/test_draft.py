@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from polyphony import load_student
+from polyphony import Options, load, load_student
 from polyphony.cli import main
 from polyphony.recipe import read_recipe
+from polyphony.recipe.foreign import PythonNetwork
+from polyphony.study.draft import NORMALISATIONS, listed, tried
 
 MODULE = """
 from torch import nn
@@ -161,3 +165,30 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arg
     assert sentence in said
     assert "Traceback" not in said
     assert list(Path.cwd().glob("*.toml")) == []
+
+
+def test_files_in_a_deep_folder_are_listed_one_a_line():
+    paths = [f"/{'deep/' * 20}{j}.pt" for j in range(40)]
+    text = listed(paths)
+    assert max(map(len, text.splitlines())) < 200
+    assert tomllib.loads(f"weights = {text}")["weights"] == paths
+    assert listed(["a.pt", "b.pt"]) == '["a.pt", "b.pt"]'
+
+
+class OfColour(PythonNetwork):
+    """A network that says itself by what it normalises: three channels."""
+
+    def expects(self, network):
+        return {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+
+
+def test_what_a_network_says_of_colour_is_the_worst_answer_to_grey_images(place):
+    table = OfColour(kind="python", name="draft_nets:make", folder=str(place))
+    torch.save(table.make_network(10, 1).state_dict(), "grey.pt")
+    digits = load("digits", Options(valid=50))
+    own, halves = (
+        tried(table, NORMALISATIONS[name], Path("grey.pt"), digits)
+        for name in ("none but its own", "0.5 and 0.5")
+    )
+    assert own == (0.0, -math.inf)
+    assert halves > own

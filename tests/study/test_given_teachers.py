@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -15,11 +16,13 @@ from torch import nn
 
 from polyphony import Options, load, predict
 from polyphony.cli import sweep, terminal
-from polyphony.data import pixels
+from polyphony.data import files, pixels
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.study import Study, Sweep, costs, run_study
+from polyphony.study.given import refuse_unfit
 from polyphony.study.runner import Here
+from polyphony.study.study import weights_hash
 from polyphony.weights import WeightsError
 
 MODULE = """
@@ -149,6 +152,24 @@ def test_classes_in_another_order_are_noticed(folder):
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
 
 
+def test_classes_in_the_order_of_their_digits_are_noticed_although_some_agree():
+    classes = sorted(map(str, range(12)))  # "0", "1", "10", "11", "2", …
+    labels = torch.arange(12).repeat_interleave(20)
+    answers = torch.tensor([int(name) for name in classes])[labels]
+    answers[::20] = 0  # one in twenty is wrong
+    with pytest.raises(WeightsError, match=r"another order \(it answers '8' for '10'\)"):
+        refuse_unfit(answers, labels, classes, Path("a.pt"))
+    mostly_right = torch.where(torch.arange(240) % 2 == 0, labels, answers)
+    refuse_unfit(mostly_right, labels, classes, Path("a.pt"))
+
+
+def test_an_order_that_a_few_images_would_fit_by_chance_is_no_fault():
+    labels = torch.arange(100)
+    answers = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    answers[::5] = labels[::5]  # right on a fifth, where chance is a hundredth
+    refuse_unfit(answers, labels, list(map(str, range(100))), Path("a.pt"))
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -188,6 +209,12 @@ def test_a_network_that_does_not_fit_is_one_sentence(folder, override, sentence)
     study = Study(read_recipe(folder / "own.toml", [override, *of_one]), folder / "run")
     with pytest.raises(RecipeError, match=re.escape(sentence)):
         study.fresh_student("kd")
+
+
+def test_weights_of_any_size_have_a_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 10)
+    (tmp_path / "a.pt").write_bytes(b"more than ten bytes")
+    assert weights_hash(tmp_path / "a.pt") == hashlib.sha256(b"more than ten bytes").hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def ask(student: Student, images: Sequence[Path], sort: bool) -> tuple[list[Answ
     from polyphony.serve.table import answered
 
     files = find_pictures(images)
-    pictures = read_pictures(files, student.description.shape)
+    pictures = read_pictures(files, student.description.shape, student.description.resize)
     answers = student.predict(pictures)
     order = answers.entropy.argsort(descending=True, stable=True).tolist() if sort else [*range(len(files))]
     rows = answered([printable(file) for file in files], student.classes, answers)

@@ -17,7 +17,7 @@ from polyphony.data.files import data_root, readable, there
 from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
 from polyphony.data.sound import sound
-from polyphony.data.splits import Split, Splits
+from polyphony.data.splits import Resize, Split, Splits
 
 EVERYTHING = Options()
 
@@ -100,8 +100,10 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         train, valid = _set_aside(train, dataset.holdout, count, options.seed)
     elif options.valid is not None:
         valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
+    squashed = options.resolution and test.images.shape[-2:] != 2 * (options.resolution,)
     train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
-    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin)
+    resize: Resize = "squash" if squashed else "crop"  # a reader that resizes has cropped
+    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize)
 
 
 def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[Split, Split]:

@@ -19,16 +19,18 @@ from polyphony.data.splits import Split
 def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | None = None) -> Split:
     """Another data set's test images, brought to the channels and size of `like`: classes no model has seen.
 
+    A folder of pictures is cropped to a square where `like` is one; all else is squashed.
     `limit` takes the first so many. The labels stay those of the other data set; they are no labels of the
     known classes.
     """
     dataset = identify(name)
     place, path = found(dataset, data_root(root))
-    whole = contents(dataset, place, path)
+    channels, height, width = like.images.shape[1:]
+    heeded = height == width and "resolution" in place.heeds
+    whole = contents(dataset, place, path, Options(resolution=height) if heeded else EVERYTHING)
     split = whole.parts["test"] if "test" in whole.parts else arrange(dataset, whole, EVERYTHING).test
     if limit is not None:
         split = first_images(split, limit, dataset.name, "take all of them")
-    channels, height, width = like.images.shape[1:]
     images = with_channels(split.images, channels)
     if images.shape[-2:] != (height, width):
         images = area_average(images, height, width)

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from polyphony.machine import memory
 
 SMALL = 1 << 28  # bytes of images that any machine has memory for
 CHUNK = 1 << 24  # bytes of images that are counted at a time
+Resize = Literal["crop", "squash"]  # to the shape wanted at the centre first, or not; then area-averaged
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,7 @@ class Splits:
     valid: Split
     test: Split
     origin: str = "own"  # every reader of official files says what it found
+    resize: Resize = "crop"  # how images came to their size
 
 
 def room(*shape: int) -> Tensor:

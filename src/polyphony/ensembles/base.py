@@ -136,9 +136,11 @@ class NetworkRunner:
 
     def run(self, network: nn.Module, rows: Tensor) -> Tensor:
         """The network on images that lie in memory as it likes them."""
-        if rows.dim() == 4:
-            rows = rows.contiguous(memory_format=self.memory_format)
-        return _ask(network, rows)
+        return _ask(network, self.laid_out(rows))
+
+    def laid_out(self, rows: Tensor) -> Tensor:
+        """Images as they lie in memory for the network."""
+        return rows.contiguous(memory_format=self.memory_format) if rows.dim() == 4 else rows
 
 
 def ask(network: nn.Module, rows: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
 from polyphony.limits import MOST_MEMBERS, counts
 from polyphony.nn.conversion import around_one, every_module, replace
+from polyphony.nn.probe import without_hooks
+
+FEW = 2  # images that a network's end is looked for on
 
 
 class Hydra(Ensemble):
@@ -38,16 +41,26 @@ class Hydra(Ensemble):
         self.heads = Heads(classifier, members, factor_std, rng)
         self.trunk = with_head(network, self.head, nn.Identity())
         self.run = NetworkRunner(self.trunk, members)
+        self.checked = False  # whether the classifier is the network's end, on the first images
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
-        features = self.run(self.trunk, x[0] if share_rows(x) else x.flatten(0, 1))
-        if features.dim() != 2 or features.shape[-1] != self.heads.inputs:
-            raise ValueError(f"the network does more after its classifier '{self.head}': name another `head`")
+        rows = x[0] if share_rows(x) else x.flatten(0, 1)
+        features = self.run(self.trunk, rows)
+        if not self.checked:
+            self.check_end(features, self.run.laid_out(rows[:FEW]))
         if share_rows(x):
             return cast(Tensor, self.heads(features.expand(self.members, *features.shape)))
         return cast(Tensor, self.heads(features.unflatten(0, (self.members, -1))))
+
+    def check_end(self, features: Tensor, rows: Tensor) -> None:
+        """Raise unless heads take these features of the rows, and the network answers what its head gives."""
+        fits = features.dim() == 2 and features.shape[-1] == self.heads.inputs
+        unknown = rows.is_meta or torch.compiler.is_compiling()  # where tensors have no numbers
+        if not fits or not (unknown or answers_as_head(self.member(0), self.head, rows)):
+            raise ValueError(f"the network does more after its classifier '{self.head}': name another `head`")
+        self.checked = not unknown
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""
@@ -114,6 +127,18 @@ def find_head(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:
             f"layer '{name}' ({kind}) is no plain Linear: name the network's classifier as `head`"
         )
     return name, layer
+
+
+def answers_as_head(network: nn.Module, head: str, rows: Tensor) -> bool:
+    """Whether a network, a copy that was made for this, answers just what its layer of that name gives."""
+    given: list[Tensor] = []
+    without_hooks(network).get_submodule(head).register_forward_hook(
+        lambda layer, inputs, output: given.append(output)
+    )
+    with torch.no_grad():
+        answers = network.eval()(rows)
+    same = len(given) == 1 and answers.shape == given[0].shape
+    return same and torch.allclose(answers, given[0], rtol=0, atol=0, equal_nan=True)
 
 
 def with_head(network: nn.Module, name: str, head: nn.Module) -> nn.Module:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyphony.nn.common import Normalize
 
+Order = Literal["rgb", "bgr"]  # of an image's channels
+
 
 class Adapted(nn.Module):
     """A network with what it expects in front: pixels [b c h w] in [0, 1] → logits [b k]."""
 
-    def __init__(self, network: nn.Module, normalize: Normalize, size: tuple[int, int] | None) -> None:
+    def __init__(
+        self, network: nn.Module, normalize: Normalize, size: tuple[int, int] | None, order: Order = "rgb"
+    ) -> None:
         super().__init__()
-        self.normalize, self.size, self.network = normalize, size, network
+        self.normalize, self.size, self.order, self.network = normalize, size, order, network
         self.shape: tuple[int, ...] | None = None  # of the images it is shown, where that is known
 
     def forward(self, x: Tensor) -> Tensor:
         if self.size is not None and x.shape[-2:] != self.size:
             x = F.interpolate(x, self.size, mode="bilinear", antialias=True)
+        if self.order == "bgr":
+            x = x.unflatten(1, (-1, 3)).flip(2).flatten(1, 2)  # of each image, where it is shown several
         return logits_of(self.network(self.normalize(x)))
 
 
@@ -29,11 +36,13 @@ def adapt(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     size: int | tuple[int, int] | None = None,
+    order: Order = "rgb",
 ) -> Adapted:
     """Any classifier as one that takes pixels in [0, 1] and gives logits. [b c h w] → [b k]
 
-    Images are resized to `size` (bilinear, antialiased) where theirs differs, normalised by `mean` and `std`,
-    one number a channel or one for all, and the logits are taken out of what the network returns.
+    Images are resized to `size` (bilinear, antialiased) where theirs differs, their channels brought into the
+    network's `order`, in which `mean` and `std` normalise them, one number a channel or one for all; and the
+    logits are taken out of what the network returns.
     """
     if len(mean) != len(std) and 1 not in (len(mean), len(std)):
         raise ValueError(f"mean is given for {len(mean)} channels and std for {len(std)}")
@@ -41,7 +50,7 @@ def adapt(
         raise ValueError(f"a standard deviation is above zero, not {min(std)}")
     normalize = Normalize(max(len(mean), len(std)))
     normalize.set(mean, std)
-    return Adapted(network, normalize, (size, size) if isinstance(size, int) else size)
+    return Adapted(network, normalize, (size, size) if isinstance(size, int) else size, order)
 
 
 def logits_of(output: object) -> Tensor:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 
+import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from polyphony.nn.adapter import Adapted
+
+ALIKE = 1e-2  # of the largest logit: rounding is far below, another way through the network far above
 
 
 def fold_norms(network: nn.Module) -> nn.Module:
@@ -19,6 +25,8 @@ def fold_norms(network: nn.Module) -> nn.Module:
         return network
     if not any(type(module) is nn.BatchNorm2d for module in network.modules()):
         return network
+    if isinstance(network, Adapted):
+        return fold_inside(network)
     try:
         traced = fx.symbolic_trace(copy.deepcopy(network))
     except Exception:  # whatever tracing trips over in a stranger's forward, the network itself works
@@ -29,6 +37,33 @@ def fold_norms(network: nn.Module) -> nn.Module:
     traced.recompile()
     traced.delete_all_unused_submodules()
     return traced
+
+
+def fold_inside(adapted: Adapted) -> Adapted:
+    """The same for the network inside, whose calls can be traced where those in front of it cannot."""
+    inner = fold_norms(adapted.network)
+    if inner is adapted.network:
+        return adapted
+    folded = copy.deepcopy(adapted, {id(adapted.network): inner})  # which takes the place of the network's
+    return folded if answers_alike(adapted, folded) else adapted
+
+
+def answers_alike(adapted: Adapted, folded: Adapted) -> bool:
+    """Whether both give the same on images of the shape they are shown, as far as that is known.
+
+    A stranger's forward may ask whether its input is a Tensor, and go another way while it is traced.
+    """
+    weight = next(adapted.parameters(), None)
+    if adapted.shape is None or weight is None or weight.is_meta:
+        return True
+    x = torch.linspace(0, 1, 2 * math.prod(adapted.shape), dtype=weight.dtype, device=weight.device)
+    x = x.view(2, *adapted.shape)
+    try:
+        with torch.no_grad():
+            expected, found = adapted(x), folded(x)
+    except Exception:
+        return False
+    return bool((expected - found).abs().max() <= ALIKE * expected.abs().max())
 
 
 def fold(traced: fx.GraphModule, node: fx.Node, used: Counter[fx.node.Target]) -> None:

@@ -61,22 +61,25 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy in eval mode with random weights, none of which hides what others do, as zeros would.
-
-    It has no hooks: what a user notes down of a network's calls is of the user's own calls.
-    """
-    network = copy.deepcopy(network).to(dtype).eval().requires_grad_(False)
+    """A copy in eval mode with random weights, none of which hides what others do, as zeros would."""
+    network = without_hooks(copy.deepcopy(network).to(dtype).eval().requires_grad_(False))
     network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     rng = torch.Generator().manual_seed(0)
     for module in network.modules():
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
         for name, value in module.named_parameters(recurse=False):
             is_factor = isinstance(module, RankOne) and name in ("r", "s")
             if value.is_floating_point() and value.numel():
                 value.copy_(random_weight(value.shape, is_factor, rng))
         if isinstance(module, _BatchNorm):
             module.reset_running_stats()
+    return network
+
+
+def without_hooks(network: nn.Module) -> nn.Module:
+    """A copy that was made, less hooks: what a user notes down of a network's calls is of the user's own."""
+    for module in network.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
     return network
 
 

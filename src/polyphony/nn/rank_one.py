@@ -266,5 +266,9 @@ def trained(layer: nn.Module) -> list[Tensor]:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer's forward is PyTorch's own of Conv2d or Linear."""
-    return getattr(layer.forward, "__func__", None) in (nn.Conv2d.forward, nn.Linear.forward)
+    """Whether what a layer computes is PyTorch's own of Conv2d or Linear."""
+    forward, inner = (
+        getattr(getattr(layer, name, None), "__func__", None) for name in ("forward", "_conv_forward")
+    )
+    convolves = forward is nn.Conv2d.forward and inner is nn.Conv2d._conv_forward
+    return convolves or forward is nn.Linear.forward

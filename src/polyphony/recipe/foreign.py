@@ -11,6 +11,7 @@ from torch import nn
 
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
+from polyphony.nn.adapter import Order
 from polyphony.recipe.python import PythonTable, said, seeded
 from polyphony.recipe.table import RecipeError, Table
 
@@ -50,6 +51,7 @@ class ForeignTable(NetworkTable):
     mean: Numbers | None = None
     std: PositiveNumbers | None = None
     size: Side | None = None  # of the images it is shown, whatever the data's is
+    order: Order | None = None  # of the channels of colour images, and of mean and std
 
     @model_validator(mode="after")
     def _has_mean_and_std_together(self) -> ForeignTable:
@@ -62,11 +64,11 @@ class ForeignTable(NetworkTable):
         raise NotImplementedError
 
     def given(self) -> dict[str, Any]:
-        """`mean`, `std` and `size` as far as the recipe says them."""
-        return self.model_dump(include={"mean", "std", "size"}, exclude_none=True)
+        """`mean`, `std`, `size` and `order` as far as the recipe says them."""
+        return self.model_dump(include={"mean", "std", "size", "order"}, exclude_none=True)
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
-        """`mean`, `std` and `size` as far as the network says them of itself."""
+        """`mean`, `std`, `size` and `order` as far as the network says them of itself."""
         return {}
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> Adapted:
@@ -74,7 +76,8 @@ class ForeignTable(NetworkTable):
             network = self.make_network(classes, channels)
         known = self.expects(network) | self.given()
         mean, std = (repeated(known.get(key, (default,)), channels) for key, default in PLAIN.items())
-        return adapt(network, mean, std, known.get("size"))
+        order: Order = "rgb" if channels % 3 else known.get("order", "rgb")  # grey images have none
+        return adapt(network, mean, std, known.get("size"), order)
 
     def fitted(
         self, classes: int, shape: Size, rng: torch.Generator | None = None, copies: int = 1

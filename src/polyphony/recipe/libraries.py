@@ -7,7 +7,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from torch import nn
 
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
@@ -16,13 +23,15 @@ from polyphony.recipe.table import RecipeError
 
 # Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
+NUMBERS = ("pretrained_window_size", "pretrained_window_sizes")  # settings of Swin V2 that sound alike
 
 
 def harmless(value: Any, name: str = "name") -> Any:
     """The value; a ValueError where it could have a library read or run anything but its own code."""
     if isinstance(value, dict):
         for key, each in value.items():
-            if each and (key.startswith("_") or any(part in key.lower() for part in FETCHING)):
+            fetches = key not in NUMBERS and any(part in key.lower() for part in FETCHING)
+            if each and (key.startswith("_") or fetches):
                 raise ValueError(f"{key} would have other files read: leave it out")
             harmless(each, key)
     for each in value if isinstance(value, list) else ():
@@ -33,12 +42,17 @@ def harmless(value: Any, name: str = "name") -> Any:
 
 
 def foreign_table(text: str, folder: Path) -> ForeignTable:
-    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; a module lies in `folder`."""
+    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; a module lies in `folder`.
+
+    A folder of transformers is one of the working directory.
+    """
     kind, _, name = text.partition(":")
     kinds: dict[str, type[ForeignTable]] = {"timm": TimmNetwork, "transformers": TransformersNetwork}
     try:
         if kind in kinds:
-            return kinds[kind].model_validate({"kind": kind, "name": name})
+            return kinds[kind].model_validate(
+                {"kind": kind, "name": name}, context={"folder": str(Path.cwd())}
+            )
         return PythonNetwork.model_validate({"kind": "python", "name": text}, context={"folder": str(folder)})
     except ValidationError:
         raise RecipeError(
@@ -75,11 +89,21 @@ class TimmNetwork(ForeignTable):
 
 
 class TransformersNetwork(ForeignTable):
-    """An image classifier of transformers: the folder or id of a model, or the `config` of a fresh one."""
+    """An image classifier of transformers: the folder or id of a model, or the `config` of a fresh one.
+
+    A folder is looked for beside the recipe.
+    """
 
     kind: Literal["transformers"]
     name: str | None = None
     config: Annotated[dict[str, Any], AfterValidator(harmless)] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _is_beside_the_recipe(cls, name: str | None, info: ValidationInfo) -> str | None:
+        folder = (info.context or {}).get("folder")
+        beside = Path(folder, name) if folder and name else None
+        return str(beside) if beside and beside.is_dir() else name
 
     @model_validator(mode="after")
     def _has_a_name_or_a_config(self) -> TransformersNetwork:
@@ -99,6 +123,8 @@ class TransformersNetwork(ForeignTable):
             if self.size and hasattr(config, "image_size"):
                 config.image_size = self.size
             network: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
+        except RecipeError:
+            raise
         except Exception as error:
             raise RecipeError(f"transformers cannot make '{self.label}' ({said(error)})") from error
         return network
@@ -107,6 +133,7 @@ class TransformersNetwork(ForeignTable):
         """The model's configuration, from its name or its table; code that comes with a model is not run."""
         auto = needed("transformers", "transformers").AutoConfig
         if self.name is not None:
+            refuse_missing_folder(self.name)
             return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
         table = dict(self.config or {})
         return auto.for_model(table.pop("model_type"), **table | sizes)
@@ -114,19 +141,39 @@ class TransformersNetwork(ForeignTable):
     def portable(self) -> TransformersNetwork:
         if self.name is None:
             return self
-        told = self.configuration({}).to_diff_dict()
+        configuration = self.configuration({})
+        told, known = configuration.to_diff_dict(), expected(self.name)
+        if image_size(configuration):
+            known.pop("size", None)  # the configuration's goes first, as in `expects`
         kept = told.keys() - {"id2label", "label2id", "architectures", "transformers_version", "dtype"}
         config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
-        return TransformersNetwork(kind="transformers", config=config, **expected(self.name) | self.given())
+        try:
+            return TransformersNetwork(kind="transformers", config=config, **known | self.given())
+        except ValidationError as error:
+            fault = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise RecipeError(f"'{self.label}' cannot be described without its folder ({fault})") from None
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
         own = expected(self.name) if self.name else {}
-        size = getattr(getattr(network, "config", None), "image_size", None)
-        return own | ({"size": size if isinstance(size, int) else tuple(size)} if size else {})
+        size = image_size(getattr(network, "config", None))
+        return own | ({"size": size} if size else {})
+
+
+def refuse_missing_folder(name: str) -> None:
+    """A RecipeError where a name can only be that of a folder, which is not there: a hub is not asked."""
+    path = name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
+    if path and not Path(name).is_dir():
+        raise RecipeError(f"there is no folder '{name}' of a model of transformers")
+
+
+def image_size(configuration: Any) -> int | tuple[int, ...] | None:
+    """The size that a model of transformers is made for, if it is made for one."""
+    size = getattr(configuration, "image_size", None) or None
+    return size if size is None or isinstance(size, int) else tuple(size)
 
 
 def expected(name: str) -> dict[str, Any]:
-    """`mean`, `std` and `size` as the image processor that lies beside a model says them, if there is one."""
+    """`mean`, `std`, `size`, `order` as the image processor beside a model says them, if there is one."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
@@ -138,6 +185,8 @@ def expected(name: str) -> dict[str, Any]:
     if told.get("do_normalize", True) and "image_mean" in told:
         known = {"mean": told["image_mean"], "std": told["image_std"]}
         known = {key: tuple(value / levels for value in values) for key, values in known.items()}
+    if told.get("do_flip_channel_order"):
+        known["order"] = "bgr"
     size = told.get("crop_size" if told.get("do_center_crop") else "size")
     sides = size.values() if isinstance(size, dict) else [size]
     return known | ({"size": max(sides)} if all(isinstance(side, int) for side in sides) else {})

@@ -30,9 +30,12 @@ class Method(Table):
     @field_serializer("perturb")
     def _in_short(self, perturb: Perturb | None) -> Any:
         """By name where there is no more to say, as people write it."""
-        if perturb is None or all(each.spec().keys() == {"kind"} for each in perturb):
+        told = [
+            each.model_dump(exclude_defaults=True) for each in perturb or ()
+        ]  # as `spec`, but runs no code
+        if all(each.keys() == {"kind"} for each in told):
             return self.label or None
-        return [each.model_dump(mode="json") for each in perturb]
+        return [each.model_dump(mode="json") for each in perturb or ()]
 
     def has(self, trait: Callable[[Traits], bool]) -> bool:
         """Whether any of its perturbations has a trait."""

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from polyphony import __version__
 from polyphony.data.options import MOST
+from polyphony.data.splits import Resize
 from polyphony.ensembles import Ensemble
 from polyphony.limits import MOST_MEMBERS
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
@@ -29,6 +30,7 @@ class Description(Table):
     members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
     shape: tuple[Side, Side, Side]  # of an image: channels, height, width
+    resize: Resize = "crop"  # how images of another size come to it
     temperature: Annotated[float, Field(ge=TEMPERATURE_BOUNDS[0], le=TEMPERATURE_BOUNDS[1])]
     method: str
     seed: int

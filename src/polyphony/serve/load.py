@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyphony.recipe.libraries import TransformersNetwork
-from polyphony.recipe.python import PythonTable
+from polyphony.recipe.python import PythonTable, own_code
 from polyphony.recipe.read import suggestion
 from polyphony.report.run import Run
 from polyphony.rows import Score, Temperature, headings
@@ -52,11 +52,11 @@ def load_student(
 def load_packed(folder: Path, device: str, *, code: bool) -> Student:
     """The student of a packed folder. Without `code` one whose network or form is Python code is refused."""
     description = Description.read(read_json(folder / CONFIG), folder / CONFIG)
-    for table in (description.network, description.form):
-        if isinstance(table, PythonTable) and not code:
-            raise StoreError(
-                f"{folder} needs the code '{table.name}', which loading would run: ask for it if you trust it"
-            )
+    names = own_code(description)
+    if names and not code:
+        raise StoreError(
+            f"{folder} needs the code '{names[0]}', which loading would run: ask for it if you trust it"
+        )
     if isinstance(description.network, TransformersNetwork) and description.network.name:
         raise StoreError(f"{folder} names another model, '{description.network.name}', which is not fetched")
     data = read_bytes(folder / WEIGHTS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polyphony.machine import whole_folder
+from polyphony.recipe import own_code
 from polyphony.report.figures.diversity import Group, diversity_chart
 from polyphony.report.run import Run
 from polyphony.rows import Score, headings
@@ -45,7 +46,7 @@ With Polyphony:
 ```python
 from polyphony import load_student
 
-student = load_student("{name}")
+student = load_student("{name}"{code})
 answers = student.predict(["a.jpg", "b.png"])
 answers.probabilities, answers.entropy, answers.mutual_information, answers.members
 ```
@@ -112,6 +113,7 @@ def card(run: Run, student: Student, name: str, figure: bool) -> str:
     cells = {label: " | ".join(score_cells(run, *key, list(heads))) for label, key in rows.items()}
     return CARD_TEXT.format(
         name=name,
+        code=", code=True" if own_code(told) else "",
         told=told,
         licence=f"license: {json.dumps(told.licence)}" if told.licence else "# license: not stated",
         student=student.words[:1].upper() + student.words[1:],

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from polyphony.data import DataError, pixels
 from polyphony.data.archives import tree
-from polyphony.data.files import read_bytes
+from polyphony.data.files import damaged, read_bytes
 from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
-from polyphony.data.options import channels_first, with_channels
-from polyphony.data.splits import describe
+from polyphony.data.options import area_average, channels_first, with_channels
+from polyphony.data.splits import Resize, describe
 from polyphony.words import first_line
 
 Array = np.ndarray[Any, np.dtype[Any]] | Tensor
@@ -24,13 +24,16 @@ Picture = str | Path | Image.Image | Array
 Shape = tuple[int, int, int]  # channels, height, width
 
 
-def batches_of(images: Picture | Sequence[Picture], shape: Shape, size: int) -> Iterator[Tensor]:
+def batches_of(
+    images: Picture | Sequence[Picture], shape: Shape, size: int, resize: Resize = "crop"
+) -> Iterator[Tensor]:
     """The images as float32 in [0, 1], [b c h w], so many at a time.
 
     One array holds several images: uint8, or floats in [0, 1], as [n h w c], [n c h w], or grey [n h w]. Else
     one picture or a list: files, PIL images, arrays [h w c], [c h w], [h w]. Files, PIL images and uint8
-    arrays of another size are cropped to the shape and area-averaged, as the readers of data do; grey becomes
-    colour and colour grey. Floats must have the student's size. DataError, one sentence, for anything else.
+    arrays of another size are area-averaged to the shape, cropped to it before or squashed, as the data's
+    reader did; grey becomes colour and colour grey. Floats must have the student's size. DataError, one
+    sentence, for anything else.
     """
     if isinstance(images, str | Path | Image.Image):
         images = [images]
@@ -42,16 +45,31 @@ def batches_of(images: Picture | Sequence[Picture], shape: Shape, size: int) -> 
         raise DataError(f"images must be a plain array, not a tensor of layout {images.layout}")
     if not len(images):
         raise DataError("there are no images to predict; give one or more")
+    if isinstance(images, np.ndarray | Tensor):
+        _refuse_one_picture(tuple(images.shape), shape)
     for start in range(0, len(images), size):
         some = images[start : start + size]
         if isinstance(some, np.ndarray | Tensor):
-            yield _as_float(_from_array(some, shape))
+            yield _as_float(_from_array(some, shape, resize))
         else:
-            yield torch.cat([_as_float(_from_picture(each, shape)) for each in some])
+            yield torch.cat([_as_float(_from_picture(each, shape, resize)) for each in some])
 
 
-def read_pictures(paths: Sequence[str], shape: Shape) -> Tensor:
+def _refuse_one_picture(sides: tuple[int, ...], shape: Shape) -> None:
+    """DataError for an array that may be one picture; a grey student's own size says that it is several."""
+    grey = shape[0] == 1 and sides[1:] == shape[1:]
+    if len(sides) == 3 and not grey and (sides[0] == 3 or sides[2] in (1, 3, 4)):
+        found = " ".join(map(str, sides))
+        raise DataError(
+            f"an array [{found}] may be one picture or {sides[0]} grey ones: put one picture in a list,"
+            " and give grey ones as [n h w 1]"
+        )
+
+
+def read_pictures(paths: Sequence[str], shape: Shape, resize: Resize = "crop") -> Tensor:
     """Picture files as uint8 [n c h w]; DataError that names the first one that cannot be read."""
+    if resize == "squash":
+        return torch.cat([_from_picture(path, shape, resize) for path in paths])
     size = shape[2], shape[1]
     images = decode_all(paths, lambda path: read_bytes(Path(path)), str, size, "pictures")
     return with_channels(images, shape[0])
@@ -76,22 +94,28 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in Path(name).parts)
 
 
-def _from_picture(picture: Picture, shape: Shape) -> Tensor:
+def _from_picture(picture: Picture, shape: Shape, resize: Resize) -> Tensor:
     """One picture, uint8 or float [1 c h w]."""
-    size = shape[2], shape[1]
+    size = (shape[2], shape[1]) if resize == "crop" else None
     if isinstance(picture, str | Path):
         levels = decode(read_bytes(Path(picture)), str(picture), size)
     elif isinstance(picture, Image.Image):
-        levels = fitted(picture, "a picture", size)
+        with damaged("a picture", "picture", "replace it"):
+            levels = fitted(picture, "a picture", size)
     elif isinstance(picture, np.ndarray | Tensor):
-        return _from_array(picture[None], shape)
+        return _from_array(picture[None], shape, resize)
     else:
         raise DataError(f"an image must be a file, a PIL image or an array, not a {type(picture).__name__}")
-    return with_channels(torch.from_numpy(levels.copy())[None], shape[0])
+    image = torch.from_numpy(levels.copy())[None]
+    if image.shape[2:] != shape[1:]:
+        image = area_average(image, *shape[1:])
+    return with_channels(image, shape[0])
 
 
-def _from_array(array: Array, shape: Shape) -> Tensor:
+def _from_array(array: Array, shape: Shape, resize: Resize) -> Tensor:
     """uint8 or float [n …] → [n c h w]"""
+    if isinstance(array, np.ndarray):  # PyTorch takes no negative strides and no other machine's byte order
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     try:
         images = torch.as_tensor(array).cpu()
     except (TypeError, NotImplementedError, RuntimeError) as error:
@@ -109,8 +133,10 @@ def _from_array(array: Array, shape: Shape) -> Tensor:
     if images.dtype != torch.uint8:
         sides = "×".join(map(str, shape[1:]))
         raise DataError(f"images of floats must be {sides} pixels, not {describe(images)}; resize them")
+    if resize == "squash":
+        return area_average(images, *shape[1:])
     modes = images[:, 0] if shape[0] == 1 else images.permute(0, 2, 3, 1)
-    return torch.cat([_from_picture(Image.fromarray(each.numpy()), shape) for each in modes])
+    return torch.cat([_from_picture(Image.fromarray(each.numpy()), shape, resize) for each in modes])
 
 
 def _as_float(images: Tensor) -> Tensor:

@@ -93,7 +93,8 @@ class Student:
         batch = batch_for(self.ensemble, self.description.shape) if batch is None else batch
         counts(batch=batch)
         with torch.no_grad(), evaluating(self.ensemble):
-            blocks = [self.logits(x) for x in batches_of(images, self.description.shape, batch)]
+            told = self.description
+            blocks = [self.logits(x) for x in batches_of(images, told.shape, batch, told.resize)]
         logits = torch.cat(blocks, dim=1)
         unlabelled = torch.full((logits.shape[1],), -1)
         return Answers.of(self.ensemble.predicts(logits, unlabelled), self.temperature)

@@ -27,6 +27,7 @@ from polyphony.words import counted, printable
 
 LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
 LARGEST_SIDE = 224
+LONG = 100  # letters of a line
 LARGEST_BATCH, FEWEST_STEPS = 128, 8  # an epoch
 NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
     "none but its own": {},
@@ -142,10 +143,16 @@ def written(
         resolution="" if side is None else f"\nresolution = {side}",
         pad=min(4, shape[-1] // 8),
         network=toml(table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
-        weights=toml([str(path.absolute()) for path in weights]),
+        weights=listed([str(path.absolute()) for path in weights]),
         batch=batch,
         rates=FOR_CONVOLUTIONS if convolutions else FOR_TRANSFORMERS,
     )
+
+
+def listed(paths: Sequence[str]) -> str:
+    """Paths as TOML: in one line, or one a line where that would be long."""
+    line = toml(paths)
+    return line if len(line) <= LONG else "[\n" + "".join(f"    {toml(path)},\n" for path in paths) + "]"
 
 
 def common_side(images: Path) -> int | None:
@@ -169,11 +176,12 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Splits) -> tuple[float, float]:
-    """(accuracy, −NLL) of a network with a normalisation in front; the worst where there can be none."""
-    shape = splits.train.images.shape
-    if len(keys.get("mean", ())) not in (0, 1, shape[1]):
+    """(accuracy, −NLL) of a network with a normalisation in front; the worst where it does not fit images."""
+    shape = tuple(splits.train.images.shape[1:])
+    try:
+        network = table.model_copy(update=dict(keys)).fitted(len(splits.classes), shape)
+    except RecipeError:
         return 0.0, -math.inf
-    network = table.model_copy(update=dict(keys)).fitted(len(splits.classes), tuple(shape[1:]))
     load_weights(network.network, path)
     seen = predict(Single(network), splits.valid.some(LOOKED_AT))
     if not bool(seen.logits.isfinite().all()):

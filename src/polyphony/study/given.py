@@ -25,28 +25,33 @@ def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str]
     logits = predict(Single(network).to(device), valid).logits[0]
     if not bool(logits.isfinite().all()):
         raise WeightsError(f"{path} gives answers that are not numbers")
-    refuse_chance(logits.argmax(-1), valid.labels, classes, path)
+    refuse_unfit(logits.argmax(-1), valid.labels, classes, path)
 
 
-def refuse_chance(answers: Tensor, labels: Tensor, classes: Sequence[str], path: Path) -> None:
-    """A WeightsError where answers are no better than the commonest class for all would be. [n], [n]"""
-    from scipy.optimize import linear_sum_assignment  # slow to import, and seldom needed
-
+def refuse_unfit(answers: Tensor, labels: Tensor, classes: Sequence[str], path: Path) -> None:
+    """A WeightsError where answers name the classes in another order, or are no better than the commonest
+    class for all would be. [n], [n]"""
     k, n = len(classes), len(labels)
     chance = float(labels.bincount(minlength=k).max()) / n
     right = float((answers == labels).double().mean())
-    if right > chance + SURE * math.sqrt(chance * (1 - chance) / n):
-        return
     scores = f"{path} is right on {right:.1%} of {n} validation images, and chance is {chance:.1%}"
-    table = torch.bincount(labels * k + answers, minlength=k * k).view(k, k)
-    rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
-    if table[rows, columns].sum() / n >= max(RENAMED, 2 * right):
-        moved = next(row for row, column in zip(rows, columns, strict=True) if row != column)
-        called = classes[columns[list(rows).index(moved)]]
+    names = best_names(answers[::2], labels[::2], k)
+    renamed = float((answers[1::2] == names[labels[1::2]]).double().mean())  # on images they do not stem from
+    if renamed >= max(RENAMED, 2 * right):
+        moved, called = next(pair for pair in enumerate(names.tolist()) if pair[0] != pair[1])
         raise WeightsError(
-            f"{scores}: it has the classes in another order (it answers '{called}' for '{classes[moved]}');"
-            " order its outputs as the data's classes"
+            f"{scores}: it has the classes in another order (it answers '{classes[called]}' for"
+            f" '{classes[moved]}'); order its outputs as the data's classes"
         )
-    raise WeightsError(
-        f"{scores}: is it of these classes, and does it expect these pixels (mean, std, size)?"
-    )
+    if right <= chance + SURE * math.sqrt(chance * (1 - chance) / n):
+        raise WeightsError(
+            f"{scores}: is it of these classes, and does it expect these pixels (mean, std, size)?"
+        )
+
+
+def best_names(answers: Tensor, labels: Tensor, k: int) -> Tensor:
+    """For each class the answer to take for it, every answer once, so that most are right. [n], [n] → [k]"""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    table = torch.bincount(labels * k + answers, minlength=k * k).view(k, k)
+    return torch.from_numpy(linear_sum_assignment(table.numpy(), maximize=True)[1])

@@ -146,7 +146,11 @@ def write_provenance(study: Study) -> None:
     record = {
         "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
         "data": {"origin": splits.origin, **fingerprints},
-        "images": {"classes": splits.classes, "shape": list(splits.train.images.shape[1:])},
+        "images": {
+            "classes": splits.classes,
+            "shape": list(splits.train.images.shape[1:]),
+            "resize": splits.resize,
+        },
         "versions": versions(),
         "machine": machine(study),
     }

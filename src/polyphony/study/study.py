@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -12,11 +13,11 @@ import torch
 from torch import nn
 
 from polyphony.data import Splits, batch_count, load, outline
-from polyphony.data.files import read_bytes, readable
+from polyphony.data.files import readable, regular
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.machine import cores
 from polyphony.recipe import Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
-from polyphony.store import Spec, Stage, sha256
+from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
 Name = TypeVar("Name")
@@ -217,7 +218,8 @@ def weights_hash(path: Path) -> str:
 
 @lru_cache
 def _hash(path: Path, changed: int, size: int) -> str:
-    return sha256(read_bytes(path))
+    with readable(path), regular(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @lru_cache(maxsize=1)
