@@ -38,7 +38,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Count:
     """Capture graphs, and run them as they are; how many there are, and how often one was broken off."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(graphs, "BACKEND", "aot_eager")
+    monkeypatch.setattr(graphs, "BACKEND", "eager")
     counters.clear()
     return lambda: (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 
@@ -75,6 +75,16 @@ def test_a_loss_is_one_graph_and_a_compiled_training_is_the_same(captured: Count
     found = trained(*case, PLAN)
     assert captured() == (1 + asked, 0)
     assert distance(found, trained(*case, PLAIN)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("batch_ensemble", "one_to_one", "ods+mixup"), ("dirichlet", "distribution", "ods")],
+    ids="-".join,
+)
+def test_gradients_that_are_a_graph_too_are_the_same(captured: Count, monkeypatch: pytest.MonkeyPatch, case):
+    monkeypatch.setattr(graphs, "BACKEND", "aot_eager")
+    assert distance(trained(*case, PLAN), trained(*case, PLAIN)) < 1e-10
 
 
 def test_batches_of_another_size_have_a_graph_of_their_own(captured: Count):

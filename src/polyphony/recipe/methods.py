@@ -30,9 +30,7 @@ class Method(Table):
     @field_serializer("perturb")
     def _in_short(self, perturb: Perturb | None) -> Any:
         """By name where there is no more to say, as people write it."""
-        told = [
-            each.model_dump(exclude_defaults=True) for each in perturb or ()
-        ]  # as `spec`, but runs no code
+        told = [each.model_dump(exclude_defaults=True) for each in perturb or ()]  # `spec` may run own code
         if all(each.keys() == {"kind"} for each in told):
             return self.label or None
         return [each.model_dump(mode="json") for each in perturb or ()]
