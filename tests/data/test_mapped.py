@@ -24,11 +24,11 @@ augment = {{ pad = 0, flip = false }}
 [teachers]
 network = {{ kind = "python", name = "patches:make" }}
 epochs = 1
-batch = 16
+batch = 4
 learning_rate = 0.01
 [student]
 epochs = 1
-batch = 16
+batch = 4
 learning_rate = 0.01
 [methods]
 kd = {{ perturb = "clean" }}
