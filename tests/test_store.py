@@ -169,6 +169,12 @@ def test_a_discard_that_is_cut_short_leaves_nothing_to_go_on_from(stage, monkeyp
     assert other.load() is None
 
 
+def test_a_state_of_which_nothing_says_whose_it_is_is_not_gone_on_from(stage):
+    stage.start().save(STATE)
+    (stage.folder / "started.json").unlink()
+    assert Stage(stage.folder, {"seed": 1}).start().load() is None
+
+
 # What is written comes back
 
 

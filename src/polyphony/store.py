@@ -106,6 +106,8 @@ class Stage:
         if self.is_done():  # since an earlier attempt has ended meanwhile
             started.clean()
             return None
+        if self.found() is None:  # then whose state there may be is not known
+            (self.folder / "resume.pt").unlink(missing_ok=True)
         started._write("started.json", as_json({"key": self.key, **whereabouts(), "spec": self.spec}))
         return started
 
