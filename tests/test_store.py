@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -237,6 +238,17 @@ def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
     writing = [attempt for attempt in attempts if attempt is not None and can_write(attempt)]
     assert len(writing) == 1
     assert [path for path in stage.folder.iterdir() if path.is_dir()] == [writing[0].attempt]
+
+
+def test_an_attempt_whose_folder_is_about_to_go_is_stale(stage, monkeypatch):
+    attempt = stage.start()
+
+    def write(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "its files go first")
+
+    monkeypatch.setattr("polyphony.store.write_whole", write)
+    with pytest.raises(StaleError):
+        attempt.save(STATE)
 
 
 def can_start(stage: Stage) -> Stage | None:

@@ -116,7 +116,8 @@ class Stage:
         try:
             write_whole(self.folder / name, data, self.attempt)
         except OSError as error:
-            if self.attempt is None or self.attempt.exists():
+            is_removed = error.errno == errno.ENOENT or (self.attempt and not self.attempt.exists())
+            if self.attempt is None or not is_removed:  # which takes a moment, files first
                 raise
             raise StaleError(f"{self.folder} was claimed by a later attempt: this one ends") from error
 
