@@ -21,7 +21,7 @@ from polyphony import Options, load, load_student
 from polyphony.cli import main
 from polyphony.recipe import read_recipe
 from polyphony.recipe.foreign import PythonNetwork
-from polyphony.study.draft import NORMALISATIONS, listed, tried
+from polyphony.study.draft import NORMALISATIONS, toml_paths, tried
 
 MODULE = """
 from torch import nn
@@ -169,10 +169,10 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arg
 
 def test_files_in_a_deep_folder_are_listed_one_a_line():
     paths = [f"/{'deep/' * 20}{j}.pt" for j in range(40)]
-    text = listed(paths)
+    text = toml_paths(paths)
     assert max(map(len, text.splitlines())) < 200
     assert tomllib.loads(f"weights = {text}")["weights"] == paths
-    assert listed(["a.pt", "b.pt"]) == '["a.pt", "b.pt"]'
+    assert toml_paths(["a.pt", "b.pt"]) == '["a.pt", "b.pt"]'
 
 
 class OfColour(PythonNetwork):

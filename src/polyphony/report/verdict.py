@@ -177,12 +177,8 @@ def hints(run: Run) -> list[str]:
         f" (mean-KLD), {share:.0%} of that on validation images:"
     )
     if share >= LITTLE:
-        left = (
-            "most of it, and a perturbation has little left to bring out"
-            if share >= ENOUGH
-            else "a part of it"
-        )
-        return [f"{said} plain distillation is shown {left}."]
+        rest = "most of it, and a perturbation has little left to bring out"
+        return [f"{said} plain distillation is shown {rest if share >= ENOUGH else 'a part of it'}."]
     ways_out = [_of_perturbation(*each, held) for each in moved_alike(run)]
     warm = share_shown(clean, held, WARM)
     if warmth < WARM and warm >= LITTLE:

@@ -143,13 +143,13 @@ def written(
         resolution="" if side is None else f"\nresolution = {side}",
         pad=min(4, shape[-1] // 8),
         network=toml(table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
-        weights=listed([str(path.absolute()) for path in weights]),
+        weights=toml_paths([str(path.absolute()) for path in weights]),
         batch=batch,
         rates=FOR_CONVOLUTIONS if convolutions else FOR_TRANSFORMERS,
     )
 
 
-def listed(paths: Sequence[str]) -> str:
+def toml_paths(paths: Sequence[str]) -> str:
     """Paths as TOML: in one line, or one a line where that would be long."""
     line = toml(paths)
     return line if len(line) <= LONG else "[\n" + "".join(f"    {toml(path)},\n" for path in paths) + "]"
