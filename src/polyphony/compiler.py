@@ -42,6 +42,9 @@ class StandIn(ModuleType):
         self.left_alone.append((function, recursive))
         return function  # type: ignore[no-any-return]
 
+    def graph_break(self, reason: str = "") -> None:
+        """Nothing, which it is to all but the compiler: an optimiser says it at every step."""
+
     def __getattr__(self, name: str) -> Any:
         """What the compiler has of that name; a look at what a module is does not import it."""
         if name.startswith("__") and name != "__path__":

@@ -21,6 +21,7 @@ from polyphony.study import Study, costs, sketched
 from polyphony.study.cost import (
     MOST_FLOPS,
     Speed,
+    all_zeros,
     blank,
     estimates,
     fitted_speed,
@@ -94,6 +95,17 @@ def test_the_time_of_calls_and_of_arithmetic_are_told_apart(largest):
     assert speed.seconds(COUNT, images=250, batch=100) == pytest.approx(3 * 200 * 3e-6 + 250 * 2e-4)
 
 
+def test_the_network_that_is_measured_takes_memory_for_one_weight_alone():
+    network = resnet(8, 3, 1, 2)
+    network.get_parameter("classifier.bias").requires_grad_(False)
+    network.register_parameter("exact", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    model = all_zeros(Single(network), "cpu")
+    assert len({weight.untyped_storage().data_ptr() for weight in model.parameters()}) == 1
+    step(model, CrossEntropy(), torch.rand(FEW, 1, 8, 8))
+    assert all(weight.grad is None and not weight.any() for weight in model.parameters())
+    assert network.get_parameter("exact").all()
+
+
 def test_a_measurement_that_was_disturbed_does_not_count():
     disturbed = iter([9.0, 0.0, 5.0] * 2)
 
@@ -121,11 +133,13 @@ def test_the_estimate_is_near_what_a_training_takes(tmp_path):
     study = Study(read_recipe("digits", settings), tmp_path)
     estimate = costs(study)[0].seconds
     model, splits = Single(study.network(study.recipe.teachers.network_of(0))), study.splits
-    start = time.process_time()
-    fit(
-        model, CrossEntropy(), splits.train, splits.valid, study.plan(study.recipe.teachers), generator("", 0)
-    )
-    assert 1 / 3 < estimate / (time.process_time() - start) < 3
+    plan = study.plan(study.recipe.teachers)
+    taken = []
+    for _ in range(2):  # the first in a process takes longer
+        start = time.process_time()
+        fit(model, CrossEntropy(), splits.train, splits.valid, plan, generator("", 0))
+        taken.append(time.process_time() - start)
+    assert 1 / 3 < estimate / min(taken) < 3
 
 
 class Noting(Ensemble):
