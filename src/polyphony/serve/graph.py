@@ -38,18 +38,16 @@ class AnswerGraph(nn.Module):
         mean = each.logsumexp(0) - math.log(self.ensemble.members)
         scaled = (mean / self.temperature).log_softmax(-1)
         probabilities, members = scaled.exp(), each.exp()
-        apart = dirichlet_information(logits[0]) if self.dirichlet else members_information(each, mean)
+        if self.dirichlet:
+            apart = dirichlet_information(logits[0])
+        else:
+            apart = (members * (each - mean)).sum(-1).mean(0)  # (1/m) Σ_j KL(p_j ‖ p̄)
         return {
             "probabilities": probabilities,
             "entropy": -(probabilities * scaled).sum(-1),
             "mutual_information": apart.clamp_min(0),
             "members": members,
         }
-
-
-def members_information(log_probs: Tensor, mean: Tensor) -> Tensor:
-    """(1/m) Σ_j KL(p_j ‖ p̄). [m n k], [n k] → [n]"""
-    return (log_probs.exp() * (log_probs - mean)).sum(-1).mean(0)
 
 
 def dirichlet_information(log_alpha: Tensor) -> Tensor:

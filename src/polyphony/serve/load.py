@@ -39,14 +39,14 @@ def load_student(
     need not be there. StoreError, one sentence, where the run or the student is not. A packed student whose
     network or form is Python code is refused unless its `code` may be run.
     """
-    if (Path(folder) / CONFIG).is_file():
-        student = load_packed(Path(folder), device, code=code)
-        if method not in (None, student.description.method) or seed not in (None, student.description.seed):
-            raise StoreError(f"{folder} holds another student: {student.words}")
-        return student
-    run = Run.open(Path(folder))
-    description, weights = describe(run, *choose(run, method, seed))
-    return assemble(description, weights, device)
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        run = Run.open(folder)
+        return assemble(*describe(run, *choose(run, method, seed)), device)
+    student = load_packed(folder, device, code=code)
+    if method not in (None, student.description.method) or seed not in (None, student.description.seed):
+        raise StoreError(f"{folder} holds another student: {student.words}")
+    return student
 
 
 def load_packed(folder: Path, device: str, *, code: bool) -> Student:

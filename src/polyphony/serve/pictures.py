@@ -79,19 +79,18 @@ def find_pictures(paths: Sequence[Path]) -> list[str]:
     """The files themselves, and in place of a folder all picture files in it, at any depth."""
     found = []
     for path in paths:
-        inside = tree(path).names if path.is_dir() else None
-        if inside is None:
+        if not path.is_dir():
             found.append(str(path))
             continue
-        names = [name for name in inside if name.lower().endswith(SUFFIXES) and not _is_hidden(name)]
+        names = [name for name in tree(path).names if _is_picture(name)]
         if not names:
             raise DataError(f"{path} holds no pictures; known are {', '.join(SUFFIXES)}")
         found += [str(path / name) for name in names]
     return found
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in Path(name).parts)
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not any(part.startswith(".") for part in Path(name).parts)
 
 
 def _from_picture(picture: Picture, shape: Shape, resize: Resize) -> Tensor:

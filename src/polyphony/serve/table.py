@@ -30,14 +30,10 @@ class Answered:
 
 def answered(names: Sequence[str], classes: Sequence[str], answers: Answers) -> list[Answered]:
     """A row for each image, in order."""
-    numbers = zip(
-        answers.confidence.tolist(),
-        answers.entropy.tolist(),
-        answers.mutual_information.tolist(),
-        strict=True,
-    )
     labels = [classes[label] for label in answers.labels.tolist()]
-    return [Answered(name, label, *three) for name, label, three in zip(names, labels, numbers, strict=True)]
+    numbers = (answers.confidence, answers.entropy, answers.mutual_information)
+    columns = (names, labels, *(each.tolist() for each in numbers))
+    return [Answered(*row) for row in zip(*columns, strict=True)]
 
 
 def contact_sheet(student: Student, rows: Sequence[Answered], images: Tensor) -> str:
