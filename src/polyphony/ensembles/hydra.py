@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
 from polyphony.limits import MOST_MEMBERS, counts
-from polyphony.nn.conversion import around_one, every_module, replace
+from polyphony.nn.conversion import around_one, replace
 from polyphony.nn.probe import without_hooks
 
 FEW = 2  # images that a network's end is looked for on
@@ -145,4 +145,4 @@ def with_head(network: nn.Module, name: str, head: nn.Module) -> nn.Module:
     """A copy of a network with another layer in the place of one that is named."""
     network = copy.deepcopy(network)
     old = network.get_submodule(name)
-    return replace(network, every_module(network), lambda module: head if module is old else None)
+    return replace(network, lambda module: head if module is old else None)

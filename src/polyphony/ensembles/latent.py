@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.nn import Size, add_members, merge_member
-from polyphony.nn.rank_one import RankOne
+from polyphony.nn.ways import rank_ones
 
 
 class LatentBE(Ensemble):
@@ -33,7 +33,7 @@ class LatentBE(Ensemble):
         unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
         self.network = add_members(network, members, rng=unused, keep=keep, size=size)
         self.run = NetworkRunner(self.network, members, size)
-        for layer in rank_one_layers(self.network):
+        for layer in rank_ones(self.network).values():
             for name in ("r", "s"):
                 nn.init.ones_(getattr(layer, name))
                 parametrize.register_parametrization(layer, name, AroundOne())
@@ -53,7 +53,7 @@ class LatentBE(Ensemble):
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
         """Members' own, members first: deviations of factors, and biases."""
-        for layer in rank_one_layers(self.network):
+        for layer in rank_ones(self.network).values():
             yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
 
 
@@ -66,8 +66,3 @@ class AroundOne(nn.Module):
     def right_inverse(self, factor: Tensor) -> Tensor:
         """The deviation of a factor."""
         return factor - 1
-
-
-def rank_one_layers(network: nn.Module) -> Iterator[RankOne]:
-    """Every layer that has members."""
-    return (module for module in network.modules() if isinstance(module, RankOne))

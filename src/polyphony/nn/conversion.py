@@ -31,9 +31,10 @@ class Order:
     dims: dict[str, int]
     in_turn: bool = False
 
-    def where(self, kind: int) -> list[str]:
-        """The layers that are `SHARED`, or `LOST`."""
-        return [name for name, dim in self.dims.items() if dim == kind]
+    @property
+    def lost(self) -> list[str]:
+        """The layers whose rows cannot be followed."""
+        return [name for name, dim in self.dims.items() if dim == LOST]
 
 
 def convert(network: nn.Module, members: int, order: Order, draw: Draw) -> nn.Module:
@@ -47,7 +48,7 @@ def convert(network: nn.Module, members: int, order: Order, draw: Draw) -> nn.Mo
         new.dim = 0 if order.in_turn else dims[module]
         return new
 
-    converted = replace(network, every_module(network), with_members)
+    converted = replace(network, with_members)
     return InTurn(converted, members) if order.in_turn else converted
 
 
@@ -92,9 +93,9 @@ def factors(network: nn.Module) -> Iterator[Tensor]:
 
 def member_share(network: nn.Module) -> float:
     """What share of one member's weights is its own: those of rank-one layers, and of norms of its own."""
-    own = {p for layer in network.modules() if isinstance(layer, OfMembers) for p in layer.parameters()}
-    shared = sum(p.numel() for p in network.parameters() if p not in own)
     layers = [layer for layer in network.modules() if isinstance(layer, OfMembers)]
+    own = {p for layer in layers for p in layer.parameters()}
+    shared = sum(p.numel() for p in network.parameters() if p not in own)
     mine = sum(p.numel() for layer in layers for p in layer.merge(0).parameters())
     return mine / max(1, mine + shared)
 
@@ -104,12 +105,10 @@ def every_module(network: nn.Module) -> Places:
     return list(network.named_modules(remove_duplicate=False))
 
 
-def replace(
-    network: nn.Module, places: Places, convert: Callable[[nn.Module], nn.Module | None]
-) -> nn.Module:
+def replace(network: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
     """Put convert(module) into every place where it gives one; each module is converted once."""
     converted: dict[nn.Module, nn.Module | None] = {}
-    for name, module in places:
+    for name, module in every_module(network):
         if module not in converted:
             converted[module] = convert(module)
         new = converted[module]

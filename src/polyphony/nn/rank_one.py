@@ -100,7 +100,8 @@ class RankOne(OfMembers):
 
     def all(self, x: Tensor) -> Tensor:
         if self.choose is not None and torch.is_grad_enabled():
-            self.way, self.choose = self.choose(self.ways(), x, trained(self)), None
+            trained: list[Tensor] = [parameter for parameter in self.parameters() if parameter.requires_grad]
+            self.way, self.choose = self.choose(self.ways(), x, trained), None
         return self.ways()[self.way](x)
 
     def by_weights(self, x: Tensor) -> Tensor:
@@ -258,11 +259,6 @@ def unfold_rows(x: Tensor, members: int) -> Tensor:
     if x.shape[0] % members:
         raise ValueError(f"{x.shape[0]} rows do not divide among {members} members")
     return x.unflatten(0, (members, -1))  # type: ignore[no-any-return]
-
-
-def trained(layer: nn.Module) -> list[Tensor]:
-    """The parameters of a layer that have gradients."""
-    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -111,7 +111,7 @@ class Trial:
 
     def works(self, order: Order) -> bool:
         """Whether members of a network converted by this order are what they claim."""
-        return not order.where(LOST) and self.fault(order) is None
+        return not order.lost and self.fault(order) is None
 
     def in_turn(self, order: Order) -> Order:
         """Members one after the other, if they then are what they claim and no norm sees the rows of all."""
@@ -125,7 +125,7 @@ class Trial:
     def advice(self, order: Order, turns_work: bool) -> str:
         """Where members would differ from what they are alone, and which of our options would help."""
         called = {name for name, _ in self.whole.calls}
-        lost, unused = order.where(LOST), [name for name in self.names if name not in called]
+        lost, unused = order.lost, [name for name in self.names if name not in called]
         rest = [name for name in self.names if name not in (lost or unused)]
         kept = Trial(self.plain, self.x, rest)
         reason, cures = self.fault(order), []
