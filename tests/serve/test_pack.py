@@ -41,7 +41,7 @@ def test_its_card_says_scores_origin_and_licence(packed):
     card, said = (packed / "README.md").read_text(), json.loads((packed / "config.json").read_text())
     assert 'license: "MIT"' in card
     assert f"{100 * said['scores']['acc']:.2f}" in card
-    assert "distilled from a deep ensemble of 2 resnet networks" in card
+    assert "distilled from a deep ensemble of 2 networks (resnet)" in card
     assert "(diversity.svg)" in card
     assert (packed / "diversity.svg").read_bytes().startswith(b"<?xml")
     assert said["classes"] == list("0123456789")
@@ -52,8 +52,11 @@ def test_the_card_of_a_student_of_own_code_says_how_that_loads(run, student):
     of_code = replace(
         student("single"), description=student("single").description.model_copy(update={"network": own})
     )
-    assert 'load_student("mine", code=True)' in card(Run.open(run), of_code, "mine", figure=False)
-    assert 'load_student("mine")' in card(Run.open(run), student("single"), "mine", figure=False)
+    said, plain = (card(Run.open(run), each, "mine", figure=False) for each in (of_code, student("single")))
+    assert 'load_student("mine", code=True)' in said
+    assert "With Polyphony, where the code `os:getcwd` can be imported:" in said
+    assert 'load_student("mine")' in plain
+    assert "With Polyphony:" in plain
 
 
 def test_nothing_is_left_where_packing_fails_and_nothing_is_replaced(say, refused, run, packed, tmp_path):
@@ -82,7 +85,7 @@ def name_code(folder):
     [
         (spoil_weights, "is not the file that was packed"),
         (spoil_config, "describes no student"),
-        (name_code, "needs the code 'os:getcwd', which loading would run"),
+        (name_code, "needs the code 'os:getcwd', which loading would run: load_student(…, code=True)"),
     ],
 )
 def test_a_folder_that_is_not_what_was_packed_is_refused(packed, tmp_path, spoil, said):

@@ -55,7 +55,8 @@ def load_packed(folder: Path, device: str, *, code: bool) -> Student:
     names = own_code(description)
     if names and not code:
         raise StoreError(
-            f"{folder} needs the code '{names[0]}', which loading would run: ask for it if you trust it"
+            f"{folder} needs the code '{names[0]}', which loading would run:"
+            " load_student(…, code=True) does so, if you trust it"
         )
     if isinstance(description.network, TransformersNetwork) and description.network.name:
         raise StoreError(f"{folder} names another model, '{description.network.name}', which is not fetched")

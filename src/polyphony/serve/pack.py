@@ -41,7 +41,7 @@ their entropy, how far members disagree (mutual information) and each member's o
 {picture}
 ## How to ask it
 
-With Polyphony:
+With Polyphony{importable}:
 
 ```python
 from polyphony import load_student
@@ -108,12 +108,13 @@ def diversity(run: Run, description: Description) -> bytes | None:
 
 def card(run: Run, student: Student, name: str, figure: bool) -> str:
     """The model card: what it is, its scores beside the teachers', how to load it."""
-    told, heads = student.description, headings(Score)
+    told, heads, own = student.description, headings(Score), own_code(student.description)
     rows = {"teachers": (TEACHERS, None), "student": (told.method, told.seed)}
     cells = {label: " | ".join(score_cells(run, *key, list(heads))) for label, key in rows.items()}
     return CARD_TEXT.format(
         name=name,
-        code=", code=True" if own_code(told) else "",
+        code=", code=True" if own else "",
+        importable=f", where the code `{'`, `'.join(own)}` can be imported" if own else "",
         told=told,
         licence=f"license: {json.dumps(told.licence)}" if told.licence else "# license: not stated",
         student=student.words[:1].upper() + student.words[1:],
@@ -130,7 +131,7 @@ def card(run: Run, student: Student, name: str, figure: bool) -> str:
 
 def origin(run: Run, method: str) -> str:
     """What a student learned from."""
-    networks = counted(run.members, f"{run.recipe.teachers.network_of(0).label} network")
+    networks = f"{counted(run.members, 'network')} ({run.recipe.teachers.network_of(0).label})"
     if run.recipe.methods[method].perturb is None:
         return f"trained on labels alone, beside a deep ensemble of {networks},"
     return f"distilled from a deep ensemble of {networks}"
