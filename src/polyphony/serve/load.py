@@ -155,6 +155,5 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
 
 def scores_of(run: Run, method: str, seed: int) -> dict[str, float]:
     """A student's calibrated scores on test images, as far as they are finite."""
-    rows = [row for row in run.scored(method) if row.seed == seed]
-    values = {name: getattr(row, name) for row in rows for name in headings(Score)}
-    return {name: value for name, value in values.items() if value is not None and isfinite(value)}
+    found = {name: run.by_seed(method, name).get(seed) for name in headings(Score)}
+    return {name: value for name, value in found.items() if value is not None and isfinite(value)}
