@@ -207,6 +207,15 @@ def test_mending_takes_half_a_line_and_nothing_else(tmp_path):
         assert journal.read_bytes() == left
 
 
+def test_mending_never_writes_lines_again_which_a_kill_would_lose(tmp_path, monkeypatch):
+    journal = tmp_path / "optuna.jsonl"
+    journal.write_bytes(b"{}\n{")
+    monkeypatch.setattr("pathlib.Path.write_bytes", lambda *_: pytest.fail("the journal was emptied first"))
+    mend(journal)
+    monkeypatch.undo()
+    assert journal.read_bytes() == b"{}\n"
+
+
 def test_values_are_rounded_to_what_a_person_would_write():
     assert rounded("alpha", 0.87654) == 0.877
     assert rounded("temperature", 12.3456) == 12.3

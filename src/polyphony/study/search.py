@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -172,5 +173,5 @@ def rounded(parameter: str, value: float) -> float:
 def mend(journal: Path) -> None:
     """Take away what a killed process left: half a line at the end, and optuna's own lock."""
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists() and not (data := journal.read_bytes()).endswith(b"\n"):
-        journal.write_bytes(data[: data.rfind(b"\n") + 1])
+    if journal.exists():  # the whole lines stay where they are: a kill here takes none of them
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
