@@ -13,9 +13,10 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
 from polyphony.recipe import read_recipe
-from polyphony.study import Score, Study
+from polyphony.study import Cluster, Here, Score, Share, Study, TooLargeError
 from polyphony.study.processes import WorkerLostError
 
 MORE = (
@@ -314,6 +315,14 @@ def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(sa
     with mock.patch("polyphony.study.cost.memory", return_value=10**5):
         refused(say(*tiny("study", "--out", tmp_path / "run")), "a step takes at least", "smaller batch")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_too_large_for_this_machine_is_not_refused_on_a_cluster(tiny_digits, tmp_path):
+    study = Study(read_recipe("digits", tiny_digits), tmp_path / "run")
+    with mock.patch("polyphony.study.cost.memory", return_value=10**5):
+        assert expected_costs(study, Cluster("auto", study.folder, Share(1))) == []
+        with pytest.raises(TooLargeError):
+            expected_costs(study, Here(1))
 
 
 @pytest.mark.parametrize(

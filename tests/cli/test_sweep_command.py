@@ -4,6 +4,7 @@ import csv
 import importlib.util
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -100,3 +101,9 @@ def test_what_cannot_be_swept_is_one_sentence_and_leaves_nothing(
 ):
     refused(sweep(*arguments), sentence)
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
+
+
+def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(sweep, refused, tmp_path):
+    with mock.patch("polyphony.study.cost.memory", return_value=10**5):
+        refused(sweep("--alpha", "1", "--out", tmp_path / "run"), "a step takes at least", "smaller batch")
+    assert not (tmp_path / "run").exists()

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from polyphony import Options, load, predict
-from polyphony.cli import sweep, terminal
+from polyphony.cli import sweep
+from polyphony.cli.study import announce
 from polyphony.data import files, pixels
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
-from polyphony.study import Study, Sweep, costs, run_study
+from polyphony.study import Study, Sweep, run_study
 from polyphony.study.given import refuse_unfit
 from polyphony.study.runner import Here
 from polyphony.study.study import weights_hash
@@ -298,8 +299,8 @@ def test_a_start_that_cannot_be_is_one_sentence(folder, override, sentence):
 def test_students_and_points_of_given_teachers_are_announced(folder, capsys):
     recipe = read_recipe(folder / "own.toml")
     study = Study(recipe, folder / "run")
-    terminal.announce(study, [], costs(study), 1)
-    sweep.announce(Sweep(plan_sweep(recipe, "kd", {"alpha": "0.5,0.9"}), folder / "swept"), None, 1)
+    announce(study, "EVALUATE", Here(1))
+    sweep.announce(Sweep(plan_sweep(recipe, "kd", {"alpha": "0.5,0.9"}), folder / "swept"), None, Here(1))
     said = capsys.readouterr().out
     assert "own: 2 teachers, then 2 students (scratch, kd)." in said
     assert "own-sweep: 2 teachers, then 2 points of kd, 1 seed each." in said

@@ -14,9 +14,10 @@ from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
 from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, repeatable
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
+from polyphony.words import counted
 
 if TYPE_CHECKING:
-    from polyphony.study import Board, Runner, Study
+    from polyphony.study import Board, Cost, Runner, Study
 
 
 def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
@@ -143,28 +144,46 @@ def run(recipe: str, running: Running, upto: str) -> Study:
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:
     """Run a study so far, and print what came out."""
-    from polyphony.study import Cluster, TooLargeError, Upto, run_study
+    from polyphony.study import Upto, run_study
 
     if not study.folder.exists():
-        try:
-            announce(study, upto, place)
-        except TooLargeError:
-            if not isinstance(place, Cluster):  # whose nodes have memories of their own
-                raise
+        announce(study, upto, place)
     with watched(study.folder, tensorboard) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)
 
 
 def announce(study: Study, upto: str, place: Runner) -> None:
-    """Say what is about to happen, and how long it will take; raises what cannot fit into the memory here."""
-    from polyphony.study import check_memory, costs
+    """Say what is about to happen, and how long it will take."""
+    if not (trainings := expected_costs(study, place)):
+        return
+    taught = len(trainings) - len(study.recipe.methods)  # teachers that are given cost nothing
+    said = f"{study.recipe.name}: {counted(study.teacher_count, 'teacher')}"
+    if upto == "TEACH":
+        trainings = trainings[:taught]
+    else:
+        said += f", then {counted(len(study.students), 'student')} ({', '.join(study.recipe.methods)})"
+    terminal.line(f"{said}.")
+    terminal.line(terminal.estimate(trainings, place.at_once))
+    if any(study.folder.parent.glob("*/teachers/*/done.json")):
+        terminal.line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
 
-    trainings = costs(measurable(study))
-    check_memory(study, max((cost.memory for cost in trainings), default=0))
-    teachers = len(trainings) - len(study.recipe.methods)  # those that are given cost nothing
-    students = [] if upto == "TEACH" else trainings[teachers:]
-    terminal.announce(study, trainings[:teachers], students, place.at_once)
+
+def expected_costs(study: Study, place: Runner) -> list[Cost]:
+    """What trainings cost at this machine's speed; raises what cannot fit into its memory.
+
+    On a cluster, whose nodes have memories of their own, nothing is known of those.
+    """
+    from polyphony.study import Cluster, TooLargeError, check_memory, costs
+
+    try:
+        found = costs(measurable(study))
+        check_memory(study, max((cost.memory for cost in found), default=0))
+    except TooLargeError:
+        if isinstance(place, Cluster):
+            return []
+        raise
+    return found
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from rich.table import Table
 
 from polyphony.cli import terminal
 from polyphony.cli.options import RecipeName, Running
-from polyphony.cli.study import measurable, watched
+from polyphony.cli.study import expected_costs, watched
 from polyphony.cli.where import AtLeastOne, chosen_for, runner
 from polyphony.words import counted
 
 if TYPE_CHECKING:
     from polyphony.recipe.points import Swept
     from polyphony.report.sweep_run import SweepRun, Tried
+    from polyphony.study import Runner
     from polyphony.study.sweep import Sweep, SweepOutcome
 
 MOST_ROWS = 20  # of the table on the terminal
@@ -71,24 +72,24 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     asked.check(trials)
     with runner(asked.study([swept.own]), running.where) as place:
         if not folder.exists():
-            announce(asked, trials, place.at_once)
+            announce(asked, trials, place)
         with watched(folder, running.tensorboard) as board:
             outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     terminal.line(f"Page: {write_report([folder], None)}")
 
 
-def announce(sweep: Sweep, trials: int | None, at_once: int) -> None:
+def announce(sweep: Sweep, trials: int | None, place: Runner) -> None:
     """What is about to happen, and how long it will take."""
-    from polyphony.study import costs
-
     points = trials or len(sweep.swept.grid())
     study = sweep.study([sweep.swept.own])  # a point costs as much as any other
+    if not (trainings := expected_costs(study, place)):
+        return
+    *teacher, point = trainings  # teachers that are given cost nothing
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
     terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
-    *teacher, point = costs(measurable(study))  # teachers that are given cost nothing
-    terminal.line(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], at_once))
+    terminal.line(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], place.at_once))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:

@@ -181,17 +181,6 @@ def show_costs(costs: Sequence[Cost], at_once: int) -> None:
     line(f"{estimate(costs, at_once)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
 
 
-def announce(study: Study, teacher: Sequence[Cost], students: Sequence[Cost], at_once: int) -> None:
-    """What is about to happen to teachers and, if any are trained, students, and how long it will take."""
-    methods = ", ".join(study.recipe.methods)
-    teachers = counted(study.teacher_count, "teacher")
-    then = f", then {counted(len(study.students), 'student')} ({methods})" if students else ""
-    line(f"{study.recipe.name}: {teachers}{then}.")
-    line(estimate([*teacher, *students], at_once))
-    if any(study.folder.parent.glob("*/teachers/*/done.json")):
-        line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
-
-
 def estimate(costs: Sequence[Cost], at_once: int) -> str:
     """How long all trainings take together."""
     total = sum(cost.runs * cost.seconds for cost in costs) / at_once
