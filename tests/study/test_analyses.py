@@ -20,8 +20,7 @@ from polyphony.recipe import check
 from polyphony.seeds import generator
 from polyphony.store import StoreError
 from polyphony.study import Study, analysis_jobs, parameter_counts, run_study
-from polyphony.study.analyses import ANALYSES, analyse
-from polyphony.study.subjects import one_to_one, plain_student, with_factors
+from polyphony.study.analyses import ANALYSES, analyse, one_to_one, plain_student, with_factors
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyphony.nn import factors
 from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.store import StoreError, locked
 from polyphony.study.analysis_jobs import (
@@ -23,7 +24,6 @@ from polyphony.study.evaluation import stage_hash, weight_hashes
 from polyphony.study.runner import Board, Graph, Runner
 from polyphony.study.saved import write_table
 from polyphony.study.study import Study
-from polyphony.study.subjects import one_to_one, plain_student, with_factors
 
 EXAMPLES = 500  # images of a split whose Jacobians are compared
 
@@ -59,9 +59,32 @@ def saved_rows(job: AnalysisJob) -> list[TableRow]:
     return list(rows)
 
 
+def one_to_one(study: Study) -> list[str]:
+    """The methods whose students have a member for each teacher that depends on its own input alone."""
+    recipe = study.recipe
+    return [
+        name
+        for name in recipe.methods
+        if study.members(name) == recipe.members and not recipe.form(name).mixes_members
+    ]
+
+
+def with_factors(study: Study) -> list[str]:
+    """The methods whose students' members differ by rank-one factors."""
+    several = [name for name in study.recipe.methods if study.members(name) > 1]
+    return [name for name in several if any(True for _ in factors(study.fresh_student(name)))]
+
+
 def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[AnalysisJob]:
     """Every student of these methods."""
     return [jacobians_job(study, name, seed, examples) for name, seed in study.students if name in methods]
+
+
+def plain_student(study: Study) -> tuple[str, int]:
+    """Whose gradients are looked at: of `one_to_one` that of plain distillation, else the first distilled."""
+    methods = {name: study.recipe.methods[name] for name in one_to_one(study)}
+    distilled = [name for name, method in methods.items() if method.perturb] or list(methods)
+    return min(distilled, key=lambda name: methods[name].perturbs), study.recipe.seeds[0]
 
 
 def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[AnalysisJob]:

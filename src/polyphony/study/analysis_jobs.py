@@ -32,7 +32,6 @@ from polyphony.study.runner import Job
 from polyphony.study.saved import SavedRows, SavedTensors
 from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
-from polyphony.study.subjects import ods_setting
 from polyphony.train import Watch
 
 Kind = TypeVar("Kind", bound=TableRow)
@@ -70,6 +69,19 @@ def rows_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> Saved
 def hashes_with_teachers(study: Study, method: str, seed: int) -> list[list[str]]:
     """The hashes of the teachers' weights, and of a student's."""
     return [model_hashes(study, TEACHERS, None), model_hashes(study, method, seed)]
+
+
+def ods_setting(study: Study) -> tuple[float, float]:
+    """Step size and temperature of the recipe's first method with ODS, or ConfODS, or of all students."""
+    recipe = study.recipe
+    for kind in ("ods", "confods"):
+        for name, method in recipe.methods.items():
+            settings = recipe.distillation(name)
+            if method.label == kind and settings:
+                done = study.student_stage(name, recipe.seeds[0]).done()
+                return float(done["step_size"]), settings.temperature
+    step_size = recipe.student.step_size
+    return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
 
 
 def told(watch: Watch) -> Progress:
