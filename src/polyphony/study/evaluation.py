@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,7 +91,7 @@ def evaluate_unknown(
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         runner.run(Graph([*known, *jobs]), board)
-        return keep(jobs, UnknownScore, lambda: [row for job in jobs for row in unknown_scores(job)])
+        return keep(jobs, UnknownScore, unknown_scores)
 
 
 def evaluate_corrupted(
@@ -105,9 +106,7 @@ def evaluate_corrupted(
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         runner.run(Graph(jobs), board)
-        return keep(
-            jobs, CorruptedScore, lambda: [row for job in jobs for row in corrupted_scores(shift, job)]
-        )
+        return keep(jobs, CorruptedScore, partial(corrupted_scores, shift))
 
 
 def unknown_scores(job: PredictShifted) -> list[UnknownScore]:
@@ -167,7 +166,9 @@ def shifted_jobs(study: Study, shift: Shift) -> list[PredictShifted]:
     return [PredictShifted(study, model, seed, shift, fingerprints) for model, seed in models(study)]
 
 
-def keep(jobs: Sequence[PredictShifted], kind: type[Kind], make: Callable[[], list[Kind]]) -> list[Kind]:
+def keep(
+    jobs: Sequence[PredictShifted], kind: type[Kind], score: Callable[[PredictShifted], list[Kind]]
+) -> list[Kind]:
     """The rows of one shift, made unless they are saved; the table then has all that these models made."""
     study, shift, made_by = jobs[0].study, jobs[0].shift, models_key(jobs[0].study)
     key = f"{made_by}-{spec_key({'images': jobs[0].fingerprints, 'name': shift.name})}"
@@ -175,7 +176,7 @@ def keep(jobs: Sequence[PredictShifted], kind: type[Kind], make: Callable[[], li
     saved = SavedRows(parts / f"{table}-{shift.name}.json", key, kind)
     rows = saved.load()
     if rows is None:
-        rows = make()
+        rows = [row for job in jobs for row in score(job)]
         saved.save(rows)
     found = [load_rows(path, made_by, kind) or [] for path in sorted(parts.glob(f"{table}-*.json"))]
     write_table(study.folder, kind, [row for each in found for row in each])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from polyphony import metrics
@@ -60,14 +59,11 @@ def score(
     """A row for each model, seed, split and calibration of saved predictions."""
     fit = {(row.model, row.seed): row.temperature for row in temperatures}
     for (model, seed, split), predictions in saved.items():
-        beside: dict[str, Any] = (
-            {} if model == TEACHERS else fidelity(predictions, saved[TEACHERS, None, split])
-        )
+        beside = {} if model == TEACHERS else fidelity(predictions, saved[TEACHERS, None, split])
         for kind, measured in by_calibration(predictions, fit[model, seed], Score).items():
             curve = [row.nll for row in curves if (row.split, row.calibration) == (split, kind)]
             dee = metrics.dee(measured["nll"], curve) if curve else None
-            row = Score(model, seed, split, kind, dee=dee, params=params[model], **measured)
-            yield replace(row, **beside)
+            yield Score(model, seed, split, kind, dee=dee, params=params[model], **measured, **beside)
 
 
 def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +153,7 @@ def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
         for seed in study.recipe.seeds:
             valid = read(Predict(study, point.name, seed, "valid"))
             for kind, measured in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
-                rows.append(
-                    SweepScore(
-                        point.name, seed, point.alpha, point.temperature, point.step_size, kind, **measured
-                    )
-                )
+                rows.append(SweepScore(point.name, seed, calibration=kind, **asdict(point), **measured))
     return rows
 
 
