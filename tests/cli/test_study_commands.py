@@ -16,7 +16,8 @@ from rich.console import Console
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
 from polyphony.recipe import read_recipe
-from polyphony.study import Cluster, Here, Score, Share, Study, TooLargeError
+from polyphony.rows import Score
+from polyphony.study import Cluster, Here, Share, Study, TooLargeError
 from polyphony.study.processes import WorkerLostError
 
 MORE = (

@@ -15,8 +15,9 @@ from polyphony.data import Split, Splits, outline
 from polyphony.ensembles import DeepEnsemble
 from polyphony.predictions import predict
 from polyphony.recipe import Data, read_recipe, shipped
-from polyphony.study import Study, parameter_counts
+from polyphony.study import Study
 from polyphony.study.cost import untaught_loss
+from polyphony.study.score_table import parameter_counts
 from polyphony.train import Plan, fit
 
 PARAMETERS = {  # teachers and student, from the paper's tables and exact counts of its networks

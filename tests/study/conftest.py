@@ -19,10 +19,10 @@ from polyphony.study import (
     Study,
     Sweep,
     SweepOutcome,
-    TrainStudent,
     run_study,
     run_sweep,
 )
+from polyphony.study.jobs import TrainStudent
 from polyphony.tally import DivergedError
 
 MORE = (

@@ -15,7 +15,8 @@ import pytest
 import polyphony
 from polyphony.machine import share_file
 from polyphony.store import write_whole
-from polyphony.study import Study, TrainStudent, TrainTeacher
+from polyphony.study import Study
+from polyphony.study.jobs import TrainStudent, TrainTeacher
 from polyphony.study.origin import training_code, training_sources
 from polyphony.train import Unwatched
 

@@ -19,8 +19,9 @@ from polyphony.perturb import ODS
 from polyphony.recipe import check
 from polyphony.seeds import generator
 from polyphony.store import StoreError
-from polyphony.study import Study, analysis_jobs, parameter_counts, run_study
+from polyphony.study import Study, analysis_jobs, run_study
 from polyphony.study.analyses import ANALYSES, analyse, one_to_one, plain_student, with_factors
+from polyphony.study.score_table import parameter_counts
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {

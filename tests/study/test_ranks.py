@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from polyphony.data import DataError
 from polyphony.limits import SettingError
 from polyphony.parallel import GoneError
-from polyphony.study import Study, TrainTeacher
+from polyphony.study import Study
+from polyphony.study.jobs import TrainTeacher
 from polyphony.study.processes import WorkerLostError
 from polyphony.study.ranks import run_in_ranks
 from polyphony.study.runner import run_job

@@ -25,7 +25,6 @@ from polyphony.study import (
     Board,
     Graph,
     Here,
-    Job,
     Processes,
     Study,
     Upto,
@@ -34,7 +33,7 @@ from polyphony.study import (
     run_study,
     verdict,
 )
-from polyphony.study.runner import run_job
+from polyphony.study.runner import Job, run_job
 from polyphony.study.score_table import told_of
 from polyphony.train import fit
 

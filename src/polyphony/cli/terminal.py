@@ -21,7 +21,8 @@ from polyphony.words import sentence as one_sentence
 if TYPE_CHECKING:
     from polyphony.collapse import Row
     from polyphony.recipe import Recipe
-    from polyphony.study import Board, Cost, Outcome, Score, Study, SweepOutcome
+    from polyphony.rows import Score
+    from polyphony.study import Board, Cost, Outcome, Study, SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal

@@ -1,15 +1,13 @@
 """recipe → graph of runs → run it here → scores."""
 
-from polyphony.rows import Score
 from polyphony.study.cluster import Cluster, Share
 from polyphony.study.cost import Cost, TooLargeError, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
-from polyphony.study.jobs import TrainStudent, TrainTeacher
 from polyphony.study.nodes import ClusterError
 from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
-from polyphony.study.runner import Board, Graph, Here, Job, JobError, Runner
-from polyphony.study.score_table import mean, parameter_counts, select, verdict
+from polyphony.study.runner import Board, Graph, Here, JobError, Runner
+from polyphony.study.score_table import select, verdict
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
@@ -22,20 +20,16 @@ __all__ = [
     "Cost",
     "Graph",
     "Here",
-    "Job",
     "JobError",
     "Outcome",
     "Processes",
     "Runner",
-    "Score",
     "Share",
     "Study",
     "Sweep",
     "SweepOutcome",
     "Together",
     "TooLargeError",
-    "TrainStudent",
-    "TrainTeacher",
     "Upto",
     "check_memory",
     "check_trained",
@@ -43,9 +37,7 @@ __all__ = [
     "default_workers",
     "evaluate_corrupted",
     "evaluate_unknown",
-    "mean",
     "open_study",
-    "parameter_counts",
     "run_study",
     "run_sweep",
     "run_together",
