@@ -19,6 +19,25 @@ def limited(root: Path, groups: str, **files: str) -> Path:
     return root
 
 
+def test_two_who_write_one_file_do_not_meet_before_it_is_whole(tmp_path):
+    file = tmp_path / "scores.csv"
+    with machine.whole(file) as first:  # as processes of the same number on two machines do
+        first.write_text("first")
+        with machine.whole(file) as second:
+            second.write_text("second")
+        assert file.read_text() == "second"
+    assert file.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_left_half_made_by_a_killed_process_of_the_same_number_is_in_nobodys_way(tmp_path):
+    killed = machine.whole_folder(tmp_path / "packed")
+    killed.__enter__()  # and it never ends
+    with machine.whole_folder(tmp_path / "packed") as beside:
+        (beside / "a").touch()
+    assert [path.name for path in (tmp_path / "packed").iterdir()] == ["a"]
+
+
 def test_memory_is_what_the_tightest_group_gives(tmp_path):
     files = {
         "memory.max": "max\n",

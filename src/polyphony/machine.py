@@ -34,17 +34,21 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+def part_of(path: Path, folder: Path) -> Path:
+    """Where in a folder to make what is to be at a path: nobody else's, also of processes of equal number."""
+    return folder / f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.part"
+
+
 @contextmanager
 def whole(file: Path, attempt: Path | None = None) -> Iterator[Path]:
     """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails.
 
     An attempt's files are made in its own folder, so that they cannot appear once a later one has removed it.
     """
-    beside = (attempt or file.parent) / f".{file.name}.{os.getpid()}.part"
+    beside = part_of(file, attempt or file.parent)
     with writing(file):
         if attempt is None:
             file.parent.mkdir(parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)  # a killed process of the same number may have left a link there
         try:
             yield beside
             with beside.open("rb") as stream:
@@ -66,7 +70,7 @@ def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` to fill; renamed to it at the end, removed if anything fails."""
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    beside = part_of(folder, folder.parent)
     with writing(folder):
         beside.mkdir(parents=True)
         try:
