@@ -76,12 +76,10 @@ class Stage:
 
     def is_done(self) -> bool:
         """Whether the result is here; raises if the folder holds something else's."""
-        found = self.found()
-        if found is not None and found["key"] != self.key:
-            raise ChangedError(f"{self.folder} was made with another {difference(found['spec'], self.spec)}")
+        self.check_settings()
         return (self.folder / "done.json").exists()
 
-    def check_settings(self, besides: Collection[str]) -> None:
+    def check_settings(self, besides: Collection[str] = ()) -> None:
         """Raise where the folder was made with other settings than these, whatever it has `besides`."""
         found = self.found() or {"spec": self.spec}
         made = {name: value for name, value in found["spec"].items() if name not in besides}
