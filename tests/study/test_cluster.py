@@ -419,6 +419,11 @@ def test_a_share_has_room_where_all_of_it_fits():
     assert Share(1, 1, 1).room({"CPU": 8.0, "memory": 16.0 * GIB}) == 0
 
 
+def test_a_cluster_whose_nodes_are_lost_for_now_is_asked_for_one_job_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("polyphony.study.cluster.nodes", list)
+    assert Cluster("auto", tmp_path, Share(1)).at_once == 1  # of which an estimate and a search make use
+
+
 def test_a_node_that_differs_is_named():
     here = {"folder": "True", "Polyphony": "0.1.0 (abc)", "Python": "3.11.7", "Ray": "2.60.0"}
     compare("n1", here, dict(here), Path("run"))

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -18,7 +16,7 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import study as of_study
 from polyphony.study.search import STARTUP, Search, mend, rounded
-from polyphony.study.sweep import Sweep, Sweeping, SweepOutcome
+from polyphony.study.sweep import Sweep, SweepOutcome
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
@@ -301,11 +299,3 @@ def test_a_trial_that_diverges_does_not_end_the_search(tiny, sweep_through, tmp_
     again, jobs = sweep_through(tiny(tmp_path / "run"), trials=3)
     assert jobs == []
     assert again.diverged == outcome.diverged
-
-
-def test_a_round_for_which_a_cluster_has_no_room_now_asks_for_one_point(monkeypatch):
-    monkeypatch.setattr(Sweeping, "measure", lambda sweeping, points: [])
-    search = mock.Mock(answered=mock.Mock(side_effect=[0, 2]), ask=mock.Mock(return_value=[]))
-    runner = SimpleNamespace(at_once=0)
-    Sweeping(SimpleNamespace(search=search), SimpleNamespace(runner=runner), {}).search(2)
-    search.ask.assert_called_once_with(1)

@@ -117,14 +117,17 @@ class Cluster:
         """Where jobs put what the board is to be told, on this machine; raises where no job has room."""
         from ray.util.queue import Queue
 
-        if not self.at_once:
+        if not self._room():
             raise ClusterError(f"no node of the cluster has room for a job: {self.share}")
         here = self._ray.get_runtime_context().get_node_id()
         return Queue(actor_options={"num_cpus": 0} | on_node(here))
 
     @property
     def at_once(self) -> int:
-        """How many jobs the nodes that are there have room for."""
+        """How many jobs the nodes have room for; one, while those that had room are lost."""
+        return max(1, self._room())
+
+    def _room(self) -> int:
         return sum(self.share.room(node["Resources"]) for node in nodes())
 
     def run(self, graph: Graph, board: Board) -> None:

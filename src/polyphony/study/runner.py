@@ -68,7 +68,7 @@ class Runner(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many jobs run at a time."""
+        """How many jobs run at a time, one at least."""
 
     def run(self, graph: Graph, board: Board) -> None:
         """Run a graph's jobs to the last; the first failure stops them all and is raised here."""

@@ -109,8 +109,7 @@ class Sweeping:
         """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
         search = self.sweep.search
         while (left := trials - search.answered()) > 0:
-            room = max(1, self.work.runner.at_once)  # a cluster may have none between two rounds
-            asked = search.ask(min(left, room))
+            asked = search.ask(min(left, self.work.runner.at_once))
             points = list(dict.fromkeys(trial.point for trial in asked))
             diverged = self.measure(points)
             for trial in asked:
