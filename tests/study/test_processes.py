@@ -75,13 +75,12 @@ def story(name: str) -> list[tuple[object, ...]]:
 
 def through_a_worker(*jobs: Job) -> Board:
     """What the board hears of jobs that a worker process would run."""
-    todo, events, board, graph = queue.Queue(), queue.Queue(), Board(), Graph(jobs)
-    while (job := graph.next()) is not None:
+    todo, events, board, finished = queue.Queue(), queue.Queue(), Board(), 0
+    for job in (*jobs, None):
         todo.put(job)
-    todo.put(None)
     work(todo, events, 1)
-    while graph.left():
-        pass_on(next_event(events, [SimpleNamespace(exitcode=None)]), graph, board)
+    while finished < len(jobs):
+        finished += pass_on(next_event(events, [SimpleNamespace(exitcode=None)]), board)
     return board
 
 

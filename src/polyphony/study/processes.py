@@ -61,8 +61,9 @@ class Processes:
         try:
             while graph.left():
                 self._start_jobs(graph)
-                if (event := next_event(self._events, self.workers)) is not None:
-                    pass_on(event, graph, board)
+                event = next_event(self._events, self.workers)
+                if event is not None and pass_on(event, board):
+                    graph.finish(event[1])
         except BaseException:
             self._stop()
             raise

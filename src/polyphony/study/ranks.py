@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from polyphony.compiler import import_compiler_late
 from polyphony.parallel import group_from_environment
 from polyphony.study.processes import SHUTDOWN_SECONDS, context, end_with_parent, next_event, sendable
-from polyphony.study.runner import Board, Graph, Job, Relay, pass_on
+from polyphony.study.runner import Board, Job, Relay, pass_on
 from polyphony.study.together import Together, run_together
 
 HOST = "127.0.0.1"
@@ -27,7 +27,7 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
     """
     meeting = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # at a port that is free
     start = context()
-    events, graph = start.Queue(), Graph([job], missing=list)
+    events, is_finished = start.Queue(), False
     ranks: list[BaseProcess] = [
         start.Process(
             target=take_rank,
@@ -36,13 +36,12 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
         )
         for rank in range(count)
     ]
-    graph.next()
     try:
         for rank in ranks:
             rank.start()
-        while graph.left():
-            if (event := next_event(events, ranks)) is not None:
-                pass_on(event, graph, board)
+        while not is_finished:
+            event = next_event(events, ranks)
+            is_finished = event is not None and pass_on(event, board)
         for rank in ranks:
             rank.join(SHUTDOWN_SECONDS)
     finally:

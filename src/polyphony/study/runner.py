@@ -186,14 +186,13 @@ def run_job(job: Job, board: Board) -> None:
     board.finished(job.name)
 
 
-def pass_on(event: Event, graph: Graph, board: Board) -> None:
-    """Tell the board what a relay sent, and the graph that a job is finished; raise what made one fail."""
+def pass_on(event: Event, board: Board) -> bool:
+    """Tell the board what a relay sent, or raise what made its job fail; whether the job is finished."""
     what, name, *details = event
     if what == "failed":
         raise details[0]
     getattr(board, what)(name, *details)
-    if what == "finished":
-        graph.finish(name)
+    return bool(what == "finished")
 
 
 @dataclass(frozen=True)
