@@ -13,12 +13,17 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from polyphony.cli import exit_code
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
+from polyphony.limits import SettingError
+from polyphony.nn.conversion import ConversionError
 from polyphony.recipe import read_recipe
 from polyphony.rows import Score
+from polyphony.serve import AnswerError
 from polyphony.study import Cluster, Here, Share, Study, TooLargeError
 from polyphony.study.processes import WorkerLostError
+from polyphony.tally import DivergedError
 
 MORE = (
     "seeds=[0, 1]",
@@ -48,17 +53,18 @@ LIGHT = """
 import sys
 from polyphony.cli import main
 
-def say(*arguments):
+def say(*arguments, code=0):
     try:
         main(arguments)
     except SystemExit as stop:
-        assert not stop.code
+        assert (stop.code or 0) == code
 
 def imported(*names):
     return [name for name in names if name in sys.modules]
 
 for arguments in (["--help"], ["study", "--help"], ["sweep", "--help"], ["data", "--help"], ["--version"]):
     say(*arguments)
+say("study", "digits", "--nonsense", code=2)
 assert imported("torch", "numpy", "scipy", "pydantic", "sklearn", "matplotlib", "optuna") == []
 import polyphony
 assert imported("torch") == []
@@ -355,6 +361,14 @@ def test_a_fault_of_ours_keeps_its_traceback(say, tiny):
         pytest.raises(RuntimeError, match="ours"),
     ):
         say(*tiny("study"))
+
+
+def test_what_a_person_can_mend_is_a_sentence_whoever_raises_it():
+    for error in (ConversionError("no"), AnswerError("no"), SettingError("no"), FileNotFoundError("no")):
+        assert exit_code(error) == 2
+    for error in (DivergedError("no"), WorkerLostError("no"), MemoryError("no")):
+        assert exit_code(error) == 1
+    assert exit_code(ValueError("ours")) is None
 
 
 def test_a_lost_worker_is_one_sentence_that_says_what_to_try(say, tiny):

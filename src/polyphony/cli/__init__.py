@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from polyphony import words
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
 from polyphony.compiler import import_compiler_late
+from polyphony.limits import SettingError
 from polyphony.machine import Terminated, WriteError, out_of_memory, terminable
+from polyphony.words import SentenceError, first_line
+
+MISUSED = CycloptsError | UsageError  # a command that cannot be followed
 
 app = App(
     name="polyphony",
@@ -90,6 +93,8 @@ def call(arguments: Sequence[str] | None) -> None:
 
 def sentence(error: Exception) -> str:
     """What is wrong, and what to type where the library cannot know it."""
+    if isinstance(error, MISUSED):  # for which nobody need wait for PyTorch
+        return str(error)
     from polyphony.data import MissingDataError
     from polyphony.store import ChangedError, FileError, FolderError
     from polyphony.study.processes import WorkerLostError
@@ -105,7 +110,7 @@ def sentence(error: Exception) -> str:
         return missing_data(error)
     if out_of_memory(error):
         asked = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-        said = asked[0] if asked else words.first_line(error)
+        said = asked[0] if asked else first_line(error)
         return f"there is too little memory ({said}): take smaller images, batches or networks"
     if isinstance(error, WriteError):
         return f"{error}: make room, or name a place that can be written; the same command goes on"
@@ -118,23 +123,11 @@ def sentence(error: Exception) -> str:
 
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
-    if isinstance(error, CycloptsError | UsageError):
+    if isinstance(error, MISUSED | SentenceError | SettingError | OSError):
         return 2
-    from polyphony.data import DataError
-    from polyphony.graphs import CompileError
-    from polyphony.limits import SettingError
     from polyphony.parallel import GroupError
-    from polyphony.recipe import RecipeError
-    from polyphony.store import StoreError
-    from polyphony.study import ClusterError, JobError
+    from polyphony.study import JobError
     from polyphony.tally import DivergedError
-    from polyphony.train import ResumeError
 
-    ours = ClusterError | CompileError | DataError | RecipeError | ResumeError | SettingError | StoreError
-    if isinstance(error, ours | OSError):
-        return 2
-    if isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error):
-        return 1
-    from polyphony.serve import AnswerError, ExportError  # last, since it takes a second
-
-    return 2 if isinstance(error, AnswerError | ExportError) else None
+    failed = isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error)
+    return 1 if failed else None
