@@ -65,6 +65,7 @@ def imported(*names):
 for arguments in (["--help"], ["study", "--help"], ["sweep", "--help"], ["data", "--help"], ["--version"]):
     say(*arguments)
 say("study", "digits", "--nonsense", code=2)
+say("predict", "runs/digits", code=2)
 assert imported("torch", "numpy", "scipy", "pydantic", "sklearn", "matplotlib", "optuna") == []
 import polyphony
 assert imported("torch") == []

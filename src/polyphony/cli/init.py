@@ -32,11 +32,11 @@ def init(
     to
         The recipe to write.
     """
+    if to.exists():
+        raise UsageError(f"{to} is there already: give --to another file, or remove it")
     from polyphony.store import write_whole
     from polyphony.study.draft import draft
 
-    if to.exists():
-        raise UsageError(f"{to} is there already: give --to another file, or remove it")
     drafted = draft(images, weights, network, to, size)
     write_whole(to, drafted.text.encode())
     for finding in drafted.findings:

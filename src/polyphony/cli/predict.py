@@ -44,14 +44,14 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Ask a trained student about images without labels: class, calibrated confidence, uncertainties."""
-    from polyphony.serve import load_student
-    from polyphony.serve.table import contact_sheet
-    from polyphony.store import write_whole
-
     if as_json and as_csv:
         raise UsageError("give --json or --csv, not both")
     if not images:
         raise UsageError("give one or more pictures, or folders of them, after the run")
+    from polyphony.serve import load_student
+    from polyphony.serve.table import contact_sheet
+    from polyphony.store import write_whole
+
     student = load_student(folder, method, seed, device=chosen(device))
     rows, pictures, probabilities = ask(student, images, sort)
     terminal.note(f"Asked {student.words}.")
