@@ -37,6 +37,10 @@ class ChangedError(StoreError):
     """A folder holds what was made with another recipe."""
 
 
+class CodeError(StoreError):
+    """Code that somebody else may have written would be run, and was not allowed to."""
+
+
 class FolderError(StoreError):
     """A folder cannot be used for results now."""
 

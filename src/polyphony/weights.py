@@ -55,8 +55,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return safetensors.torch.load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        more = "it is damaged, or holds more than tensors, which nothing here executes"
+        fault = first_line(error) if path.suffix == ".safetensors" else more
         raise WeightsError(
-            f"{path} cannot be read as weights ({first_line(error)}): save the network's state_dict,"
+            f"{path} cannot be read as weights ({fault}): save the network's state_dict,"
             " with torch.save or safetensors"
         ) from error
     return tensors_in(found, path)

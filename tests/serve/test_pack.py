@@ -85,7 +85,7 @@ def name_code(folder):
     [
         (spoil_weights, "is not the file that was packed"),
         (spoil_config, "describes no student"),
-        (name_code, "needs the code 'os:getcwd', which loading would run: load_student(…, code=True)"),
+        (name_code, "needs the code 'os:getcwd', which loading runs only with code=True"),
     ],
 )
 def test_a_folder_that_is_not_what_was_packed_is_refused(packed, tmp_path, spoil, said):

@@ -104,6 +104,9 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert recipe.student.optimizer.kind == "sgd"
     shares = dict(re.findall(r"([\d.]+)% with ([^,.]+)", said))
     assert float({name: share for share, name in shares.items()}["ImageNet's"]) > 90
+    assert re.search(
+        r"The other networks, with ImageNet's: 1\.pt [\d.]+%, 2\.pt [\d.]+%, 3\.pt [\d.]+%\.", said
+    )
     Path("draft_nets.py").rename("away.py")
     sys.modules.pop("draft_nets")
     assert command("show", "own.toml", "--no-code") == 0
@@ -132,14 +135,21 @@ def check_the_way_out(pictures, capsys):
     told = json.loads(capsys.readouterr().out)
     found = [list(row["probabilities"].values()) for row in told]
     np.testing.assert_allclose(found, answers.probabilities[:3], atol=1e-6)
-    assert command("export", "runs/own", "kd-ods", "--to", "student.onnx") == 0
-    session = onnxruntime.InferenceSession("student.onnx")
+    assert command("pack", "runs/own", "kd-ods", "--to", "packed") == 0
+    session = onnxruntime.InferenceSession("packed/model.onnx")
     for batch in (1, 7, 64):
         found = session.run(None, {"pixels": pictures[:batch].transpose(0, 3, 1, 2)})
         for output, value in zip(session.get_outputs(), found, strict=True):
             expected = getattr(answers, output.name)
             expected = expected[:, :batch] if output.name == "members" else expected[:batch]
             np.testing.assert_allclose(value, expected, atol=1e-5, err_msg=output.name)
+    Path("draft_nets.py").rename("packed/draft_nets.py")
+    sys.modules.pop("draft_nets")
+    packed = ("predict", "packed", "unlabelled", "--json")
+    assert command(*packed) == 2
+    assert "which loading runs only with code=True: give --code if you trust it" in capsys.readouterr().err
+    assert command(*packed, "--code") == 0
+    assert json.loads(capsys.readouterr().out) == told
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError
 
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
@@ -93,14 +93,18 @@ def call(arguments: Sequence[str] | None) -> None:
 
 def sentence(error: Exception) -> str:
     """What is wrong, and what to type where the library cannot know it."""
+    if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
+        verb = " ".join(["polyphony", *(error.command_chain or ())])
+        return f"{verb} needs {error.argument.name}, which {verb} --help explains"
     if isinstance(error, MISUSED):  # for which nobody need wait for PyTorch
         return str(error)
     from polyphony.data import MissingDataError
-    from polyphony.store import ChangedError, FileError, FolderError
+    from polyphony.store import ChangedError, CodeError, FileError, FolderError
     from polyphony.study.processes import WorkerLostError
 
     what_to_type: dict[type[Exception], str] = {
         ChangedError: "give --out another folder, or --redo to replace it",
+        CodeError: "give --code if you trust it",
         FolderError: "give --out another folder",
         WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
     }

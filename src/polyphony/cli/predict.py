@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,7 @@ def predict(
         Path | None,
         Parameter(validator=validators.Path(ext="html"), help="Write a contact sheet too: one HTML file."),
     ] = None,
+    code: Annotated[bool, flag("Run the code of its own that a packed student names.")] = False,
     device: Device = "auto",
 ) -> None:
     """Ask a trained student about images without labels: class, calibrated confidence, uncertainties."""
@@ -52,7 +54,9 @@ def predict(
     from polyphony.serve.table import contact_sheet
     from polyphony.store import write_whole
 
-    student = load_student(folder, method, seed, device=chosen(device))
+    if code:
+        sys.path.append("")  # which may lie in this folder, where it is not in the packed one
+    student = load_student(folder, method, seed, device=chosen(device), code=code)
     rows, pictures, probabilities = ask(student, images, sort)
     terminal.note(f"Asked {student.words}.")
     if page:

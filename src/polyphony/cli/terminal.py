@@ -185,7 +185,8 @@ def show_costs(costs: Sequence[Cost], at_once: int) -> None:
 def estimate(costs: Sequence[Cost], at_once: int) -> str:
     """How long all trainings take together."""
     total = sum(cost.runs * cost.seconds for cost in costs) / at_once
-    took = f"About {duration(total)} at this machine's speed, {at_once} at a time"
+    longest = max((cost.seconds for cost in costs), default=0.0)  # by which there is nothing to share
+    took = f"About {duration(max(total, longest))} at this machine's speed, {at_once} at a time"
     return f"{took}, judging by a few measured steps."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -42,10 +43,11 @@ class Description(Table):
     version: str = __version__
 
     @classmethod
-    def read(cls, described: Mapping[str, Any], where: object) -> Description:
-        """From JSON; a StoreError that says what is wrong with it."""
+    def read(cls, described: Mapping[str, Any], where: object, code_in: Path | None = None) -> Description:
+        """From JSON, with code in a folder if it has any; a StoreError that says what is wrong with it."""
+        context = {"folder": str(code_in.absolute())} if code_in else None
         try:
-            return cls.model_validate_json(json.dumps(described), strict=True)
+            return cls.model_validate_json(json.dumps(described), strict=True, context=context)
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"]))

@@ -19,7 +19,7 @@ from polyphony.report.run import Run
 from polyphony.rows import Score, Temperature, headings
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
-from polyphony.store import FileError, Stage, StoreError, read_bytes, read_json, sha256, spec_key
+from polyphony.store import CodeError, FileError, Stage, StoreError, read_bytes, read_json, sha256, spec_key
 from polyphony.words import first_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
@@ -37,7 +37,8 @@ def load_student(
 
     Of what is left open, method or seed, it is the one of least calibrated NLL on validation images. The data
     need not be there. StoreError, one sentence, where the run or the student is not. A packed student whose
-    network or form is Python code is refused unless its `code` may be run.
+    network or form is Python code is refused, by a CodeError, unless its `code` may be run: a module of the
+    packed folder, or one that Python finds; RecipeError where there is none.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
@@ -51,13 +52,10 @@ def load_student(
 
 def load_packed(folder: Path, device: str, *, code: bool) -> Student:
     """The student of a packed folder. Without `code` one whose network or form is Python code is refused."""
-    description = Description.read(read_json(folder / CONFIG), folder / CONFIG)
+    description = Description.read(read_json(folder / CONFIG), folder / CONFIG, code_in=folder)
     names = own_code(description)
     if names and not code:
-        raise StoreError(
-            f"{folder} needs the code '{names[0]}', which loading would run:"
-            " load_student(…, code=True) does so, if you trust it"
-        )
+        raise CodeError(f"{folder} needs the code '{names[0]}', which loading runs only with code=True")
     if isinstance(description.network, TransformersNetwork) and description.network.name:
         raise StoreError(f"{folder} names another model, '{description.network.name}', which is not fetched")
     data = read_bytes(folder / WEIGHTS)

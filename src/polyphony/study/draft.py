@@ -32,6 +32,7 @@ LARGEST_BATCH, FEWEST_STEPS = 128, 8  # an epoch
 NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
     "none but its own": {},
     "ImageNet's": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
+    "MNIST's": {"mean": (0.1307,), "std": (0.3081,)},
     "0.5 and 0.5": {"mean": (0.5,), "std": (0.5,)},
     "pixels in [0, 255]": {"mean": (0.0,), "std": (1 / 255,)},
 }
@@ -85,7 +86,8 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
 
     `network` is "module:function", "timm:NAME" or "transformers:FOLDER"; `file` is where the recipe will be,
     beside which modules are looked for. Pictures are brought to `size`, or to what most of them have room
-    for. Of the usual normalisations it takes the one with which the first network is right most often.
+    for. Of the usual normalisations it takes the one with which the first network is right most often; the
+    other networks are tried with it, too.
     """
     if len(weights) < 2:
         raise RecipeError(
@@ -102,11 +104,14 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
     best = max(scores, key=lambda name: scores[name])
     table = table.model_copy(update=NORMALISATIONS[best])
     shares = ", ".join(f"{right:.1%} with {name}" for name, (right, _) in scores.items())
+    others = {path.name: tried(table, {}, path, splits) for path in weights[1:]}
+    each = ", ".join(f"{name} {right:.1%}" for name, (right, _) in others.items())
     height, width = splits.train.images.shape[-2:]
     findings = (
         f"{len(splits.train):,} training images of {len(splits.classes)} classes, {width}×{height} pixels.",
         f"{weights[0].name} is right on so many of {min(LOOKED_AT, len(splits.valid))} validation images,"
         f" by normalisation: {shares}.",
+        f"The other networks, with {best}: {each}.",
     )
     return Draft(written(images, weights, table, file, side, splits, findings), findings)
 
