@@ -119,6 +119,22 @@ def test_a_grey_image_of_any_size_is_corrupted_as_the_same_image_in_colour(side:
         assert (alone - grey.float()).abs().mean() > 0.5, name
 
 
+@pytest.mark.parametrize("sides", [(1, 1), (1, 8), (256, 256), (300, 200)])
+@pytest.mark.parametrize("name", list(CORRUPTIONS))
+def test_images_of_one_pixel_and_of_more_than_a_sheet_of_frost_are_corrupted(
+    name: str, sides: tuple[int, int]
+) -> None:
+    images = torch.full((1, 3, *sides), 128, dtype=torch.uint8)
+    assert corrupt(images, name, 3).shape == images.shape
+
+
+def test_frost_on_a_large_image_repeats_its_sheet() -> None:
+    frozen = corrupt(torch.zeros(1, 3, 600, 600, dtype=torch.uint8), "frost", 2)
+    side = frost_sheets().shape[1]
+    torch.testing.assert_close(frozen[..., side:, :], frozen[..., :-side, :])
+    torch.testing.assert_close(frozen[..., side:], frozen[..., :-side])
+
+
 def test_noise_has_cifar_cs_strength() -> None:
     """On mid grey nothing is clipped: the standard deviation is the constant, the mean is kept."""
     grey = torch.full((60, 3, 32, 32), 128, dtype=torch.uint8)

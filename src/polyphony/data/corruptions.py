@@ -122,13 +122,17 @@ def snow(x: Array, constants: tuple[float, float, float, float, int, float, floa
 
 
 def frost(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
-    """A random piece of a generated sheet of frost (see `frost_sheets`), added to a darkened image."""
+    """A random piece of a generated sheet of frost (see `frost_sheets`), added to a darkened image.
+
+    An image larger than a sheet has the sheet repeated.
+    """
     keep, amount = constants
     sheets, (height, width) = frost_sheets(), x.shape[1:3]
+    side = sheets.shape[1]
     pick = draws.below(len(sheets))
-    top, left = (draws.below(sheets.shape[1] - max(height, width)) for _ in range(2))
+    top, left = (draws.below(max(1, side - max(height, width))) for _ in range(2))
     rows, columns = top[:, None, None] + np.arange(height)[:, None], left[:, None, None] + np.arange(width)
-    pieces = sheets[pick[:, None, None], rows, columns] / 255
+    pieces = sheets[pick[:, None, None], rows % side, columns % side] / 255
     return np.asarray(keep * x + amount * (pieces if x.shape[3] == 3 else luminance(pieces)))
 
 

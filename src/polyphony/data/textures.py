@@ -116,7 +116,7 @@ def plasma(draws: Draws, side: int, decay: float) -> Array:
         fill(middles, corners, centre + np.roll(centre, 1, 2) + known + np.roll(known, -1, 1))
         step, amplitude = half, amplitude / decay
     clouds -= clouds.min((1, 2), keepdims=True)
-    clouds /= clouds.max((1, 2), keepdims=True)
+    clouds /= np.maximum(clouds.max((1, 2), keepdims=True), 1e-9)  # all 0 on a single pixel
     return clouds[:, :side, :side].astype(np.float32)
 
 
@@ -170,8 +170,9 @@ def bilinear(x: Array, rows: Array, columns: Array, border: Callable[[Array, int
 
 def mirrored(position: Array, length: int) -> Array:
     """… 2 1 0 1 2 …: the edge pixel is not repeated."""
-    folded = np.abs(position) % (2 * length - 2)
-    return np.asarray(np.minimum(folded, 2 * length - 2 - folded))
+    period = max(1, 2 * length - 2)
+    folded = np.abs(position) % period
+    return np.asarray(np.minimum(folded, period - folded))
 
 
 def reflected(position: Array, length: int) -> Array:
