@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
 
 from polyphony.data.archives import unpack
@@ -67,15 +67,8 @@ def _transfer(download: Download, part: Path, progress: Progress) -> None:
         if response.status != 206:  # the server begins again
             have = 0
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab" if have else "wb") as out:
-            _copy(response, out.write, have, download.size, progress)
-
-
-def _copy(
-    response: HTTPResponse, write: Callable[[bytes], int], have: int, size: int, progress: Progress
-) -> None:
-    """Stops one byte past the official size: what is longer is not the official file."""
-    while have <= size and (block := response.read(min(1 << 18, size + 1 - have))):
-        write(block)
-        have += len(block)
-        progress(have)
+        with part.open("ab" if have else "wb") as out:  # at most a byte too much: that is no official file
+            while block := response.read(min(1 << 18, download.size + 1 - have)):
+                out.write(block)
+                have += len(block)
+                progress(have)
