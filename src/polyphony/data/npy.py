@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -14,13 +14,7 @@ from polyphony.data.files import damaged, regular
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HEADER = 10_000  # bytes, numpy's own bound
-
-
-class _Layout(NamedTuple):
-    kind: np.dtype[Any]
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    offset: int
+Layout = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]  # type, shape, order, where it begins
 
 
 def mapped(file: Path) -> Array:
@@ -43,25 +37,24 @@ def read(stream: IO[bytes], size: int, where: str) -> Array:
         return content.view(kind).reshape(shape, order=order)
 
 
-def _layout(stream: IO[bytes], size: int, where: str) -> _Layout:
+def _layout(stream: IO[bytes], size: int, where: str) -> Layout:
     """What the header says, if it is that of an array of exactly so many bytes."""
     magic = stream.read(8)
     width = 2 if magic[6:7] == b"\1" else 4
     length = int.from_bytes(stream.read(width), "little")
     text = stream.read(min(length, HEADER)).decode("latin1")
-    kind = re.search(r"'descr': *'([<>=|]?[?biufcmMOSUV]\d{0,9})'", text)
-    order = re.search(r"'fortran_order': *(True|False)", text)
-    shape = re.search(r"'shape': *\(([\dL, ]{0,200})\)", text)
-    if magic[:6] != b"\x93NUMPY" or len(text) != length or not kind or not order or not shape:
+    named = re.search(r"'descr': *'([<>=|]?[?biufcmMOSUV]\d{0,9})'", text)
+    fortran = re.search(r"'fortran_order': *(True|False)", text)
+    sides = re.search(r"'shape': *\(([\dL, ]{0,200})\)", text)
+    if magic[:6] != b"\x93NUMPY" or len(text) != length or not named or not fortran or not sides:
         raise ValueError("its header is not that of a plain array")
-    if "O" in kind[1]:
+    if "O" in named[1]:
         raise DataError(f"{where} holds objects; it was not read, save plain arrays instead")
-    layout = _Layout(
-        np.dtype(kind[1]),
-        tuple(int(n) for n in re.findall(r"\d+", shape[1])),
-        "F" if order[1] == "True" else "C",
+    kind, shape, offset = (
+        np.dtype(named[1]),
+        tuple(map(int, re.findall(r"\d+", sides[1]))),
         8 + width + length,
     )
-    if len(layout.shape) > 8 or math.prod(layout.shape) * layout.kind.itemsize != size - layout.offset:
+    if len(shape) > 8 or math.prod(shape) * kind.itemsize != size - offset:
         raise ValueError(f"its {size:,} bytes are not those of its header")
-    return layout
+    return kind, shape, "F" if fortran[1] == "True" else "C", offset
