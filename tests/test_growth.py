@@ -43,7 +43,7 @@ CHANGES = {
 
 
 ''',
-                "        | PythonForm,": "        | ToyForm\n",
+                "    | PythonForm,": "    | ToyForm\n",
             }
         },
         {

@@ -203,16 +203,14 @@ class PythonForm(PythonTable, FormTable):
 
 
 Form = Annotated[
-    Annotated[
-        BatchEnsembleForm
-        | MIMOForm
-        | HydraForm
-        | SingleForm
-        | LatentBEForm
-        | DirichletForm
-        | ProxyDirichletForm
-        | PythonForm,
-        Field(discriminator="kind"),
-    ],
+    BatchEnsembleForm
+    | MIMOForm
+    | HydraForm
+    | SingleForm
+    | LatentBEForm
+    | DirichletForm
+    | ProxyDirichletForm
+    | PythonForm,
+    Field(discriminator="kind"),
     BeforeValidator(as_table),
 ]

@@ -66,12 +66,8 @@ class CosineTable(Table):
     rates: ClassVar[Rates] = staticmethod(cosine)
 
 
-Optimizer = Annotated[
-    Annotated[SGDTable | AdamWTable, Field(discriminator="kind")], BeforeValidator(as_table)
-]
-RateTable = Annotated[
-    Annotated[TrapezoidTable | CosineTable, Field(discriminator="kind")], BeforeValidator(as_table)
-]
+Optimizer = Annotated[SGDTable | AdamWTable, Field(discriminator="kind"), BeforeValidator(as_table)]
+RateTable = Annotated[TrapezoidTable | CosineTable, Field(discriminator="kind"), BeforeValidator(as_table)]
 
 
 class Schedule(Table):
