@@ -72,7 +72,7 @@ class TimmNetwork(ForeignTable):
         return self.name
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        timm = needed("timm", "timm")
+        timm = needed("timm")
         try:
             known = timm.get_pretrained_cfg(self.name) if self.size else None
             sizes = {"img_size": self.size} if known and known.fixed_input_size else {}
@@ -116,7 +116,7 @@ class TransformersNetwork(ForeignTable):
         return self.name or str((self.config or {}).get("model_type"))
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        transformers = needed("transformers", "transformers")
+        transformers = needed("transformers")
         sizes = {"num_labels": classes, "num_channels": channels}
         try:
             config = self.configuration(sizes)
@@ -131,7 +131,7 @@ class TransformersNetwork(ForeignTable):
 
     def configuration(self, sizes: dict[str, int]) -> Any:
         """The model's configuration, from its name or its table; code that comes with a model is not run."""
-        auto = needed("transformers", "transformers").AutoConfig
+        auto = needed("transformers").AutoConfig
         if self.name is not None:
             refuse_missing_folder(self.name)
             return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
@@ -192,12 +192,12 @@ def expected(name: str) -> dict[str, Any]:
     return known | ({"size": max(sides)} if all(isinstance(side, int) for side in sides) else {})
 
 
-def needed(module: str, extra: str) -> Any:
-    """A module that comes with an extra, or one sentence."""
+def needed(module: str) -> Any:
+    """A module that comes with the extra of its name, or one sentence."""
     try:
         return import_module(module)
     except Exception as error:  # a library beside the wrong versions of others can raise anything
         raise RecipeError(
             f"kind = '{module}' needs the package {module}, which cannot be imported ({said(error)}):"
-            f" pip install 'polyphony[{extra}]'"
+            f" pip install 'polyphony[{module}]'"
         ) from error

@@ -36,7 +36,7 @@ class PerturbTable(Table):
         found: Traits = getattr(self.makes, "traits", Traits())
         return found
 
-    def make(self, **given: Any) -> Any:
+    def make(self, **given: Any) -> Perturbation:
         """The perturbation, from its own keys and what it is given."""
         return type(self).makes(**given, **self.always, **self.model_dump(exclude={"kind"}))
 
@@ -48,10 +48,7 @@ class PerturbTable(Table):
             "student": traits.needs_student,
             "source": traits.takes_source,
         }
-        made: Perturbation = self.make(
-            **{key: getattr(given, key) for key, wanted in asked.items() if wanted}
-        )
-        return made
+        return self.make(**{key: getattr(given, key) for key, wanted in asked.items() if wanted})
 
 
 class CleanTable(PerturbTable):
