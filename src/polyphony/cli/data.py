@@ -84,16 +84,18 @@ def check(
 def _is_complete(dataset: Dataset, root: Path, resolution: int | None) -> bool:
     """Say how far a data set is the official one; whether it is, as far as can be known."""
     from polyphony.data import Options
+    from polyphony.data.check import VERDICTS
     from polyphony.data.check import check as compare
     from polyphony.data.load import found, read
 
     place, path = found(dataset, root)
-    result = compare(dataset, place, path, read(dataset, place, path, Options(resolution=resolution)))
-    counts = ", ".join(f"{part} {count:,}" for part, count in result.counts.items())
+    contents = read(dataset, place, path, Options(resolution=resolution))
+    origin, differences = compare(dataset, place, path, contents)
+    counts = ", ".join(f"{part} {len(split):,}" for part, split in contents.parts.items())
     line(dataset.name, "bold")
-    for text in (_where(place, path), result.verdict, f"images: {counts}", *result.differences):
+    for text in (_where(place, path), VERDICTS[origin], f"images: {counts}", *differences):
         line(f"  {text}")
-    return result.origin not in ("subset", "altered")
+    return origin not in ("subset", "altered")
 
 
 @app.command

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
 
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.files import file_md5, there, unpacked
 
-
-@dataclass(frozen=True)
-class Check:
-    """What was found: the origin in one word, images by part, and a sentence for everything that differs."""
-
-    origin: str
-    counts: dict[str, int]
-    differences: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        """The result in one sentence."""
-        return VERDICTS[self.origin]
-
-
-VERDICTS = {
+VERDICTS = {  # the origin of data in one sentence
     "official": "complete, and every checksum is the official one",
     "unverified": "complete by its counts; no official checksums are known for this form",
     "subset": "not the official data: fewer images, a subset or a re-made copy",
@@ -34,24 +18,26 @@ VERDICTS = {
 }
 
 
-def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> Check:
-    """Compares what was read with the official counts, and the files with the official checksums."""
-    counts = {part: len(split) for part, split in contents.parts.items()}
+def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> tuple[str, list[str]]:
+    """Compares what was read with the official counts, and the files with the official checksums.
+
+    The origin in one word, and a sentence for everything that differs.
+    """
     if contents.origin != "unverified":  # the reader knows better than any checksum
-        return Check(contents.origin, counts, ())
-    wrong_files, wrong_counts = _files(place, path), _counts(dataset, counts)
+        return contents.origin, []
+    wrong_files, wrong_counts = _files(place, path), _counts(dataset, contents)
     if not wrong_files and not wrong_counts:
         origin = "official" if place.checksums else "unverified"
     else:
         origin = "subset" if wrong_counts else "altered"
-    return Check(origin, counts, (*wrong_counts, *wrong_files))
+    return origin, wrong_counts + wrong_files
 
 
-def _counts(dataset: Dataset, counts: dict[str, int]) -> list[str]:
+def _counts(dataset: Dataset, contents: Contents) -> list[str]:
     return [
-        f"{part} has {count:,} images, officially {dataset.counts[part]:,}"
-        for part, count in counts.items()
-        if count != dataset.counts.get(part, count)
+        f"{part} has {len(split):,} images, officially {dataset.counts[part]:,}"
+        for part, split in contents.parts.items()
+        if len(split) != dataset.counts.get(part, len(split))
     ]
 
 

@@ -73,7 +73,8 @@ def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVER
 
     def checked() -> Contents:
         fresh = read(dataset, place, path, options)
-        return replace(fresh, origin=check(dataset, place, path, fresh).origin)
+        origin, _ = check(dataset, place, path, fresh)
+        return replace(fresh, origin=origin)
 
     if not place.cached:
         return read(dataset, place, path, options)
