@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 LONGEST = 300  # characters of a sentence about a fault
 
@@ -41,6 +42,12 @@ def first_line(error: BaseException) -> str:
 def listed(names: Sequence[str]) -> str:
     """ "a", "a and b", "a, b and c" """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def suggestion(word: str, known: Iterable[str], others: str = "known are") -> str:
+    """The nearest of the known words, or all of them."""
+    near = get_close_matches(word, known := list(known), n=1)
+    return f"did you mean '{near[0]}'?" if near else f"{others} {', '.join(known)}"
 
 
 class SentenceError(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from torch import Tensor
@@ -18,6 +17,7 @@ from polyphony.data.options import Holdout, Options, first_images, resized, shar
 from polyphony.data.own import own
 from polyphony.data.sound import sound
 from polyphony.data.splits import Resize, Split, Splits
+from polyphony.words import suggestion
 
 EVERYTHING = Options()
 
@@ -47,8 +47,7 @@ def identify(source: str) -> Dataset:
         return DATASETS[source]
     if source and there(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
         return own(Path(source))
-    near = get_close_matches(source, DATASETS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(DATASETS)}"
+    hint = suggestion(source, DATASETS)
     raise DataError(f"{source!r} is no known data set and no folder or .npz file; {hint}")
 
 

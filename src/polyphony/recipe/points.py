@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from polyphony.recipe.methods import Method
-from polyphony.recipe.read import check, explain, suggestion
+from polyphony.recipe.read import check, explain
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError
+from polyphony.words import suggestion
 
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255
@@ -110,7 +111,7 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
 def chosen_method(recipe: Recipe, name: str | None) -> str:
     """The method of that name; by default the first that takes a step, or the first with teachers."""
     if name is not None and name not in recipe.methods:
-        raise RecipeError(f"{recipe.name} has no method '{name}'; {suggestion(name, list(recipe.methods))}")
+        raise RecipeError(f"{recipe.name} has no method '{name}'; {suggestion(name, recipe.methods)}")
     candidates = [name] if name is not None else list(recipe.methods)
     for parameter in ("step_size", "alpha", "temperature"):
         for each in candidates:

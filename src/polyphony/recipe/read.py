@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +18,7 @@ from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
+from polyphony.words import suggestion
 
 LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
 
@@ -60,9 +60,7 @@ def find(source: str | Path) -> Path:
     known = shipped()
     if str(source) in known:
         return known[str(source)]
-    near = get_close_matches(path.stem, known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"shipped are {', '.join(known)}"
-    raise RecipeError(f"there is no recipe '{source}'; {hint}")
+    raise RecipeError(f"there is no recipe '{source}'; {suggestion(path.stem, known, 'shipped are')}")
 
 
 def put(table: dict[str, Any], override: str) -> None:
@@ -116,7 +114,8 @@ def explain(fault: ErrorDetails) -> str:
     place = f"{table}.{key}" if table else key
     match fault["type"]:
         case "extra_forbidden":
-            return f"{table or 'a recipe'} has no key '{key}'; {suggestion(key, keys_at(parents))}"
+            keys = sorted({key for each in tables_at(parents) for key in each.model_fields})
+            return f"{table or 'a recipe'} has no key '{key}'; {suggestion(key, keys)}"
         case "missing":
             return f"{table or 'the recipe'} needs the key '{key}'"
         case "union_tag_not_found":
@@ -135,17 +134,6 @@ def explain(fault: ErrorDetails) -> str:
     if message.startswith("must "):
         return f"{place} {message}, not {fault['input']!r}"
     return f"{place}: {message}" if place else message
-
-
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """The nearest of the known words, or all of them."""
-    near = get_close_matches(word, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-
-
-def keys_at(path: Sequence[str]) -> list[str]:
-    """The keys that the table at a path may have."""
-    return sorted({key for table in tables_at(path) for key in table.model_fields})
 
 
 def kinds_at(path: Sequence[str]) -> list[str]:

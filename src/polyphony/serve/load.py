@@ -14,13 +14,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
-from polyphony.recipe.read import suggestion
 from polyphony.report.run import Run
 from polyphony.rows import Score, Temperature, headings
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
 from polyphony.store import CodeError, FileError, Stage, StoreError, read_bytes, read_json, sha256, spec_key
-from polyphony.words import first_line
+from polyphony.words import first_line, suggestion
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
 
