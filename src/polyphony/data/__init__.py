@@ -2,9 +2,8 @@
 
 from polyphony.data.batches import Augmentation, batch_count, batches, pixels
 from polyphony.data.errors import DataError, MissingCorruptedError, MissingDataError
-from polyphony.data.load import load
+from polyphony.data.load import load, outline
 from polyphony.data.options import Options
-from polyphony.data.outline import outline
 from polyphony.data.shifted import Corrupted, corrupted, load_unknown
 from polyphony.data.splits import Split, Splits
 

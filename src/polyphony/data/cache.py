@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from polyphony.data.dataset import Contents
+from polyphony.data.dataset import Contents, as_labels, sound
 from polyphony.data.files import cache_root, regular, walk
-from polyphony.data.sound import as_labels, sound
 from polyphony.data.splits import Split
 from polyphony.machine import whole
 
@@ -76,12 +75,7 @@ def header(tensors: dict[str, torch.Tensor], facts: Mapping[str, object]) -> byt
 def restore(file: Path) -> Contents:
     """The contents of a file written by `keep`, memory-mapped."""
     with safe_open(regular(file), framework="pt") as stored:
-        facts = json.loads(stored.metadata()["facts"])
-
-        def tensor(name: str) -> torch.Tensor:
-            found: torch.Tensor = stored.get_tensor(name)
-            return found
-
+        facts, tensor = json.loads(stored.metadata()["facts"]), stored.get_tensor
         parts = {part: Split(tensor(f"{part}.images"), tensor(f"{part}.labels")) for part in facts["parts"]}
     for split in parts.values():
         as_labels(split.labels.numpy(), len(split), len(facts["classes"]), file)

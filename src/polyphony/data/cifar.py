@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from polyphony.data.archives import wanted_files
-from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
 from polyphony.data.errors import DataError
 from polyphony.data.options import Options, last
-from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 from polyphony.data.unpickle import unpickle
 

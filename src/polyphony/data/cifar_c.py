@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
 from polyphony.data.errors import DataError
 from polyphony.data.files import damaged, read_bytes, there
 from polyphony.data.npy import mapped
 from polyphony.data.options import Options
-from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
 NAMES = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost

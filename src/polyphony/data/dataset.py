@@ -1,13 +1,21 @@
-"""What a data set is before it is read: a row of facts, and a function for every form it comes in."""
+"""What a data set is: a row of facts, a function for every form it comes in, and what each of them gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyphony.data.errors import DataError
 from polyphony.data.options import Holdout, Options, stratified
 from polyphony.data.splits import Split
+
+LONGEST_NAME = 200  # characters of a class's name
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +32,6 @@ class Contents:
     origin: str = "unverified"
 
 
-Read = Callable[[Path, Options], Contents]
-
-
 @dataclass(frozen=True)
 class Place:
     """One form a data set has on disk: a folder or file below the data root, and how that form is read.
@@ -37,7 +42,7 @@ class Place:
     """
 
     path: str
-    read: Read
+    read: Callable[[Path, Options], Contents]
     checksums: Mapping[str, str] = field(default_factory=dict)
     heeds: tuple[str, ...] = ()
     cached: bool = True
@@ -73,3 +78,37 @@ class Dataset:
     holdout: Holdout = stratified
     shape: tuple[int, int, int] | None = None
     labels: int = 0
+
+
+def as_labels(labels: np.ndarray[Any, np.dtype[Any]], count: int, classes: int, where: object) -> Tensor:
+    """Labels [n] or [n 1] as int64 [n]; DataError unless there are `count`, whole numbers below `classes`."""
+    if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
+        raise DataError(
+            f"{where} holds {labels.dtype} {list(labels.shape)} where {count:,} labels belong; "
+            "correct or replace it"
+        )
+    if count and not 0 <= labels.min() <= labels.max() < classes:
+        wrong = labels.max() if labels.max() >= classes else labels.min()
+        raise DataError(f"{where} has the label {wrong}, outside 0..{classes - 1}; correct or replace it")
+    return torch.from_numpy(labels.reshape(-1).astype(np.int64))
+
+
+def sound(contents: Contents, where: object, shape: tuple[int, ...] | None = None) -> Contents:
+    """The contents; DataError unless all images are of one size (`shape`, [c h w]) and all names print."""
+    for part, split in contents.parts.items():
+        found = tuple(split.images.shape[1:])
+        shape = shape or found
+        if not len(split) or 0 in found or found[0] not in (1, 3) or found != shape:
+            belongs = f"some of {_sides(shape)} belong" if found != shape else "pictures belong"
+            raise DataError(
+                f"{where} has {len(split):,} {part} images of {_sides(found)} where {belongs}; "
+                "correct or replace it"
+            )
+    for name in contents.classes:
+        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise DataError(f"{where} has a class named {name!r}, which cannot be printed; rename it")
+    return contents
+
+
+def _sides(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))

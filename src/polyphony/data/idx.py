@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyphony.data.dataset import Contents, Dataset, Download, Place
+from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
 from polyphony.data.errors import DataError
 from polyphony.data.files import there, unpacked
 from polyphony.data.options import Options
-from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
 PREFIX = {"train": "train", "test": "t10k"}

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from polyphony.data.cache import cached
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.check import check
-from polyphony.data.dataset import Contents, Dataset, Place
+from polyphony.data.dataset import Contents, Dataset, Place, sound
 from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.files import data_root, readable, there
 from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
-from polyphony.data.sound import sound
 from polyphony.data.splits import Resize, Split, Splits
 from polyphony.words import suggestion
 
 EVERYTHING = Options()
+SUPERCLASSES = 20  # of CIFAR-100
 
 
 def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -> Splits:
@@ -32,6 +33,26 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
     dataset = identify(source)
     place, path = found(dataset, data_root(root))
     return learnable(arrange(dataset, contents(dataset, place, path, options), options))
+
+
+def outline(source: str, options: Options = EVERYTHING) -> Splits:
+    """The splits `load` would give of the official data, with blank images.
+
+    They take no memory where validation images are the last rows, as CIFAR's are. Rows that are drawn at
+    random or by `per_class`, and images brought to another resolution, take as much as real ones.
+    """
+    dataset = identify(source)
+    if dataset.shape is None:
+        raise DataError(f"how large {dataset.name} is cannot be said without it")
+    _refuse_coarse(dataset, dataset.places[0], options)
+    classes = SUPERCLASSES if options.coarse else dataset.labels
+    blank = torch.zeros(1, *dataset.shape, dtype=torch.uint8)
+    parts = {
+        part: Split(blank.expand(count, *dataset.shape), torch.arange(count) % classes)
+        for part, count in dataset.counts.items()
+    }
+    names = tuple(str(label) for label in range(classes))
+    return learnable(arrange(dataset, Contents(names, parts, origin="outline"), options))
 
 
 def learnable(splits: Splits) -> Splits:
@@ -67,8 +88,7 @@ def here(dataset: Dataset, root: Path) -> Place | None:
 
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
     """What is at the place, its origin checked; from the cache when the source has not changed."""
-    if options.coarse and "coarse" not in place.heeds:
-        raise DataError(f"{dataset.name} has no coarse labels, only CIFAR-100 has: leave coarse out")
+    _refuse_coarse(dataset, place, options)
 
     def checked() -> Contents:
         fresh = read(dataset, place, path, options)
@@ -78,6 +98,11 @@ def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVER
     if not place.cached:
         return read(dataset, place, path, options)
     return cached(dataset.name, path, tuple(getattr(options, name) for name in place.heeds), checked)
+
+
+def _refuse_coarse(dataset: Dataset, place: Place, options: Options) -> None:
+    if options.coarse and "coarse" not in place.heeds:
+        raise DataError(f"{dataset.name} has no coarse labels, only CIFAR-100 has: leave coarse out")
 
 
 def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:

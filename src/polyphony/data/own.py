@@ -10,13 +10,12 @@ from torch import Tensor
 
 from polyphony.data import cifar_c, npy
 from polyphony.data.archives import open_zip, tree
-from polyphony.data.dataset import Contents, Dataset, Place
+from polyphony.data.dataset import Contents, Dataset, Place, as_labels
 from polyphony.data.errors import DataError
 from polyphony.data.files import damaged, read_bytes, there
 from polyphony.data.images import SUFFIXES, decode_all
 from polyphony.data.npy import Array
 from polyphony.data.options import Options, channels_first
-from polyphony.data.sound import as_labels
 from polyphony.data.splits import Split
 
 KEYS = {  # what common tools call the arrays of a part, in the order looked for

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
+from polyphony.data.dataset import sound
 from polyphony.data.errors import MissingCorruptedError
 from polyphony.data.files import data_root, there
 from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
 from polyphony.data.options import Options, area_average, first_images, resized, with_channels
-from polyphony.data.sound import sound
 from polyphony.data.splits import Split
 
 
