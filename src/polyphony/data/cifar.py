@@ -20,28 +20,19 @@ from polyphony.data.unpickle import unpickle
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 PIXELS = 3 * 32 * 32
+# Where a label is (a key of the pickled table, or a byte's place before the pixels), the file of the classes'
+# names, and their key in it, which the text files of a binary archive do not have.
+Kind = tuple[str | int, str, str]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of one archive: training batches in order, the test batch, and what holds the class names.
-
-    `fine` and `coarse` say where a label is: a key of the pickled table, or a byte's place before the pixels.
-    `names` and `coarse_names` are (file, key); a binary archive has plain text files and no key.
-    """
+    """The files of one archive: training batches in order, the test batch, and the kinds of labels."""
 
     train: tuple[str, ...]
     test: str
-    names: tuple[str, str]
-    fine: str | int
-    coarse: str | int | None = None
-    coarse_names: tuple[str, str] = ("", "")
-
-    def labels(self, options: Options) -> tuple[str | int, tuple[str, str]]:
-        """Where the labels that are asked for are, and their names."""
-        if options.coarse and self.coarse is not None:
-            return self.coarse, self.coarse_names
-        return self.fine, self.names
+    fine: Kind
+    coarse: Kind | None = None
 
     def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
         """Pixels [n 3072] and labels [n] of a batch."""
@@ -91,7 +82,7 @@ class Binary(Layout):
 
 def read(path: Path, options: Options, layout: Layout) -> Contents:
     """Both parts as uint8 [n 3 32 32] with class names; every file is checked before it is used."""
-    label, (meta, key) = layout.labels(options)
+    label, meta, key = (options.coarse and layout.coarse) or layout.fine
     pixels: dict[str, Rows] = {}
     labels: dict[str, Rows] = {}
     classes: tuple[str, ...] = ()
@@ -120,30 +111,22 @@ def _join(pixels: dict[str, Rows], labels: dict[str, torch.Tensor], names: tuple
     return Split(images.view(-1, 3, 32, 32), torch.cat([labels[name] for name in names]))
 
 
-CIFAR10_PYTHON = Pickled(
-    tuple(f"data_batch_{i}" for i in range(1, 6)),
-    "test_batch",
-    ("batches.meta", "label_names"),
-    fine="labels",
-)
+BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+CIFAR10_PYTHON = Pickled(BATCHES, "test_batch", ("labels", "batches.meta", "label_names"))
 CIFAR10_BINARY = Binary(
-    tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", ("batches.meta.txt", ""), fine=0
+    tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", (0, "batches.meta.txt", "")
 )
 CIFAR100_PYTHON = Pickled(
     ("train",),
     "test",
-    ("meta", "fine_label_names"),
-    fine="fine_labels",
-    coarse="coarse_labels",
-    coarse_names=("meta", "coarse_label_names"),
+    fine=("fine_labels", "meta", "fine_label_names"),
+    coarse=("coarse_labels", "meta", "coarse_label_names"),
 )
 CIFAR100_BINARY = Binary(
     ("train.bin",),
     "test.bin",
-    ("fine_label_names.txt", ""),
-    fine=1,
-    coarse=0,
-    coarse_names=("coarse_label_names.txt", ""),
+    fine=(1, "fine_label_names.txt", ""),
+    coarse=(0, "coarse_label_names.txt", ""),
 )
 
 SITE = "https://www.cs.toronto.edu/~kriz"

@@ -58,19 +58,16 @@ def _split(file: Path, labels: torch.Tensor) -> Split:
     return Split(torch.from_numpy(images).permute(0, 3, 1, 2), labels)
 
 
-def _files(values: str) -> dict[str, str]:
-    names = (*CORRUPTIONS, *EXTRA, "labels")
-    return {f"{name}.npy": md5 for name, md5 in zip(names, values.split(), strict=True)}
-
-
 def _dataset(name: str, of: str, record: int, md5: str, size: int, checksums: str) -> Dataset:
     address = f"https://zenodo.org/records/{record}"
+    files = [f"{name}.npy" for name in (*CORRUPTIONS, *EXTRA, "labels")]
+    known = dict(zip(files, checksums.split(), strict=True))
     return Dataset(
         name=name,
         title=f"{of}-C: {of}'s test images under 15 (and 4 extra) corruptions at 5 severities",
         homepage=address,
         terms="CC BY 4.0",
-        places=(Place(f"{of}-C", read, _files(checksums), cached=False),),
+        places=(Place(f"{of}-C", read, known, cached=False),),
         counts=dict.fromkeys((*CORRUPTIONS, *EXTRA), 50_000),
         downloads=(Download(f"{address}/files/{of}-C.tar", f"{of}-C.tar", md5, size, f"{of}-C"),),
     )
