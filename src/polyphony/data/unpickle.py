@@ -18,7 +18,7 @@ from polyphony.data.errors import DataError
 from polyphony.data.files import damaged
 
 MOST = 1_000_000  # instructions; the official file with the most has about 200,000
-KINDS = {"u1": np.uint8, "i4": np.int32, "i8": np.int64}
+KINDS = {name: np.dtype(name) for name in ("u1", "i4", "i8")}
 NAMES = {  # all that an honest file mentions
     "_codecs encode",
     "numpy dtype",
@@ -46,15 +46,6 @@ TAKEN_TO_MARK = ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS")
 
 class _Name(str):
     """One of NAMES; a text in the file is never taken for it."""
-
-
-class _Type:
-    """Stands for a numpy dtype."""
-
-    def __init__(self, kind: object, *_: object) -> None:
-        if _text(kind) not in KINDS:
-            raise ValueError(f"array of {_text(kind)}")
-        self.kind = np.dtype(KINDS[_text(kind)])
 
 
 class _Array:
@@ -120,7 +111,7 @@ class _Machine:
             case "BUILD", [_Array() as top]:
                 _, shape, kind, column_major, content = taken[0]
                 top.value = self.array(content, kind, shape, "F" if column_major else "C").value
-            case "BUILD", [_Type()] if _text(taken[0][1]) in ("<", "|"):
+            case "BUILD", [np.dtype()] if _text(taken[0][1]) in ("<", "|"):
                 pass
             case _:
                 raise ValueError(f"{instruction} of what it cannot have")
@@ -139,8 +130,10 @@ class _Machine:
         match name, arguments:
             case _Name("encode"), (str(text), "latin1"):
                 return self.encode(text)
-            case _Name("dtype"), tuple():
-                return _Type(*arguments)
+            case _Name("dtype"), (kind, *_):
+                if _text(kind) not in KINDS:
+                    raise ValueError(f"array of {_text(kind)}")
+                return KINDS[_text(kind)]
             case _Name("_reconstruct"), _:
                 return _Array()
             case _Name("_frombuffer"), (content, kind, shape, order):
@@ -150,12 +143,12 @@ class _Machine:
     def array(self, content: Any, kind: Any, shape: Any, order: Any) -> _Array:
         """An array, if the content is exactly that of its shape."""
         content = self.encode(content) if isinstance(content, str) else content
-        if not isinstance(kind, _Type) or not _is_shape(shape) or order not in ("C", "F"):
+        if not isinstance(kind, np.dtype) or not _is_shape(shape) or order not in ("C", "F"):
             raise ValueError("array of an unknown kind")
-        if len(content) != math.prod(shape) * kind.kind.itemsize:
+        if len(content) != math.prod(shape) * kind.itemsize:
             raise ValueError("array whose size is not that of its content")
         array = _Array()
-        array.value = np.frombuffer(content, kind.kind).reshape(shape, order=order)
+        array.value = np.frombuffer(content, kind).reshape(shape, order=order)
         return array
 
     def encode(self, text: str) -> bytes:
