@@ -44,6 +44,14 @@ def test_crop_is_the_window_of_the_zero_padded_image(pad: int, height: int, widt
         assert torch.equal(got[i], expected)
 
 
+def test_a_crop_far_beyond_the_image_takes_no_more_memory_than_one_beside_it() -> None:
+    images, pad = numbered(3).images, 10_000  # padded on all sides, an image would have 1.2 GB
+    offsets = torch.tensor([[pad, 0, pad + 2], [pad, pad, pad - 7]])
+    got = crop(images, pad, offsets)
+    assert torch.equal(got[0], images[0])
+    assert not got[1:].any()
+
+
 def test_every_crop_and_flip_occurs_about_equally_often() -> None:
     image = numbered(1, channels=1, side=4).images
     augmented = Augmentation(pad=1, flip=True)(

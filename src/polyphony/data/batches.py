@@ -55,6 +55,9 @@ class Augmentation:
 def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
     """Window (y, x) = offsets[:, i] of image i, zero-padded on all sides. [b c h w], [2 b] → [b c h w]"""
     height, width = images.shape[-2:]
+    side = max(height, width)
+    if pad > side:  # what is further out shows nothing, and would take memory without end
+        pad, offsets = side, (offsets - pad).clamp(-side, side) + side
     padded = F.pad(images, (pad, pad, pad, pad))
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [b c 2p+1 2p+1 h w]
     return windows[torch.arange(len(images), device=images.device), :, offsets[0], offsets[1]]
