@@ -85,7 +85,7 @@ def test_elastic_bends_more_and_shifts_less() -> None:
 def test_an_image_is_corrupted_alike_beside_any_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, among_others = corrupt(X[:9], name, 3), X[:7].clone()
     among_others[::2] = X[9:13]
-    monkeypatch.setattr("polyphony.data.corruptions.CHUNK", 2)
+    monkeypatch.setattr("polyphony.data.corruptions.CHUNK", 2 * X[0].numel())
     assert torch.equal(corrupt(among_others, name, 3)[1::2], whole[1:7:2])
 
 
@@ -117,6 +117,22 @@ def test_a_grey_image_of_any_size_is_corrupted_as_the_same_image_in_colour(side:
         else:
             assert (alone - coloured).abs().max() <= 1, name
         assert (alone - grey.float()).abs().mean() > 0.5, name
+
+
+@pytest.mark.parametrize(("side", "at_a_time"), [(32, [48]), (320, [5, 2]), (2048, [1, 1])])
+def test_so_many_images_are_corrupted_at_a_time_as_memory_can_be_expected_to_have(
+    side: int, at_a_time: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def look(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
+        seen.append(len(x))
+        return x
+
+    monkeypatch.setitem(CORRUPTIONS, "contrast", (look, (0.0,)))
+    images = torch.zeros(sum(at_a_time), 3, side, side, dtype=torch.uint8)
+    corrupt(images, "contrast", 1)
+    assert seen == at_a_time
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (1, 8), (256, 256), (300, 200)])

@@ -8,6 +8,7 @@ Lengths among the constants are pixels of a 32×32 image and stay as they are on
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ from polyphony.data.textures import (
     zoomed,
 )
 
-CHUNK = 500  # images at a time: bounds memory and stays in the caches; the result does not depend on it
+CHUNK = 500 * 3 * 32 * 32  # values at a time: bounds memory, stays in the caches; no result depends on it
 
 
 def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0) -> torch.Tensor:
@@ -47,12 +48,13 @@ def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0)
         )
     apply, constants = CORRUPTIONS[corruption]
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
-    for start in range(0, len(images), CHUNK):
-        chunk = images[start : start + CHUNK].permute(0, 2, 3, 1).numpy()
+    step = max(1, CHUNK // math.prod(images.shape[1:]))
+    for start in range(0, len(images), step):
+        chunk = images[start : start + step].permute(0, 2, 3, 1).numpy()
         draws = Draws(seed, corruption, severity, range(start, start + len(chunk)))
         result = apply(chunk.astype(np.float32) / 255, constants[severity - 1], draws)
         levels = (result.clip(0, 1) * 255 + 1e-3).astype(np.uint8)  # whole levels survive float32
-        out[start : start + CHUNK] = torch.from_numpy(levels).permute(0, 3, 1, 2)
+        out[start : start + step] = torch.from_numpy(levels).permute(0, 3, 1, 2)
     return out
 
 
