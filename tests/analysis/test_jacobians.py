@@ -12,8 +12,17 @@ from polyphony.analysis.jacobians import cosines, jacobian_cosines, softmax_jaco
 from polyphony.data import Split, pixels
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble
 from polyphony.nn import resnet
+from polyphony.train import Unwatched
 
 DIGITS = 500  # 1 − p is e⁻⁸⁰⁰ below
+
+
+class Listening(Unwatched):
+    def __init__(self):
+        self.heard = []
+
+    def step(self, done, steps, row):
+        self.heard.append((done, steps))
 
 
 def linear_jacobian(network, x):
@@ -69,14 +78,12 @@ def test_a_split_is_read_in_batches_that_do_not_change_the_result(rng):
     teachers = DeepEnsemble([resnet(8, 4, 1, 2, rng) for _ in range(2)])
     student = BatchEnsemble(resnet(8, 4, 1, 2, rng), 2, rng=rng)
     images = torch.randint(256, (7, 1, 8, 8), dtype=torch.uint8, generator=rng)
-    split, heard = Split(images, torch.zeros(7, dtype=torch.int64)), []
-    found = jacobian_cosines(
-        teachers, student, split, batch=3, progress=lambda *progress: heard.append(progress)
-    )
+    split, watch = Split(images, torch.zeros(7, dtype=torch.int64)), Listening()
+    found = jacobian_cosines(teachers, student, split, batch=3, watch=watch)
     assert student.training  # as it was
     exact = cosines(teachers.double(), student.double().eval(), pixels(images).double())
     torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
-    assert heard == [(3, 7), (6, 7), (7, 7)]
+    assert watch.heard == [(3, 7), (6, 7), (7, 7)]
 
 
 def test_the_softmax_jacobian_is_diag_p_minus_p_pt_over_the_second_largest_p(rng):

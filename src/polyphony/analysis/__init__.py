@@ -3,13 +3,11 @@
 from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
-from polyphony.analysis.progress import Progress
 from polyphony.analysis.snr import gradient_snr
 from polyphony.analysis.transfer import external_predictions
 from polyphony.nn import factor_distance
 
 __all__ = [
-    "Progress",
     "external_predictions",
     "factor_distance",
     "gradient_snr",

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyphony.analysis.progress import Progress, no_progress
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble, evaluating
+from polyphony.train import Unwatched, Watch
 
 
 def jacobian_cosines(
-    teachers: Ensemble, student: Ensemble, split: Split, *, batch: int = 50, progress: Progress = no_progress
+    teachers: Ensemble, student: Ensemble, split: Split, *, batch: int = 50, watch: Watch = Unwatched()
 ) -> Tensor:
     """cos(vec ∂T_j/∂x, vec ∂S_j/∂x) of teacher j and student member j on every image. → [m n]
 
@@ -27,7 +27,7 @@ def jacobian_cosines(
     with evaluating(teachers), evaluating(student):
         for images in split.images.split(batch):
             blocks.append(cosines(teachers, student, pixels(images.to(teachers.device))).cpu())
-            progress(sum(block.shape[1] for block in blocks), len(split))
+            watch.step(sum(block.shape[1] for block in blocks), len(split), {})
     return torch.cat(blocks, dim=1)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyphony.analysis.progress import Progress, no_progress
 from polyphony.devices import wait_for
 from polyphony.ensembles import Ensemble, evaluating
+from polyphony.train import Unwatched, Watch
 
 
 def latencies(
-    models: Mapping[str, Ensemble], x: Tensor, repeats: int = 20, progress: Progress = no_progress
+    models: Mapping[str, Ensemble], x: Tensor, repeats: int = 20, watch: Watch = Unwatched()
 ) -> dict[str, float]:
     """Milliseconds for all members' logits on x [b c h w]: each model's median of alternating repeats."""
     times: dict[str, list[float]] = {name: [] for name in models}
@@ -24,7 +24,7 @@ def latencies(
     for done in range(1, repeats + 1):
         for name, model in models.items():
             times[name].append(seconds(model, x))
-        progress(done, repeats)
+        watch.step(done, repeats, {})
     return {name: 1000 * statistics.median(taken) for name, taken in times.items()}
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from polyphony import losses
-from polyphony.analysis.progress import Progress, no_progress
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 from polyphony.perturb import Perturbation
+from polyphony.train import Unwatched, Watch
 
 
 class Moments:
@@ -61,7 +61,7 @@ def gradient_snr(
     temperature: float,
     rng: torch.Generator,
     samples: int = 100,
-    progress: Progress = no_progress,
+    watch: Watch = Unwatched(),
 ) -> float:
     """The SNR of G(x, ε) = ∇_θ (L_KD(S(x+ε), T(x+ε)) − L_KD(S(x), T(x))) over draws of ε, for one batch x.
 
@@ -74,7 +74,7 @@ def gradient_snr(
         clean = gradient(x)
         for done in range(1, samples + 1):
             moments.add(gradient(perturb(x, y, teachers, temperature, rng)) - clean)
-            progress(done, samples)
+            watch.step(done, samples, {})
     return signal_to_noise(moments)
 
 

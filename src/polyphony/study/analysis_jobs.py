@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from polyphony import analysis
-from polyphony.analysis import Progress
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
@@ -84,11 +83,6 @@ def ods_setting(study: Study) -> tuple[float, float]:
     return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
 
 
-def told(watch: Watch) -> Progress:
-    """Progress within an epoch, passed on to a watch."""
-    return lambda done, total: watch.step(done, total, {})
-
-
 def jacobians_job(study: Study, method: str, seed: int, examples: int) -> AnalysisJob:
     """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
     spec = {
@@ -112,7 +106,7 @@ def match_jacobians(
     rows: list[JacobianCosine] = []
     teachers, student = study.load_teachers(study.recipe.members), study.load_student(method, seed)
     for name, split in images_compared(study, examples).items():
-        cosines = analysis.jacobian_cosines(teachers, student, split, progress=told(watch))
+        cosines = analysis.jacobian_cosines(teachers, student, split, watch=watch)
         for j, member in enumerate(cosines.tolist()):
             rows += [
                 JacobianCosine(name, method, seed, j, i, round(cosine, 6)) for i, cosine in enumerate(member)
@@ -149,7 +143,7 @@ def measure_snr(
         temperature,
         generator("gradient samples", 0),  # the same draws at every step size
         SNR_SAMPLES,
-        told(watch),
+        watch,
     )
     return [GradientSnr(noise, step_size, found, SNR_SAMPLES)]
 
@@ -224,7 +218,7 @@ def measure_latency(study: Study, watch: Watch) -> list[Latency]:
     models |= first_students(study)
     shape = (LATENCY_BATCH, *study.splits.train.images.shape[1:])
     x = torch.rand(shape, generator=generator("latency", 0)).to(study.device)
-    found = analysis.latencies(models, x.contiguous(memory_format=torch.channels_last), progress=told(watch))
+    found = analysis.latencies(models, x.contiguous(memory_format=torch.channels_last), watch=watch)
     params, threads = parameter_counts(study), torch.get_num_threads()
     return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
 
