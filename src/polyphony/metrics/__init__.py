@@ -13,7 +13,7 @@ from polyphony.metrics.health import Health, Spread, Verdict, judge
 from polyphony.metrics.predictions import DirichletPredictions, Predictions
 from polyphony.metrics.probabilities import ensemble_log_probs
 from polyphony.metrics.quality import accuracy, nll
-from polyphony.metrics.statistics import MeanSd, Paired, format_mean_sd, grid_mean, mean_sd, paired
+from polyphony.metrics.statistics import MeanSd, format_mean_sd, grid_mean, mean_sd, paired
 from polyphony.metrics.uncertainty import entropy
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "DiversityBins",
     "Health",
     "MeanSd",
-    "Paired",
     "Predictions",
     "Reliability",
     "Spread",

@@ -16,6 +16,13 @@ class MeanSd:
     mean: float
     sd: float
 
+    @property
+    def half(self) -> float:
+        """Half of the mean's 95 % t-interval; NaN for one seed."""
+        from scipy.special import stdtrit  # slow to import, and seldom needed
+
+        return float(stdtrit(self.n - 1, 0.975) * self.sd / math.sqrt(self.n))
+
 
 def mean_sd(values: Sequence[float]) -> MeanSd:
     """Mean and sample standard deviation of one score over seeds."""
@@ -25,22 +32,9 @@ def mean_sd(values: Sequence[float]) -> MeanSd:
     return MeanSd(len(values), statistics.fmean(values), statistics.stdev(values) if finite else math.nan)
 
 
-@dataclass(frozen=True)
-class Paired:
-    """The mean of n differences between pairs, and half of its 95 % t-interval: NaN for one pair."""
-
-    n: int
-    mean: float
-    half: float
-
-
-def paired(differences: Sequence[float]) -> Paired:
+def paired(differences: Sequence[float]) -> MeanSd:
     """How far two sides are apart, judged by the differences of their pairs; NaN where one is infinite."""
-    from scipy.special import stdtrit  # slow to import, and seldom needed
-
-    apart = mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))
-    half = stdtrit(apart.n - 1, 0.975) * apart.sd / math.sqrt(apart.n)
-    return Paired(apart.n, apart.mean, float(half))
+    return mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))
 
 
 def format_mean_sd(value: MeanSd, digits: int = 3) -> str:

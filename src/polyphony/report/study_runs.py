@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from polyphony import metrics
-from polyphony.metrics import Paired
+from polyphony.metrics import MeanSd
 from polyphony.recipe import ROUNDING, FormTable, Recipe
 from polyphony.report.run import Run, mean_of
 from polyphony.rows import Score
@@ -67,7 +67,7 @@ class StudyRuns:
         each = [run.by_seed(model, column, calibration) for run in self.runs]
         return {(place, seed): value for place, mine in enumerate(each) for seed, value in mine.items()}
 
-    def mean(self, model: str, column: str) -> metrics.MeanSd:
+    def mean(self, model: str, column: str) -> MeanSd:
         """Mean and standard deviation of a column of the calibrated test scores over sets and seeds."""
         return mean_of(self.scored(model).values(), column)
 
@@ -128,9 +128,9 @@ class Difference:
     reference: str
     words: str  # whose scores less whose
     judged: Judged
-    paired: Paired
+    paired: MeanSd
     ahead: int
-    over_sets: Paired | None
+    over_sets: MeanSd | None
 
     @property
     def text(self) -> str:
@@ -239,7 +239,7 @@ def _words(recipe: Recipe, method: str, reference: str) -> str:
     return " − ".join(f"{name} ({epochs[name]} epochs)" if own and name in own else name for name in epochs)
 
 
-def _over_sets(apart: Mapping[Pair, float]) -> Paired | None:
+def _over_sets(apart: Mapping[Pair, float]) -> MeanSd | None:
     """The differences' mean over sets of teachers, each the mean of its pairs; nothing of one set."""
     sets = [[each for pair, each in apart.items() if pair[0] == at] for at in {place for place, _ in apart}]
     return metrics.paired([sum(each) / len(each) for each in sets]) if len(sets) > 1 else None
