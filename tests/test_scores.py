@@ -34,6 +34,7 @@ def test_a_stream_is_told_by_its_purpose_and_number():
 def test_accuracy_is_in_per_cent_and_all_else_has_three_digits():
     assert mean_text("acc", mean_sd([0.93, 0.95])) == "94.00 ± 1.41"
     assert mean_text("nll", mean_sd([0.18, 0.181])) == "0.180 ± 0.001"
+    assert mean_text("nll", mean_sd([0.18])) == "0.180"  # one seed has no deviation
     assert score_text("acc", [0.9123], 8) == "91.23"
     assert score_text("kld", [0.05, 0.07], 8) == "0.060 ± 0.014"
 
@@ -44,11 +45,19 @@ def test_what_a_model_does_not_have_is_a_dash():
     assert score_text("nll", [0.0], 8) == "0.000"
 
 
-def test_a_dee_past_the_curve_is_said_as_such():
-    assert score_text("dee", [2.0, 3.0], 8) == "2.50 ± 0.71"
-    assert score_text("dee", [2.5], 8) == "2.50"
-    assert score_text("dee", [math.inf, 5.004, 6.0], 8) == "5.00 … >8"
-    assert score_text("dee", [math.inf, math.inf], 8) == ">8"
+@pytest.mark.parametrize(
+    ("dees", "text"),
+    [
+        ([1.0, 2.0, 3.0], "2.00 ± 1.00"),
+        ([2.516], "2.52"),
+        ([0.0], "0.00"),
+        ([math.inf], ">8"),
+        ([math.inf, math.inf], ">8"),
+        ([math.inf, 5.004, 7.0], "5.00 … >8"),
+    ],
+)
+def test_dees_over_seeds_do_not_claim_more_than_their_least(dees, text):
+    assert score_text("dee", dees, 8) == text
 
 
 def by_seed(values: list[float]) -> dict[int | None, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,21 +20,27 @@ BySeed = Mapping[int | None, float]  # a student's score by its seed
 
 
 def mean_text(column: str, value: MeanSd) -> str:
-    """A score's mean ± s.d. for people: accuracy in per cent with two digits, all else with three."""
-    scale, digits = (100, 2) if column == "acc" else (1, 3)
-    return metrics.format_mean_sd(MeanSd(value.n, scale * value.mean, scale * value.sd), digits)
+    """A score's mean ± s.d. for people, or its mean alone where there is no deviation.
+
+    Accuracy is in per cent; it and DEE have two digits, all else has three.
+    """
+    scale, digits = 100 if column == "acc" else 1, 2 if column in ("acc", "dee") else 3
+    mean = f"{scale * value.mean:.{digits}f}"
+    return mean if math.isnan(value.sd) else f"{mean} ± {scale * value.sd:.{digits}f}"
 
 
 def score_text(column: str, values: Sequence[float | None], teachers: int) -> str:
     """A score over seeds for people; a dash for a DEE without a curve and the mean-KLD of one network.
 
-    `teachers` is how many the DEE curve was made of.
+    `teachers` is how many the DEE curve was made of. Where some DEEs are past its end, the least and the
+    largest are given in place of a mean.
     """
     known = [value for value in values if value is not None]
     if not known or (column == "kld" and not any(known)):
         return "–"
-    if column == "dee":
-        return metrics.format_dees(known, teachers)
+    if column == "dee" and math.inf in known:
+        ends = [f">{teachers}" if dee == math.inf else f"{dee:.2f}" for dee in (min(known), max(known))]
+        return " … ".join(dict.fromkeys(ends))
     return mean_text(column, metrics.mean_sd(known))
 
 

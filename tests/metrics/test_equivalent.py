@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyphony.metrics import Predictions, dee, dee_curve, ensemble_log_probs, format_dee, format_dees, nll
+from polyphony.metrics import Predictions, dee, dee_curve, ensemble_log_probs, nll
 from polyphony.metrics.equivalent import DRAWN, EVERY, teacher_subsets
 from polyphony.metrics.temperature import fit_temperature, temper
 
@@ -45,11 +45,6 @@ def test_a_curve_may_rise_or_be_infinite():
 def test_not_a_number_has_no_equivalent():
     assert math.isnan(dee(math.nan, CURVE))
     assert math.isnan(dee(0.5, [1.0, math.nan]))
-
-
-@pytest.mark.parametrize(("value", "shown"), [(2.516, "2.52"), (0.0, "0.00"), (math.inf, ">8")])
-def test_past_the_curve_is_shown_as_more(value, shown):
-    assert format_dee(value, 8) == shown
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -135,16 +130,3 @@ def test_equal_generators_draw_equal_subsets(draw_case):
     case = Predictions(*draw_case(0, members=13, examples=5))
     assert dee_curve(case, rng(1)) == dee_curve(case, rng(1))
     assert dee_curve(case, rng(1)) != dee_curve(case, rng(2))
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([1.0, 2.0, 3.0], "2.00 ± 1.00"),
-        ([2.5], "2.50"),
-        ([math.inf, math.inf], ">8"),
-        ([5.25, math.inf, 7.0], "5.25 … >8"),
-    ],
-)
-def test_dees_over_seeds_do_not_claim_more_than_their_least(values, text):
-    assert format_dees(values, 8) == text

@@ -8,12 +8,12 @@ log-probabilities `[n k]`, labels `[n]`; NLL, entropies and divergences are in n
 from polyphony.metrics.calibration import Reliability, reliability
 from polyphony.metrics.detection import detect
 from polyphony.metrics.diversity import DiversityBins, disagreement, mean_kld
-from polyphony.metrics.equivalent import dee, dee_curve, format_dee, format_dees
+from polyphony.metrics.equivalent import dee, dee_curve
 from polyphony.metrics.health import Health, Spread, Verdict, judge
 from polyphony.metrics.predictions import DirichletPredictions, Predictions
 from polyphony.metrics.probabilities import ensemble_log_probs
 from polyphony.metrics.quality import accuracy, nll
-from polyphony.metrics.statistics import MeanSd, format_mean_sd, grid_mean, mean_sd, paired
+from polyphony.metrics.statistics import MeanSd, grid_mean, mean_sd, paired
 from polyphony.metrics.uncertainty import entropy
 
 __all__ = [
@@ -32,9 +32,6 @@ __all__ = [
     "disagreement",
     "ensemble_log_probs",
     "entropy",
-    "format_dee",
-    "format_dees",
-    "format_mean_sd",
     "grid_mean",
     "judge",
     "mean_kld",

@@ -16,7 +16,6 @@ from torch import Tensor
 from polyphony.metrics.predictions import Predictions
 from polyphony.metrics.probabilities import check, member_log_probs
 from polyphony.metrics.quality import label_nll
-from polyphony.metrics.statistics import format_mean_sd, mean_sd
 from polyphony.metrics.temperature import fit_temperatures
 from polyphony.mixture import mean_log_probs
 
@@ -41,19 +40,6 @@ def dee(nll: float, curve: Sequence[float]) -> float:
             # From an infinite NLL the interpolated curve stays infinite up to the next size.
             return float(size) if above == math.inf else size - 1 + (above - nll) / (above - below)
     return math.inf
-
-
-def format_dee(value: float, size: int) -> str:
-    """A DEE for people: two decimals, or ">size" past the end of a curve of `size` teachers."""
-    return f">{size}" if value == math.inf else f"{value:.2f}"
-
-
-def format_dees(values: Sequence[float], size: int) -> str:
-    """DEEs over seeds for people: mean ± s.d., or where some are past the curve the least and the largest."""
-    if all(map(math.isfinite, values)):
-        return format_mean_sd(mean_sd(values), 2)
-    least, largest = format_dee(min(values), size), format_dee(max(values), size)
-    return least if least == largest else f"{least} … {largest}"
 
 
 def dee_curve(teachers: Predictions, rng: torch.Generator, valid: Predictions | None = None) -> list[float]:

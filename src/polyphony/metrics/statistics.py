@@ -37,12 +37,6 @@ def paired(differences: Sequence[float]) -> MeanSd:
     return mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))
 
 
-def format_mean_sd(value: MeanSd, digits: int = 3) -> str:
-    """ "0.180 ± 0.004", or the mean alone where there is no deviation."""
-    mean = f"{value.mean:.{digits}f}"
-    return mean if math.isnan(value.sd) else f"{mean} ± {value.sd:.{digits}f}"
-
-
 def grid_mean(scores: Mapping[tuple[str, int], float]) -> float:
     """The mean of a score given for each (type, severity) of corrupted inputs.
 

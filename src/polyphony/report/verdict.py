@@ -11,7 +11,7 @@ from polyphony import metrics
 from polyphony.metrics import Health, Predictions
 from polyphony.report.run import Run
 from polyphony.rows import FactorDistance
-from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing, differ
+from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing, differ, score_text
 from polyphony.words import listed
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
@@ -88,7 +88,7 @@ def _as_good_as(run: Run, model: str) -> str:
         return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
     if dee < 1:
         return f"predicts worse than a single teacher (DEE {dee:.2f})"
-    count = metrics.format_dee(dee, run.teacher_count).replace(">", "more than ")
+    count = score_text("dee", [dee], run.teacher_count).replace(">", "more than ")
     return f"predicts as well as {count} teachers averaged"
 
 
@@ -137,7 +137,7 @@ def _how_good(run: Run, champion: str) -> Headline:
     if dee is None:
         return Headline("How good", f"{nll:.3f}", f"calibrated NLL {against}")
     meaning = f"teachers’ worth (DEE, median seed), NLL {against}"
-    return Headline("How good", metrics.format_dee(dee, run.teacher_count), meaning)
+    return Headline("How good", score_text("dee", [dee], run.teacher_count), meaning)
 
 
 def _how_small(run: Run, champion: str) -> Headline:

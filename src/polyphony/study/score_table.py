@@ -10,7 +10,7 @@ from polyphony.metrics import Predictions
 from polyphony.prediction_files import load_predictions
 from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, TableRow, Temperature, columns
-from polyphony.scores import TEACHERS, by_quality
+from polyphony.scores import TEACHERS, by_quality, score_text
 from polyphony.seeds import generator
 from polyphony.store import FileError
 from polyphony.study.jobs import Predict
@@ -130,7 +130,7 @@ def by_diversity(study: Study, rows: list[Score]) -> str:
 def kept_by(name: str, student: list[Score], teachers: Score, study: Study) -> str:
     """What one method's students keep, over seeds."""
     share = mean(student, "kld").mean / teachers.kld
-    dee = metrics.format_dees([row.dee or 0.0 for row in student], study.teacher_count)
+    dee = score_text("dee", [row.dee or 0.0 for row in student], study.teacher_count)
     return f"{name} {f'keeps {share:.0%} of it' if share else 'has none'}, and is worth {dee} networks (DEE)"
 
 
