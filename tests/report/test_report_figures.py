@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 
 from polyphony.report import Run
-from polyphony.report.chart import Absent, Chart, thin
+from polyphony.report.chart import Absent, Chart
 from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
 from polyphony.report.figures.efficiency import quality_for_cost
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching, roc
@@ -195,15 +195,6 @@ def test_member_predictions_are_those_saved(full_run: Path):
         if (r["example"], r["model"], r["when"], r["member"], r["class"]) == ("4", "kd", "after", "2", "3")
     )
     assert float(chosen["probability"]) == float(saved[1, 1, 3, 3])
-
-
-@given(st.integers(1, 500), st.integers(2, 60))
-def test_thinning_keeps_both_ends_and_the_order(count: int, most: int):
-    kept = thin(count, most)
-    assert kept[0] == 0
-    assert kept[-1] == count - 1
-    assert kept == sorted(set(kept))
-    assert len(kept) <= max(most, 1)
 
 
 MISSING: dict[str, Callable[[Run], object]] = {

@@ -18,19 +18,14 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean = torch.zeros(())
-        self.squares = torch.zeros(())
+        self.mean = self.squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, value: Tensor) -> None:
         """Count one more vector. [p]"""
-        value = value.double()
         self.count += 1
-        if self.count == 1:
-            self.mean, self.squares = value.clone(), torch.zeros_like(value)
-            return
-        above = value - self.mean
-        self.mean += above / self.count
-        self.squares.addcmul_(above, value - self.mean)
+        above = value.double() - self.mean
+        self.mean = self.mean + above / self.count
+        self.squares = self.squares.addcmul(above, value - self.mean)
 
     @property
     def variance(self) -> Tensor:

@@ -206,7 +206,7 @@ def svg(figure: Figure, salt: str, background: str = "none") -> str:
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", metadata=nothing, facecolor=background)
     drawn = re.sub(r"\s+<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
-    return re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONTS.replace('"', "'"), drawn)
+    return re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONTS, drawn)
 
 
 def for_page(drawn: str, label: str) -> Markup:
@@ -244,11 +244,6 @@ def grouped(
 def spread(value: MeanSd) -> float:
     """How long an error bar is: one standard deviation, or nothing where there is none."""
     return 0.0 if math.isnan(value.sd) else value.sd
-
-
-def thin(count: int, most: int) -> list[int]:
-    """At most so many of `count` indices, first and last among them, evenly apart."""
-    return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
 
 
 def write(axes: Axes, at: tuple[float, float], words: str, **style: Any) -> None:

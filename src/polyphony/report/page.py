@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import jinja2
@@ -138,9 +137,8 @@ def palette(side: str) -> Markup:
 
 @cache
 def _templates() -> jinja2.Environment:
-    folder = files("polyphony.report") / "templates"
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
+        loader=jinja2.PackageLoader("polyphony.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -39,6 +39,7 @@ class Run:
     """A run folder with scores. What is asked for is read and checked, once; a model never is."""
 
     folder: Path
+    _tables: dict[type[Any], list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -148,8 +149,8 @@ class Run:
 
     def text(self, model: str, column: str, calibration: str = "calibrated") -> str:
         """A model's test score over its seeds, for people."""
-        values = [getattr(score, column) for score in self.scored(model, calibration=calibration)]
-        return score_text(column, values, self.teacher_count)
+        values = self.by_seed(model, column, calibration).values()
+        return score_text(column, list(values), self.teacher_count)
 
     def params(self, model: str) -> int:
         """How many parameters a model has, the teachers of the ensemble together."""
@@ -243,10 +244,6 @@ class Run:
         if kind not in self._tables:
             self._tables[kind] = read_table(self.folder, kind) if (self.folder / kind.file).is_file() else []
         return self._tables[kind]
-
-    @cached_property
-    def _tables(self) -> dict[type[Any], list[Any]]:
-        return {}
 
     @cached_property
     def views(self) -> dict[str, Tensor] | None:

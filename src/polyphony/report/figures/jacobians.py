@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.report.chart import Absent, Chart, Panel, diagonal, grouped, thin
+from polyphony.report.chart import Absent, Chart, Panel, diagonal, grouped
 from polyphony.report.run import Run
 from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Numbers, PageTable
@@ -133,7 +133,7 @@ def _roc(axes: Axes, *, models: Sequence[str], curves: Curves, look: Looks) -> N
     diagonal(axes)
     for method in models:
         x, y = curves[method]
-        kept = thin(len(x), _POINTS)
+        kept = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int)
         axes.plot(x[kept].tolist(), y[kept].tolist(), color=look[method].colour)
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
 
