@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
@@ -17,6 +17,20 @@ JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper
 HEADINGS = headings(Score)
 
 BySeed = Mapping[int | None, float]  # a student's score by its seed
+
+
+def select(
+    rows: Iterable[Score], model: str, split: str = "test", calibration: str = "calibrated"
+) -> list[Score]:
+    """A model's rows, one a seed."""
+    wanted = (model, split, calibration)
+    return [row for row in rows if (row.model, row.split, row.calibration) == wanted]
+
+
+def mean_of(rows: Iterable[Score], column: str) -> MeanSd:
+    """Mean and standard deviation of a column; a missing DEE is NaN."""
+    values = (getattr(row, column) for row in rows)
+    return metrics.mean_sd([math.nan if value is None else value for value in values])
 
 
 def mean_text(column: str, value: MeanSd) -> str:

@@ -214,8 +214,7 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
 
 def score_table(study: Study, rows: list[Score]) -> Table:
     """The paper's Table 1: test images, calibrated scores, mean ± s.d. over seeds."""
-    from polyphony.scores import HEADINGS
-    from polyphony.study import select
+    from polyphony.scores import HEADINGS, select
 
     recipe, n = study.recipe, len(study.recipe.seeds)
     table = Table(
@@ -227,7 +226,7 @@ def score_table(study: Study, rows: list[Score]) -> Table:
         table.add_column(heading, min_width=len(heading), no_wrap=heading in ("Method", "Params"))
     names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
     for model, name in names.items():
-        table.add_row(name, *cells(select(rows, model, "test", "calibrated"), study.teacher_count))
+        table.add_row(name, *cells(select(rows, model), study.teacher_count))
     return table
 
 

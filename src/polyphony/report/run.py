@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyphony import metrics
-from polyphony.metrics import Predictions
+from polyphony.metrics import MeanSd, Predictions
 from polyphony.prediction_files import CORRUPTED, prediction_path, read_predictions
 from polyphony.recipe import Recipe, RecipeError, check
 from polyphony.report.files import (
@@ -30,7 +28,7 @@ from polyphony.report.files import (
 from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.style import Look, assign
 from polyphony.rows import EnsembleNll, Score, Temperature
-from polyphony.scores import CALIBRATIONS, TEACHERS, score_text
+from polyphony.scores import CALIBRATIONS, TEACHERS, mean_of, score_text, select
 from polyphony.store import FileError, damaged
 
 
@@ -135,12 +133,11 @@ class Run:
 
     def scored(self, model: str, split: str = "test", calibration: str = "calibrated") -> list[Score]:
         """A model's rows, one a seed."""
-        wanted = (model, split, calibration)
-        return [score for score in self.scores if (score.model, score.split, score.calibration) == wanted]
+        return select(self.scores, model, split, calibration)
 
-    def mean(self, model: str, column: str, calibration: str = "calibrated") -> metrics.MeanSd:
-        """Mean and standard deviation over seeds of a column of the test scores; a missing DEE is NaN."""
-        return mean_of(self.scored(model, calibration=calibration), column)
+    def mean(self, model: str, column: str) -> MeanSd:
+        """Mean and standard deviation over seeds of a column of the calibrated test scores."""
+        return mean_of(self.scored(model), column)
 
     def by_seed(self, model: str, column: str, calibration: str = "calibrated") -> dict[int | None, float]:
         """A column of a model's test scores by seed, where it is not missing."""
@@ -280,9 +277,3 @@ class Run:
     def _of_trainings(self, model: str, name: str) -> list[Path]:
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
         return sorted(folder.glob(f"*/{name}"), key=lambda path: (len(path.parent.name), path.parent.name))
-
-
-def mean_of(rows: Iterable[Score], column: str) -> metrics.MeanSd:
-    """Mean and standard deviation of a column; a missing DEE is NaN."""
-    values = (getattr(row, column) for row in rows)
-    return metrics.mean_sd([math.nan if value is None else value for value in values])

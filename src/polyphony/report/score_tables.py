@@ -16,11 +16,11 @@ from polyphony.report.paper import (
     printed,
     tuning,
 )
-from polyphony.report.run import Run, mean_of
+from polyphony.report.run import Run
 from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
 from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
-from polyphony.scores import HEADINGS, TEACHERS, BySeed, differ, mean_text, score_text
+from polyphony.scores import HEADINGS, TEACHERS, BySeed, differ, mean_of, mean_text, score_text
 from polyphony.words import count, counted, duration
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}

@@ -7,7 +7,7 @@ from polyphony.study.nodes import ClusterError
 from polyphony.study.processes import Processes, default_workers, visible_gpus
 from polyphony.study.run import Outcome, Upto, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, JobError, Runner
-from polyphony.study.score_table import select, verdict
+from polyphony.study.score_table import verdict
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
@@ -41,7 +41,6 @@ __all__ = [
     "run_study",
     "run_sweep",
     "run_together",
-    "select",
     "sketched",
     "verdict",
     "visible_gpus",

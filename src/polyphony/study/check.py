@@ -27,10 +27,9 @@ from polyphony.nn import resnet
 from polyphony.nn.ways import rank_ones, set_way
 from polyphony.perturb import ODS, logits_of_one
 from polyphony.recipe import check as checked_recipe
-from polyphony.scores import TEACHERS
+from polyphony.scores import TEACHERS, mean_of, select
 from polyphony.study.run import run_study
 from polyphony.study.runner import Here, Relay
-from polyphony.study.score_table import mean, select
 from polyphony.study.study import Study
 from polyphony.train import Plan, fit
 from polyphony.words import first_line
@@ -157,9 +156,7 @@ def study(device: str) -> tuple[str, str, bool]:
         unseen = Relay(lambda event: None)
         made = Study(checked_recipe(table, "check"), Path(folder) / "run", None, device)
         rows = run_study(made, Here(torch.get_num_threads()), unseen).scores
-    kinds = {
-        name: mean(select(rows, name, "test", "calibrated"), "acc").mean for name in (TEACHERS, "kd-ods")
-    }
+    kinds = {name: mean_of(select(rows, name), "acc").mean for name in (TEACHERS, "kd-ods")}
     words = ", ".join(f"{name} {accuracy:.0%}" for name, accuracy in kinds.items())
     return f"{words} correct", "over 50%", min(kinds.values()) > 0.5
 

@@ -10,7 +10,7 @@ from polyphony.metrics import Predictions
 from polyphony.prediction_files import load_predictions
 from polyphony.recipe import Recipe
 from polyphony.rows import EnsembleNll, Score, TableRow, Temperature, columns
-from polyphony.scores import TEACHERS, by_quality, score_text
+from polyphony.scores import TEACHERS, by_quality, mean_of, score_text, select
 from polyphony.seeds import generator
 from polyphony.store import FileError
 from polyphony.study.jobs import Predict
@@ -94,42 +94,30 @@ def parameter_counts(study: Study) -> dict[str, int]:
     return sketched(study).parameter_counts
 
 
-def select(rows: list[Score], model: str, split: str, calibration: str) -> list[Score]:
-    """A model's rows on one split, one a seed."""
-    return [r for r in rows if (r.model, r.split, r.calibration) == (model, split, calibration)]
-
-
-def mean(rows: list[Score], column: str) -> metrics.MeanSd:
-    """Mean and standard deviation of a column over seeds."""
-    return metrics.mean_sd([getattr(row, column) for row in rows])
-
-
 def verdict(study: Study, rows: list[Score]) -> str:
     """What a newcomer should take home, in plain words: what one network keeps, and which is the best."""
-    tested = {name: select(rows, name, "test", "calibrated") for name in study.recipe.methods}
+    tested = {name: select(rows, name) for name in study.recipe.methods}
     nlls = {name: {row.seed: row.nll for row in each} for name, each in tested.items()}
     return f"{by_diversity(study, rows)} {by_quality(nlls)}".rstrip()
 
 
 def by_diversity(study: Study, rows: list[Score]) -> str:
     """How much students keep of the teachers' diversity and quality, and of their parameters."""
-    teachers = select(rows, TEACHERS, "test", "calibrated")[0]
+    teachers = select(rows, TEACHERS)[0]
     if teachers.kld == 0:
         return "The teachers do not disagree on test images: there is no diversity to keep."
     said = f"The teachers' diversity on test images is {teachers.kld:.3f} (mean-KLD)"
     names = told_of(study.recipe)
     if not names:
         return f"{said}; no student was distilled."
-    size = select(rows, names[0], "test", "calibrated")[0].params / teachers.params
-    kept = "; ".join(
-        kept_by(name, select(rows, name, "test", "calibrated"), teachers, study) for name in names
-    )
+    size = select(rows, names[0])[0].params / teachers.params
+    kept = "; ".join(kept_by(name, select(rows, name), teachers, study) for name in names)
     return f"{said}. One network with {size:.0%} of their parameters: {kept}."
 
 
 def kept_by(name: str, student: list[Score], teachers: Score, study: Study) -> str:
     """What one method's students keep, over seeds."""
-    share = mean(student, "kld").mean / teachers.kld
+    share = mean_of(student, "kld").mean / teachers.kld
     dee = score_text("dee", [row.dee or 0.0 for row in student], study.teacher_count)
     return f"{name} {f'keeps {share:.0%} of it' if share else 'has none'}, and is worth {dee} networks (DEE)"
 
