@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import pytest
 import torch
 
@@ -21,6 +22,8 @@ from polyphony.report.chart import _SETTINGS
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 
 import_compiler_late()
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow, not wrong
+hypothesis.settings.load_profile("any machine")
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 LONGEST = ("test_cluster", "test_together", "test_processes")  # files of single tests that take long

@@ -89,6 +89,10 @@ def fewer_images(path: Path) -> None:
     save_file(tensors | {"perturbed": tensors["perturbed"][:2]}, path)
 
 
+def a_row_less(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
 def without_last_row(path: Path) -> None:
     """Without the last row, which is a calibrated score of one seed; its other seed has none either."""
     lines = path.read_text().splitlines(keepends=True)
@@ -113,6 +117,7 @@ DAMAGES: list[tuple[str, Damage]] = [
     ("students/kd/0/done.json", holding('{"adopted": 3}')),
     *((f"analysis/{name}.csv", damage) for name in TABLES for damage in (cut, other_columns, no_numbers)),
     ("analysis/jacobians.csv", cut_in_last_number),
+    ("analysis/corrupted.csv", a_row_less),
     ("analysis/dee.csv", holding("split,calibration,size,nll\ntest,calibrated,0,1.4\n")),
     ("analysis/temperatures.csv", holding("model,seed,temperature\nkd,0,0\n")),
     (TEST, no_text),

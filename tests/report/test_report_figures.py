@@ -154,6 +154,21 @@ def test_the_area_under_the_roc_is_scikit_learns(scratch: list[float], distilled
     assert (float(x[0]), float(y[0]), float(x[-1]), float(y[-1])) == (0, 0, 1, 1)
 
 
+def test_a_method_without_scores_is_left_out_of_jacobians(full_run: Path):
+    scores = full_run / "scores.csv"
+    lines = scores.read_text().splitlines(keepends=True)
+    scores.write_text("".join(line for line in lines if not line.startswith("kd,")))
+    chart, table = jacobian_matching(Run.open(full_run))
+    assert [row[0].text for row in table.rows] == ["scratch", "kd-gaussian", "kd-ods"]
+    assert chart.files()
+
+
+def test_unknown_classes_are_not_shown_without_test_images(full_run: Path):
+    (full_run / "predictions" / "teachers" / "test.safetensors").unlink()
+    (found,) = entropy_histograms(Run.open(full_run))
+    assert isinstance(found, Absent)
+
+
 def test_the_jacobians_table_has_means_and_areas(full_run: Path):
     _, table = jacobian_matching(Run.open(full_run))
     text = (full_run / "analysis" / "jacobians.csv").read_text()

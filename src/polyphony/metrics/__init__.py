@@ -13,7 +13,7 @@ from polyphony.metrics.health import Health, Spread, Verdict, judge
 from polyphony.metrics.predictions import DirichletPredictions, Predictions
 from polyphony.metrics.probabilities import ensemble_log_probs
 from polyphony.metrics.quality import accuracy, nll
-from polyphony.metrics.statistics import MeanSd, grid_mean, mean_sd, paired
+from polyphony.metrics.statistics import MeanSd, mean_sd, paired
 from polyphony.metrics.uncertainty import entropy
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "disagreement",
     "ensemble_log_probs",
     "entropy",
-    "grid_mean",
     "judge",
     "mean_kld",
     "mean_sd",

@@ -1,10 +1,10 @@
-"""Means that can be compared: mean ± s.d. over seeds, means over full grids."""
+"""Means that can be compared: over seeds with their deviation, of differences between pairs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,15 +35,3 @@ def mean_sd(values: Sequence[float]) -> MeanSd:
 def paired(differences: Sequence[float]) -> MeanSd:
     """How far two sides are apart, judged by the differences of their pairs; NaN where one is infinite."""
     return mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))
-
-
-def grid_mean(scores: Mapping[tuple[str, int], float]) -> float:
-    """The mean of a score given for each (type, severity) of corrupted inputs.
-
-    The grid must be full: means over different severities, or types, would not compare.
-    """
-    types, levels = ({at[place]: None for at in scores} for place in (0, 1))
-    missing = [f"{kind} {level}" for kind in types for level in levels if (kind, level) not in scores]
-    if missing or not scores:
-        raise ValueError(f"corruption scores are missing: {', '.join(missing) or 'all of them'}.")
-    return statistics.fmean(scores.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from polyphony import metrics
@@ -21,6 +22,7 @@ from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
 from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
 from polyphony.scores import HEADINGS, TEACHERS, BySeed, differ, mean_of, mean_text, score_text
+from polyphony.store import damaged
 from polyphony.words import count, counted, duration
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
@@ -190,7 +192,7 @@ def corrupted_tables(run: Run) -> list[PageTable]:
 
 def _corrupted(run: Run, name: str) -> PageTable:
     rows = [row for row in run.table(CorruptedScore) if row.data == name]
-    official = _is_official(run, name, rows)
+    official = _is_official(run, name, _conditions(run, rows))
     body: list[list[Cell | str]] = []
     for model in run.models:
         theirs = paper_row(run, model, "standard", "corrupted") if official else None
@@ -201,19 +203,28 @@ def _corrupted(run: Run, name: str) -> PageTable:
     return PageTable.of(f"corrupted-{slug(name)}", caption, ["Model", *_CORRUPTED.values()], body)
 
 
-def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
-    """Whether rows are of all the published images, as the paper's are: not made here, nor only the first."""
-    conditions = {(row.corruption, row.severity) for row in rows}
+def _conditions(run: Run, rows: Sequence[CorruptedScore]) -> set[tuple[str, int]]:
+    """The corruptions and severities: means compare only if every model and seed has a score for each."""
+    found = {(row.corruption, row.severity) for row in rows}
+    for (model, _), scored in Counter((row.model, row.seed) for row in rows).items():
+        if scored != len(found):
+            why = f"it has {scored} scores of a seed of {model}, not {len(found)}"
+            raise damaged(run.folder / CorruptedScore.file, why)
+    return found
+
+
+def _is_official(run: Run, name: str, conditions: Iterable[tuple[str, int]]) -> bool:
+    """Whether all the published images were predicted, as in the paper: not made here, nor only the first."""
     splits = (f"{CORRUPTED}{name}-{kind}-{severity}" for kind, severity in conditions)
     return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
 
 
 def _over_all(rows: Sequence[CorruptedScore], column: str) -> str:
     """A model's score over its seeds, each a mean over corruptions and severities."""
-    seeds: dict[int | None, dict[tuple[str, int], float]] = {}
+    seeds: dict[int | None, list[float]] = {}
     for row in rows:
-        seeds.setdefault(row.seed, {})[row.corruption, row.severity] = getattr(row, column)
-    return mean_text(column, metrics.mean_sd([metrics.grid_mean(each) for each in seeds.values()]))
+        seeds.setdefault(row.seed, []).append(getattr(row, column))
+    return mean_text(column, metrics.mean_sd([fmean(each) for each in seeds.values()]))
 
 
 def paper_tables(run: Run) -> list[PageTable]:

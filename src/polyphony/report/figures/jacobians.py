@@ -32,7 +32,7 @@ _POINTS = 150  # of a curve
 
 def jacobian_matching(run: Run) -> list[Chart | PageTable | Absent]:
     """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
-    rows = run.table(JacobianCosine)
+    rows = [row for row in run.table(JacobianCosine) if row.model in run.methods]
     if not rows:
         return [Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it.")]
     against = from_scratch(run, list(dict.fromkeys(row.model for row in rows)))

@@ -30,7 +30,7 @@ def entropy_histograms(run: Run) -> list[Chart | Absent]:
     """For each set of unknown classes: the entropy of predictions on it and on test images."""
     predicted = [split for model, _, split in run.predictions if model == TEACHERS]
     names = [split.removeprefix(UNKNOWN) for split in predicted if split.startswith(UNKNOWN)]
-    if not names:
+    if not names or "test" not in predicted:
         why = "no unknown classes were predicted; 'polyphony evaluate RUN --ood NAME' does it."
         return [Absent(_UNKNOWN, why)]
     return [entropy_chart(run, name) for name in names]
