@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch.autograd.functional import jacobian
 
-from polyphony.analysis import factor_distance
 from polyphony.cli.analyse import analyse as command
 from polyphony.cli.where import Where
 from polyphony.data import pixels
 from polyphony.ensembles import DeepEnsemble
+from polyphony.nn import factor_distance
 from polyphony.perturb import ODS
 from polyphony.recipe import check
 from polyphony.seeds import generator

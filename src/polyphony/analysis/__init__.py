@@ -1,15 +1,13 @@
-"""What needs models, not only their logits: Jacobians, gradients, transfer, members, latency, factors."""
+"""What needs models, not only their logits: Jacobians, gradients, transfer, members, latency."""
 
 from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
 from polyphony.analysis.members import member_views
 from polyphony.analysis.snr import gradient_snr
 from polyphony.analysis.transfer import external_predictions
-from polyphony.nn import factor_distance
 
 __all__ = [
     "external_predictions",
-    "factor_distance",
     "gradient_snr",
     "jacobian_cosines",
     "latencies",

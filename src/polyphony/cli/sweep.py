@@ -113,7 +113,7 @@ def table(run: SweepRun) -> Table:
 
     n = run.best.nll.n
     found = Table(
-        title=f"{run.name}, {run.method}: validation, mean ± s.d., n = {n}; calibrated NLL decides",
+        title=f"{run.recipe.name}, {run.method}: validation, mean ± s.d., n = {n}; calibrated NLL decides",
         box=box.SIMPLE_HEAD,
     )
     nll, acc, kld = (terminal.narrow(HEADINGS[column]) for column in ("nll", "acc", "kld"))

@@ -106,13 +106,13 @@ def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = 
     """The page of one run, and its figures and tables."""
     calibrated, standard = (score_table(run, calibration) for calibration in CALIBRATIONS)
     scores = [calibrated, student_table(run), standard]
-    if found := differences(StudyRuns(run.name, [run])):
+    if found := differences(StudyRuns(run.recipe.name, [run])):
         scores.append(difference_table(found))
     filled = [Section.of(run, *section) for section in sections]
     health = health_checks(run)
     html = render(
         "run.html",
-        title=run.name,
+        title=run.recipe.name,
         subtitle=one_line(run),
         take_home=take_home(run, health),
         scores=scores,

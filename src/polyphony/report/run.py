@@ -76,11 +76,6 @@ class Run:
             raise damaged(path, error) from None
 
     @property
-    def name(self) -> str:
-        """The recipe's name."""
-        return self.recipe.name
-
-    @property
     def members(self) -> int:
         """How many teachers are the ensemble; the others are there for the DEE curve."""
         return self.recipe.members

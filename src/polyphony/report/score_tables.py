@@ -49,7 +49,7 @@ def score_table(run: Run, calibration: str) -> PageTable:
     """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
     n = " or ".join(map(str, sorted({len(run.scored(method)) for method in run.methods})))
     seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} of the student"
-    caption = f"{run.name}: test scores, {_HOW[calibration]}; mean ± s.d. over {seeds}."
+    caption = f"{run.recipe.name}: test scores, {_HOW[calibration]}; mean ± s.d. over {seeds}."
     winners = {}
     for column, larger in _LARGER_IS_BETTER.items():
         values = {method: run.by_seed(method, column, calibration) for method in run.methods}

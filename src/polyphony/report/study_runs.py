@@ -169,7 +169,7 @@ def _seeds(run: Run) -> tuple[int, int]:
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A name for each: its recipe's, or what its folders' names begin with where two have the same recipe."""
-    names = [runs[0].name for runs in groups]
+    names = [runs[0].recipe.name for runs in groups]
     folders = [[run.folder.resolve().name.split("-") for run in runs] for runs in groups]
     begun = ["-".join(_in_common(each)) for each in folders]
     for found in (names, begun):

@@ -19,6 +19,7 @@ from polyphony import analysis
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble
 from polyphony.machine import processor
+from polyphony.nn import factor_distance
 from polyphony.perturb import ODS, Gaussian, Perturbation
 from polyphony.prediction_files import prediction_path
 from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
@@ -234,6 +235,6 @@ def measure_factors(study: Study, methods: Sequence[str], watch: Watch) -> list[
     rows: list[FactorDistance] = []
     students = [(method, seed) for method, seed in study.students if method in methods]
     for method, seed in students:
-        rows.append(FactorDistance(method, seed, analysis.factor_distance(study.load_student(method, seed))))
+        rows.append(FactorDistance(method, seed, factor_distance(study.load_student(method, seed))))
         watch.step(len(rows), len(students), {})
     return rows
