@@ -31,7 +31,7 @@ def every_crop_and_flip(image: torch.Tensor, pad: int) -> list[torch.Tensor]:
     return out
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(derandomize=True, max_examples=25)
 @given(pad=st.integers(0, 3), height=st.integers(2, 6), width=st.integers(2, 6), seed=st.integers(0, 2**31))
 def test_crop_is_the_window_of_the_zero_padded_image(pad: int, height: int, width: int, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -80,7 +80,7 @@ def test_pixels_are_the_255ths_of_the_bytes_channels_last() -> None:
     torch.testing.assert_close(x.flatten().double(), expected, rtol=1e-7, atol=1e-8)
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @given(n=st.integers(1, 40), size=st.integers(1, 40), seed=st.integers(0, 2**31))
 def test_an_epoch_visits_every_image_once_with_its_own_label(n: int, size: int, seed: int) -> None:
     split, rng = numbered(n), torch.Generator().manual_seed(seed)

@@ -43,7 +43,7 @@ def test_shares_are_proportional_to_within_one_and_sum_to_the_total(counts: list
         assert 0 <= got <= count
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(labels=labels_strategy, share=st.floats(0, 0.9), seed=st.integers(0, 100))
 @pytest.mark.parametrize("holdout", [last, last_of_each_class, stratified])
 def test_a_holdout_parts_all_rows_in_two(holdout, labels: torch.Tensor, share: float, seed: int) -> None:
@@ -101,7 +101,7 @@ def test_the_first_images_of_data_in_order_of_class_are_refused(labels, limit: i
     assert trim(split, Options(per_class=20)).labels.bincount().tolist() == [20] * classes
 
 
-@settings(deadline=None, derandomize=True)  # one draw in very many would be refused
+@settings(derandomize=True)  # one draw in very many would be refused
 @given(
     weights=st.lists(st.integers(1, 100), min_size=2, max_size=40),
     limit=st.integers(1, 300),
@@ -116,7 +116,7 @@ def test_the_first_images_in_random_order_are_given_however_many_classes_they_mi
     assert trim(split, Options(limit=limit)).labels.tolist() == labels[:limit].tolist()
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @given(
     height=st.integers(1, 9),
     width=st.integers(1, 9),

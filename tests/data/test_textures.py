@@ -116,7 +116,7 @@ def test_plasma_of_another_side_is_cut_from_the_next_power_of_two() -> None:
     assert np.array_equal(clouds, plasma(draws(1), 16, 2)[:, :12, :12])
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(derandomize=True, max_examples=20)
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize(("border", "mode"), [(mirrored, "mirror"), (reflected, "reflect")])
 def test_bilinear_is_scipys_linear_interpolation(border, mode: str, seed: int) -> None:

@@ -16,7 +16,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @given(members=st.integers(1, 4), rows=st.integers(1, 9), size=st.integers(1, 6), shared=st.booleans())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_every_member_sees_the_rows_assigned_to_it(members, rows, size, shared):
     batch = torch.rand(size, 2, 3, generator=seeded())
     seen = torch.randint(size, (1 if shared else members, rows), generator=seeded(1)).expand(members, rows)

@@ -113,7 +113,7 @@ def test_rows_do_not_see_each_other_in_eval_mode():
     share=st.sampled_from([0.0, 0.1, 0.5, 0.6, 1.0]),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 def test_every_member_sees_every_example_as_often_as_asked(size, members, repetition, share, seed):
     student = MIMO(nn.Identity(), members, batch_repetition=repetition, input_repetition=share)
     seen = student.assign(size, seeded(seed)).tolist()

@@ -10,7 +10,7 @@ from kinds import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@settings(max_examples=15, derandomize=True, deadline=None, database=None)
+@settings(max_examples=15, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_answer_is_a_result_or_a_sentence(kind: Kind, seed: int) -> None:
     judge(kind, str(seed))

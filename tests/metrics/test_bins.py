@@ -22,7 +22,7 @@ def test_every_edge_belongs_to_the_bin_below_it(bins):
     assert bin_index(torch.tensor(0.0, dtype=torch.float64), bins) == 0
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(values=st.lists(NUMBERS, min_size=1, max_size=20), bins=st.integers(1, 20))
 def test_bins_are_found_by_search_and_summed_by_hand(values, bins):
     def search(value: float) -> int:

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from polyphony.metrics import detect
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     known=st.lists(st.integers(0, 8), min_size=1, max_size=45),
     unknown=st.lists(st.integers(2, 10), min_size=1, max_size=45),

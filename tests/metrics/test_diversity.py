@@ -96,7 +96,7 @@ def test_diversity_plot_is_a_loop_over_bins(cases):
             assert plot.kld[b].item() == near, name
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     members=st.integers(2, 5),

@@ -47,7 +47,7 @@ def test_not_a_number_has_no_equivalent():
     assert math.isnan(dee(0.5, [1.0, math.nan]))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(curve=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=7), value=st.floats(0.0, 3.5))
 def test_dee_is_the_first_size_a_fine_search_finds(curve, value):
     """Non-monotone curves included: walk along ℓ and stop at the first NLL(ℓ) ≤ value."""

@@ -14,7 +14,7 @@ from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.metrics.fidelity import Fidelity, rank_correlation
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30))
 def test_rank_correlation_is_scipys_with_ties(pairs):
     first, second = (torch.tensor(side, dtype=torch.float64) for side in zip(*pairs, strict=True))

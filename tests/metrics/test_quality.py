@@ -52,7 +52,7 @@ def test_a_label_of_probability_zero_costs_infinity_and_two():
     assert nll(log_probs, torch.tensor([0])) == brier(log_probs, torch.tensor([0])) == 0.0
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     members=st.integers(1, 4),

@@ -135,7 +135,7 @@ def add_chain_rule(layer, j: int, grad: Tensor, weight_grad: Tensor, r_grad: Ten
     dilation=st.integers(1, 2),
     padding=st.integers(0, 2),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_it_is_the_textbooks_activations_scaled_before_and_after(
     members, batch, groups, per_group, stride, dilation, padding
 ):
