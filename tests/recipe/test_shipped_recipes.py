@@ -43,6 +43,7 @@ class TinyStudy(Study):
 
 
 @cache
+@torch.device("cpu")  # wherever models are built that ask for them
 def tiny_splits(data: Data, count: int) -> Splits:
     """Random images: so many to train on, one to validate and one to test with."""
     whole = outline(data.name, data.options())

@@ -37,6 +37,7 @@ PATIENCE = 900.0  # seconds for what takes a few, on a machine that is busy
 EPOCHS = 8  # of which six steps are two or three: there a training waits for the one who kills it
 TRIES = 3
 os.environ.setdefault("RAY_health_check_period_ms", "500")  # not three seconds: a lost node is missed sooner
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no process for jobs that do not come
 RECIPE = f"""
 members = 2
 seeds = [0]
