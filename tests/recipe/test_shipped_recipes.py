@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -33,24 +33,9 @@ PARAMETERS = {  # teachers and student, from the paper's tables and exact counts
 END2 = {f"cifar10-resnet32-end2-{members}": members for members in (4, 8, 16, 32)}
 
 
-@dataclass(frozen=True)
-class TinyStudy(Study):
-    """A study on as many random images of the right shape and classes as two steps need."""
-
-    @property
-    def splits(self) -> Splits:
-        return tiny_splits(self.recipe.data, 2 * self.recipe.student.batch)
-
-
 @cache
 def tiny_splits(data: Data, count: int) -> Splits:
     """Random images: so many to train on, one to validate and one to test with."""
-    with torch.device("cpu"):  # also where they are asked for by models without numbers
-        return some_splits(data, count)
-
-
-def some_splits(data: Data, count: int) -> Splits:
-    """Random images of a data set's shape and classes."""
     whole = outline(data.name, data.options())
     shape, rng = whole.train.images.shape[1:], torch.Generator().manual_seed(0)
 
@@ -61,17 +46,19 @@ def some_splits(data: Data, count: int) -> Splits:
     return Splits(whole.name, whole.classes, some(count), some(1), some(1))
 
 
-def tiny(name: str) -> TinyStudy:
+def tiny(name: str) -> Study:
+    """A study on as many random images of the right shape and classes as two steps need."""
     recipe = read_recipe(name)
     small = {"batch": 2, "epochs": 1, "warm_up": 0}
     recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update=small)})
-    return TinyStudy(recipe, Path("nowhere"))
+    splits = tiny_splits(recipe.data, 2 * recipe.student.batch)
+    return Study(recipe, Path("nowhere"), data_instead=splits)
 
 
 SMALLEST = {"resnet": {"depth": 8, "width": 4}, "wide_resnet": {"depth": 10, "widen": 1}}
 
 
-def shrunk(study: TinyStudy) -> TinyStudy:
+def shrunk(study: Study) -> Study:
     """A study with the smallest networks of their kinds: the real ones are counted, not trained."""
     parts = {name: getattr(study.recipe, name) for name in ("teachers", "student")}
     for name, part in parts.items():
