@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import hypothesis
 import pytest
-import torch
 
 import polyphony as package
 from polyphony.cli import main
 from polyphony.compiler import import_compiler_late
-from polyphony.report.chart import _SETTINGS
 
 # A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
@@ -37,12 +35,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """The tensors are tiny, and bit-for-bit comparisons should not hang on how many cores there are."""
+    import torch  # here, since the process that hands tests to others needs none
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def letters_as_curves() -> None:
     """In PDFs: to embed a part of a TrueType font takes as long as all else that a page does."""
+    from polyphony.report.chart import _SETTINGS
+
     _SETTINGS["pdf.fonttype"] = 3
 
 
