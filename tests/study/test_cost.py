@@ -128,6 +128,20 @@ def test_a_network_so_large_that_few_images_take_long_is_measured_once():
     assert asked == [FEW]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_network_of_which_one_image_takes_long_is_measured_on_one_if_it_takes_one(alone):
+    asked = []
+
+    def measure(images: int) -> float:
+        asked.append(images)
+        if images == 1 and not alone:
+            raise ValueError("Expected more than 1 value per channel")
+        return 2.0 * images
+
+    assert fitted_speed(measure, Count(calls=400, flops=2 * MOST_FLOPS), 128) == Speed(0.0, 1 / MOST_FLOPS)
+    assert asked == ([1] if alone else [1, FEW])
+
+
 def test_the_estimate_is_near_what_a_training_takes(tmp_path):
     settings = ("teachers.network.width=8", "teachers.epochs=4", "teachers.warm_up=1", "threads=1")
     study = Study(read_recipe("digits", settings), tmp_path)

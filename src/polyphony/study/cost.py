@@ -210,11 +210,21 @@ def all_zeros(model: Ensemble, device: str) -> Ensemble:
 def fitted_speed(measure: Callable[[int], float], count: Count, largest: int) -> Speed:
     """What a call and a floating-point operation take, from steps of a few images and of many."""
     many = min(largest, int(MOST_FLOPS // count.flops))
+    if many < 1:
+        return Speed(0.0, seconds_of_one(measure) / count.flops)
     few, seconds = min(FEW, largest), best(measure, min(FEW, largest))
     if many <= few:  # so large a network that calls do not matter
         return Speed(0.0, seconds / (few * count.flops))
     flop = max(0.0, best(measure, many) - seconds) / ((many - few) * count.flops)
     return Speed(max(0.0, seconds - few * count.flops * flop) / count.calls, flop)
+
+
+def seconds_of_one(measure: Callable[[int], float]) -> float:
+    """What an image of a very large network takes: by itself, unless it is normalised over several."""
+    try:
+        return best(measure, 1)
+    except ValueError:  # of BatchNorm, which knows no variance of one number
+        return best(measure, FEW) / FEW
 
 
 def best(measure: Callable[[int], float], images: int) -> float:
