@@ -217,7 +217,7 @@ MISSING: dict[str, Callable[[Run], object]] = {
     "members were not asked": member_predictions,
     "gradients were not measured": gradient_snr,
     "Jacobians were not compared": lambda run: jacobian_matching(run)[0],
-    "no unknown classes were predicted": lambda run: entropy_histograms(run)[0],
+    "no unknown classes were predicted beside test images": lambda run: entropy_histograms(run)[0],
     "no corrupted images were predicted": lambda run: corruption_boxes(run)[0],
     "latencies were not measured": lambda run: quality_for_cost(run)[1],
 }

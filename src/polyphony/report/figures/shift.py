@@ -31,8 +31,8 @@ def entropy_histograms(run: Run) -> list[Chart | Absent]:
     predicted = [split for model, _, split in run.predictions if model == TEACHERS]
     names = [split.removeprefix(UNKNOWN) for split in predicted if split.startswith(UNKNOWN)]
     if not names or "test" not in predicted:
-        why = "no unknown classes were predicted; 'polyphony evaluate RUN --ood NAME' does it."
-        return [Absent(_UNKNOWN, why)]
+        why = "no unknown classes were predicted beside test images"
+        return [Absent(_UNKNOWN, f"{why}; 'polyphony evaluate RUN --ood NAME' does it.")]
     return [entropy_chart(run, name) for name in names]
 
 
