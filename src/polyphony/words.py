@@ -50,6 +50,11 @@ def suggestion(word: str, known: Iterable[str], others: str = "known are") -> st
     return f"did you mean '{near[0]}'?" if near else f"{others} {', '.join(known)}"
 
 
+def extra(name: str) -> str:
+    """How to install an extra. The package on PyPI that is called as we are is another one."""
+    return f"pip install '.[{name}]' in Polyphony's folder"
+
+
 class SentenceError(Exception):
     """A fault that a person can mend, told in one sentence."""
 

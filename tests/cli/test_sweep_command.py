@@ -65,7 +65,7 @@ def test_trainings_that_were_taken_over_are_not_said_to_have_been_done_before(sw
 
 @pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
-    reason="optuna is not installed: pip install 'polyphony[sweep]'",
+    reason="optuna is not installed: pip install '.[sweep]'",
 )
 def test_a_search_from_the_command_line(sweep, tmp_path):
     said = sweep("--alpha", "0.5,1", "--seeds", "0", "--trials", "3", "--out", "here", "--workers", "1")

@@ -163,7 +163,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(what, to, sa
 def test_a_missing_extra_is_named(pictures, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(
-        ExportError, match=re.escape("needs onnxruntime, which is missing: pip install 'polyphony[export]'")
+        ExportError, match=re.escape("needs onnxruntime, which is missing: pip install '.[export]'")
     ):
         export_student(student_of(Single(network())), tmp_path / "a.onnx", pictures)
 

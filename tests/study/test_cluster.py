@@ -442,5 +442,5 @@ def test_no_cluster_and_no_ray_are_one_sentence(say, refused, monkeypatch):
     refused(say(*local, "--gpus-per-job", "2", "--processes-per-job", "3"), "every process takes one GPU")
     refused(say("teach", "digits", "--processes-per-job", "2"), "torchrun --nproc-per-node 2")
     monkeypatch.setattr("polyphony.study.cluster.find_spec", lambda name: None)
-    refused(say(*local), "pip install 'polyphony[cluster]'")
+    refused(say(*local), "pip install '.[cluster]'")
     assert not Path("runs").exists()

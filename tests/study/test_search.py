@@ -20,7 +20,7 @@ from polyphony.study.sweep import Sweep, SweepOutcome
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
-    reason="optuna is not installed: pip install 'polyphony[sweep]'",
+    reason="optuna is not installed: pip install '.[sweep]'",
 )
 TWO_RANGES = {"alpha": "0.5,1", "temperature": "1,8"}
 RANGES = TWO_RANGES | {"step_size": "1/255,64/255"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyphony.cli.where import UsageError
+from polyphony.words import extra
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -24,7 +25,7 @@ class TensorBoard:
 
     def __init__(self, board: Board, run: Path) -> None:
         if find_spec("tensorboard") is None:
-            raise UsageError("--tensorboard needs TensorBoard: pip install 'polyphony[tensorboard]'")
+            raise UsageError(f"--tensorboard needs TensorBoard: {extra('tensorboard')}")
         self.board, self.folder = board, run / "tensorboard"
         self.writers: dict[str, SummaryWriter] = {}
         if (run / "recipe.json").exists():

@@ -12,6 +12,7 @@ from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
+from polyphony.words import extra
 
 
 def read(path: Path, options: Options) -> Contents:
@@ -26,9 +27,7 @@ def table_file() -> Path:
     """Scikit-learn's own file, found without importing scikit-learn, which takes a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataError(
-            "the digits data set comes with scikit-learn, which is missing; install polyphony[demo]"
-        )
+        raise DataError(f"the digits data set comes with scikit-learn, which is missing: {extra('demo')}")
     return Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
 
 

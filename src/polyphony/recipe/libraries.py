@@ -20,6 +20,7 @@ from torch import nn
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
 from polyphony.recipe.python import said
 from polyphony.recipe.table import RecipeError
+from polyphony.words import extra
 
 # Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
@@ -199,5 +200,5 @@ def needed(module: str) -> Any:
     except Exception as error:  # a library beside the wrong versions of others can raise anything
         raise RecipeError(
             f"kind = '{module}' needs the package {module}, which cannot be imported ({said(error)}):"
-            f" pip install 'polyphony[{module}]'"
+            f" {extra(module)}"
         ) from error

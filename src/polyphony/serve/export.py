@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from polyphony.machine import whole
 from polyphony.serve.graph import AnswerGraph, Levels
 from polyphony.serve.student import Answers, Student
-from polyphony.words import SentenceError, first_line
+from polyphony.words import SentenceError, extra, first_line
 
 BATCHES = (1, 2, 7)  # at which a file is compared with the student
 TOLERANCE = 1e-5  # of every number; a temperature below one magnifies rounding, and so this
@@ -67,9 +67,7 @@ def as_onnx(student: Student, levels: Levels) -> tuple[bytes, Run]:
         import onnxruntime
         import onnxscript  # noqa: F401 (what torch.onnx writes with)
     except ImportError as error:
-        raise ExportError(
-            f"ONNX needs {error.name}, which is missing: pip install 'polyphony[export]'"
-        ) from error
+        raise ExportError(f"ONNX needs {error.name}, which is missing: {extra('export')}") from error
     with quiet(), one_sentence(student, "written as ONNX"):
         made: Any = torch.onnx.export(
             without_logaddexp(traced(student, levels)),

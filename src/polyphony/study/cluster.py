@@ -30,7 +30,7 @@ from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
 from polyphony.study.processes import LOOK_SECONDS, WorkerLostError, sendable
 from polyphony.study.ranks import run_in_ranks
 from polyphony.study.runner import Board, Event, Graph, JobError, Relay, run_job
-from polyphony.words import first_line
+from polyphony.words import extra, first_line
 
 RETRIES = 3  # of a job whose worker or node was lost
 CONNECT_SECONDS = 5.0  # Ray itself would try for many minutes
@@ -252,7 +252,7 @@ def check_same_cluster(address: str, connected_to: str) -> None:
 def installed_ray() -> Any:
     """Ray, or one sentence where it is not installed."""
     if find_spec("ray") is None:
-        raise ClusterError("a cluster needs Ray: pip install 'polyphony[cluster]'")
+        raise ClusterError(f"a cluster needs Ray: {extra('cluster')}")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else under uv every worker makes its own
     # As Ray will have it one day: no warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

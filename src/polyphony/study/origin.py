@@ -38,6 +38,7 @@ TRAINING = (  # what decides which weights a training ends with; its images have
     "seeds",
     "recipe/foreign",
     "recipe/forms",
+    "recipe/libraries",
     "recipe/methods",
     "recipe/networks",
     "recipe/perturbations",

@@ -14,6 +14,7 @@ from polyphony.recipe import ROUNDING, Recipe, RecipeError
 from polyphony.recipe.methods import Method
 from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept
 from polyphony.store import Spec, spec_key
+from polyphony.words import extra
 
 if TYPE_CHECKING:
     import optuna
@@ -46,7 +47,7 @@ class Search:
     def check(self) -> None:
         """Raise unless there is something to search, and something to search with."""
         if find_spec("optuna") is None:
-            raise RecipeError("a search needs optuna: pip install 'polyphony[sweep]', or sweep a grid")
+            raise RecipeError(f"a search needs optuna: {extra('sweep')}; or sweep a grid")
         if not self.swept.varied:
             raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
         for name in self.swept.varied:
