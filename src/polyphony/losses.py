@@ -73,7 +73,7 @@ def mean_distillation(student: Tensor, teachers: Tensor, temperature: float) -> 
 def smooth(log_probs: Tensor, amount: float) -> Tensor:
     """log((1 − γ) p + γ/K) from log p: no class is impossible. [… k] → [… k]"""
     floor = log_probs.new_full((), amount / log_probs.shape[-1]).log()
-    return torch.logaddexp(log_probs + math.log1p(-amount), floor)
+    return torch.logaddexp(log_probs + (math.log1p(-amount) if amount < 1 else -math.inf), floor)
 
 
 def dirichlet_nll(log_concentrations: Tensor, log_probs: Tensor) -> Tensor:

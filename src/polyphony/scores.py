@@ -67,6 +67,13 @@ def differ(one: BySeed, other: BySeed) -> bool:
     return abs(found.mean) > found.half
 
 
+def by_shared_seeds(values: Mapping[str, BySeed]) -> Mapping[str, BySeed]:
+    """The same, of the seeds that all have; as it is where there is none."""
+    shared = set.intersection(*(set(each) for each in values.values()))
+    kept = {name: {seed: each[seed] for seed in each if seed in shared} for name, each in values.items()}
+    return kept if shared else values
+
+
 @dataclass(frozen=True)
 class Standing:
     """The student of least NLL, its NLL over seeds, and which of the others it cannot be told from."""
@@ -77,7 +84,8 @@ class Standing:
 
     @classmethod
     def of(cls, nlls: Mapping[str, BySeed]) -> Standing:
-        """Where students stand by their NLLs."""
+        """Where students stand by their NLLs, of the seeds that all have."""
+        nlls = by_shared_seeds(nlls)
         means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
         best = min(means, key=lambda name: means[name].mean)
         others = [name for name in nlls if name != best]

@@ -100,3 +100,10 @@ def test_gradients_without_noise_have_an_infinite_ratio():
     moments.add(torch.ones(3))
     moments.add(torch.ones(3))
     assert signal_to_noise(moments) == float("inf")
+
+
+def test_no_gradients_at_all_have_no_signal():
+    moments = Moments()
+    moments.add(torch.zeros(3))
+    moments.add(torch.zeros(3))
+    assert signal_to_noise(moments) == 0

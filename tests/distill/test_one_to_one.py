@@ -14,7 +14,7 @@ from polyphony.distill.match import STEP_SIZES
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single
 from polyphony.nn import resnet
 from polyphony.perturb import ODS, Clean, Gaussian
-from polyphony.predictions import predict
+from polyphony.predictions import batch_for, predict
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
 
@@ -178,7 +178,11 @@ def test_where_no_step_reaches_the_goal_the_nearer_end_is_taken():
     assert near == pytest.approx(STEP_SIZES[0], rel=0.01)
 
 
-def test_equal_generators_match_equal_step_sizes():
+def test_equal_generators_match_equal_step_sizes_whatever_memory_there_is(monkeypatch):
     teachers, data = DeepEnsemble([small(j).float() for j in range(MEMBERS)]), splits()
-    one, same = (match_step_size(ODS, teachers, data, 4.0, seeded(7)) for _ in range(2))
-    assert one == same
+    sizes = []
+    for memory in (2**34, 2**20):
+        monkeypatch.setattr("polyphony.predictions.memory", lambda memory=memory: memory)
+        sizes.append(match_step_size(ODS, teachers, data, 4.0, seeded(7)))
+    assert batch_for(teachers, data.train.images.shape[1:]) < len(data.train)
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-6)

@@ -53,6 +53,24 @@ def test_runs_that_differ_in_seeds_alone_are_one_study(sets: list[Run]):
     assert [study.name for study in studies(sets[:2])] == ["small"]
 
 
+def test_a_run_of_the_same_images_and_teachers_is_no_second_set(sets: list[Run]):
+    path = sets[1].folder / "recipe.json"
+    facts = json.loads(path.read_text())
+    facts["recipe"]["teachers"]["seed"] = 0  # and data.seed 1, which official splits do not heed
+    path.write_text(json.dumps(facts))
+    assert len(studies([sets[0], Run.open(sets[1].folder)])) == 2
+
+
+def test_sets_of_unlike_size_have_a_mean_of_their_own(sets: list[Run]):
+    lines = (sets[0].folder / "scores.csv").read_text().splitlines()
+    (sets[0].folder / "scores.csv").write_text("".join(f"{line}\n" for line in lines if ",1," not in line))
+    (study,) = studies([Run.open(run.folder) for run in sets[:2]])
+    (each,) = (d for d in differences(study) if (d.words, d.judged.name) == ("kd-ods − kd", "nll"))
+    assert (each.paired.n, each.over_sets.n) == (3, 2)
+    mean = f"{each.over_sets.mean:+.3f}".replace("-", "−")
+    assert each.text.endswith(f"sets {mean} ± {each.over_sets.half:.3f})")
+
+
 def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[Run]):
     (study, _) = studies(sets)
     found = {(each.method, each.reference, each.judged.name): each for each in differences(study)}

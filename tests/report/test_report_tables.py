@@ -47,6 +47,6 @@ def test_csv_leaves_what_is_missing_empty():
 
 
 def test_numbers_for_people():
-    found = [value_text(v) for v in (0.12345, 12345.6, 0.0, math.inf, -math.inf, math.nan)]
-    assert found == ["0.1235", "12,346", "0", "∞", "−∞", "–"]
+    found = [value_text(v) for v in (0.12345, 9999.7, 12345.6, 0.0, math.inf, -math.inf, math.nan)]
+    assert found == ["0.1235", "10,000", "12,346", "0", "∞", "−∞", "–"]
     assert [value_text(v) for v in (None, 3, "x", 0.5)] == ["–", "3", "x", "0.5"]

@@ -176,6 +176,16 @@ def test_points_that_diverged_are_those_without_rows(tmp_path):
     assert "–" in write_report([folder]).read_text()
 
 
+def test_where_the_next_value_diverged_there_is_nowhere_to_go_on(tmp_path):
+    folder = write_sweep(tmp_path / "a", grid())
+    lines = (folder / "sweep.csv").read_text().splitlines(keepends=True)
+    (folder / "sweep.csv").write_text("".join(line for line in lines if "-t8-" not in line))
+    run = SweepRun.open(folder)
+    assert len(run.diverged) == 6
+    assert max(run.values["temperature"]) == run.best.settings["temperature"] == 4
+    assert not any("best τ" in said for said in take_home(run).qualified)
+
+
 @pytest.mark.parametrize(
     "settings", [{"perturb": "ods"}, {"perturb": "ods", "source": "extra", "alpha": 0.1}]
 )

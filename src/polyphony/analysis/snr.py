@@ -44,7 +44,9 @@ def signal_to_noise(moments: Moments) -> float:
     variance = moments.variance
     signal = float(moments.mean.square().sum()) - float(variance.sum()) / moments.count
     noise = float(variance.norm().sqrt())
-    return max(0.0, signal) ** 0.5 / noise if noise else float("inf")
+    if not noise:
+        return float("inf") if signal > 0 else 0.0
+    return max(0.0, signal) ** 0.5 / noise
 
 
 def gradient_snr(

@@ -59,7 +59,7 @@ def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
         for name, rows in studies.items()
     ]
     header = ["study", "method", "reference", "score", "n", "difference", "half_interval", "ahead"]
-    header += ["sets", "half_interval_over_sets"]
+    header += ["sets", "difference_over_sets", "half_interval_over_sets"]
     numbers = Numbers(header, [_numbers(each) for each in found])
     return Chart("differences", "How sure a difference is", _READING, panels, numbers, width=_WIDTH)
 
@@ -67,18 +67,18 @@ def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:
 def _numbers(each: Difference) -> list[Value]:
     ahead = each.ahead if each.judged.better else None
     compared = [each.study, each.method, each.reference, each.judged.name]
-    over_sets = [each.over_sets.n, each.over_sets.half] if each.over_sets else [1, None]
+    sets = each.over_sets
+    over_sets = [sets.n, sets.mean, sets.half] if sets else [1, None, None]
     return [*compared, each.paired.n, each.paired.mean, each.paired.half, ahead, *over_sets]
 
 
 def _draw(axes: Axes, *, rows: Sequence[Difference], look: Looks) -> None:
     for place, each in enumerate(rows):
-        at, half = (each.paired.mean, place), each.paired.half
-        axes.errorbar(*at, xerr=half, **look[each.method].mark, markersize=5.5, elinewidth=1.6, linestyle="")
-        if each.over_sets:
-            axes.errorbar(
-                *at, xerr=each.over_sets.half, fmt="none", ecolor=MUTED.light, elinewidth=0.8, zorder=1
-            )
+        mark = {**look[each.method].mark, "markersize": 5.5, "linestyle": ""}
+        axes.errorbar(each.paired.mean, place, xerr=each.paired.half, elinewidth=1.6, **mark)
+        if sets := each.over_sets:
+            thin = {"ecolor": MUTED.light, "elinewidth": 0.8, "zorder": 1}
+            axes.errorbar(sets.mean, place, xerr=sets.half, fmt="none", **thin)
     axes.axvline(0, color=MUTED.light, linewidth=1.0)
     axes.set_yticks(range(len(rows)), [each.words for each in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -15,6 +15,7 @@ from typing import Any
 from polyphony.metrics import MeanSd
 from polyphony.recipe import NetworkTable, Recipe, Schedule
 from polyphony.recipe.points import text_of
+from polyphony.recipe.training import Crop
 from polyphony.rows import Kind, from_csv
 
 BATCH_ENSEMBLE = "batch_ensemble"  # the form of nearly all the paper's students
@@ -102,6 +103,18 @@ _TEACHER_TRAINING = {
     "cifar100": {"epochs": 300, **_schedule(256, 0.2, 5e-4)},
     "tinyimagenet": {"epochs": 300, **_schedule(512, 0.4, 5e-4)},
 }
+_SHOWN = {  # how many images are for validation, and by how much others are padded before a crop
+    "cifar10": (5000, 4),
+    "cifar100": (5000, 4),
+    "tinyimagenet": (10000, 8),
+}
+_OPTIMISED = (
+    "optimizer",
+    "momentum",
+    "schedule",
+    "warm_up",
+    "clip",
+)  # of which ours by default are the paper's
 _R32 = {"kind": "resnet", "depth": 32}
 
 
@@ -168,20 +181,28 @@ def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -
 def departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) -> tuple[str, ...]:
     """What a recipe does otherwise than an experiment of the paper, in a few words each."""
     data, teachers = recipe.data, [recipe.teachers.network_of(j) for j in range(recipe.members)]
-    forms = {recipe.form_table(name).label for name in recipe.methods}
+    forms = [recipe.form_table(name) for name in recipe.methods]
     wrong = {
         f"the data are not {experiment.data}": data.name != experiment.data,
         "only a part of the data is used": data.limit or data.per_class or data.test,
         "the images are resized": data.resolution,
         "the classes are the coarse ones": data.coarse,
+        "other images are for validation": data.valid not in (None, _SHOWN[experiment.data][0]),
+        "the augmentation is another": data.augment != Crop(pad=_SHOWN[experiment.data][1], flip=True),
         f"there are {recipe.members} members": recipe.members != experiment.members,
         "the teachers are another network": not all(_is(each, experiment.teacher) for each in teachers),
         "the student is another network": not _is(recipe.student_network, experiment.student),
-        "the student is of another form": experiment.form not in forms,
+        "the student is of another form": experiment.form not in {form.label for form in forms},
+        "the members start otherwise": any(getattr(form, "factor_std", None) is not None for form in forms),
+        "the students start from a teacher": recipe.student.start != "fresh",
+        "the students' optimiser or its schedule is another": _optimised_otherwise(recipe.student),
         "the teachers were trained elsewhere": not isinstance(recipe.teachers, Schedule),
     }
     found = [words for words, holds in wrong.items() if holds]
     if isinstance(recipe.teachers, Schedule):
+        found += ["the teachers' optimiser or its schedule is another"] * _optimised_otherwise(
+            recipe.teachers
+        )
         found += _otherwise("teachers", recipe.teachers, _TEACHER_TRAINING[experiment.data], free)
     found += _otherwise("students", recipe.student, experiment.student_training, free)
     return tuple(found)
@@ -194,6 +215,10 @@ def _otherwise(who: str, ours: Schedule, theirs: Mapping[str, float], free: Coll
         for key, value in theirs.items()
         if key not in free and getattr(ours, key) != value
     ]
+
+
+def _optimised_otherwise(ours: Schedule) -> bool:
+    return any(getattr(ours, key) != Schedule.model_fields[key].default for key in _OPTIMISED)
 
 
 def printed(row: PaperRow | None, column: str) -> str:

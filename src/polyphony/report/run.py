@@ -187,7 +187,7 @@ class Run:
     def ensemble(self, model: str, split: str) -> dict[int | None, Predictions]:
         """A model's predictions by seed, as far as they are there; of the teachers only the ensemble's."""
         return {
-            seed: each.first(self.members)
+            seed: each.first(self.members) if model == TEACHERS else each
             for (name, seed, where), each in self.predictions.items()
             if (name, where) == (model, split)
         }

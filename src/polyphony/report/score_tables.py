@@ -21,7 +21,16 @@ from polyphony.report.run import Run
 from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
 from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
-from polyphony.scores import HEADINGS, TEACHERS, BySeed, differ, mean_of, mean_text, score_text
+from polyphony.scores import (
+    HEADINGS,
+    TEACHERS,
+    BySeed,
+    by_shared_seeds,
+    differ,
+    mean_of,
+    mean_text,
+    score_text,
+)
 from polyphony.store import damaged
 from polyphony.words import count, counted, duration
 
@@ -93,6 +102,7 @@ def clear_winner(values: Mapping[str, BySeed], *, larger: bool) -> str | None:
     """
     if len(values) < 2 or not all(values.values()):
         return None
+    values = by_shared_seeds(values)
     means = {name: fmean(each.values()) for name, each in values.items()}
     best = (max if larger else min)(means, key=lambda name: means[name])
     return best if all(differ(values[best], values[other]) for other in values if other != best) else None

@@ -138,10 +138,20 @@ class Difference:
         count = f"{self.ahead} of {self.paired.n}" if self.judged.better else ""
         if not math.isfinite(self.paired.mean):
             return count
-        mean = f"{self.paired.mean:+.3f}".replace("-", "−")
-        sets = f"sets ± {self.over_sets.half:.3f}" if self.over_sets else ""
-        behind = "; ".join(filter(None, (count, sets)))
-        return f"{mean} ± {self.paired.half:.3f}" + (f" ({behind})" if behind else "")
+        behind = "; ".join(filter(None, (count, self._sets)))
+        return f"{_signed(self.paired.mean)} ± {self.paired.half:.3f}" + (f" ({behind})" if behind else "")
+
+    @property
+    def _sets(self) -> str:
+        """The interval over sets, with their mean where sets of unlike size make it another."""
+        if self.over_sets is None:
+            return ""
+        mean = _signed(self.over_sets.mean)
+        return f"sets {'' if mean == _signed(self.paired.mean) else f'{mean} '}± {self.over_sets.half:.3f}"
+
+
+def _signed(difference: float) -> str:
+    return f"{difference:+.3f}".replace("-", "−")
 
 
 def studies(runs: Sequence[Run]) -> list[StudyRuns]:
@@ -163,8 +173,9 @@ def _but_for_seeds(run: Run) -> str:
     return str(recipe)
 
 
-def _seeds(run: Run) -> tuple[int, int]:
-    return run.recipe.data.seed, getattr(run.recipe.teachers, "seed", 0)
+def _seeds(run: Run) -> tuple[str, int]:
+    """The images, since those of official splits are the same at every seed, and the teachers' seed."""
+    return str(run.facts.data), getattr(run.recipe.teachers, "seed", 0)
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:

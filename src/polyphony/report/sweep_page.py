@@ -119,7 +119,8 @@ def _edges(run: SweepRun) -> list[str]:
         numbers = [value for value in run.values[name] if isinstance(value, float)]
         here = run.best.settings[name]
         nothing_beyond = name == "alpha" and here in (0.0, 1.0)
-        if len(numbers) > 1 and here in (numbers[0], numbers[-1]) and not nothing_beyond:
+        at_edge = isinstance(here, float) and not run.has_beyond(name, here)
+        if len(numbers) > 1 and at_edge and not nothing_beyond:
             side = "largest" if here == numbers[-1] else "smallest"
             best = f"{SYMBOLS[name]}, {text_of(here, name)}"
             said.append(f"The best {best}, is the {side} that was tried: go on there.")

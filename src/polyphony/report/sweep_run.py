@@ -137,6 +137,12 @@ class SweepRun(Run):
         found = {name: {each.settings[name] for each in self.tried} for name in PARAMETERS}
         return {name: sorted(values, key=_order) for name, values in found.items()}
 
+    def has_beyond(self, name: str, value: float) -> bool:
+        """Whether values of a parameter on both sides of one were asked for, also where they diverged."""
+        every = [self.recipe.setting(point, name) for point in self.recipe.methods]
+        numbers = [each for each in every if isinstance(each, float)]
+        return min(numbers) < value < max(numbers)
+
     @property
     def varied(self) -> list[str]:
         """The parameters that were tried at several values."""

@@ -141,7 +141,7 @@ def value_text(value: Value) -> str:
         return str(value)
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
 
 
 def _is_nan(value: Value) -> bool:

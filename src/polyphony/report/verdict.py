@@ -66,14 +66,15 @@ def kept(run: Run, model: str) -> float | None:
 
 
 def median_dee(run: Run, model: str) -> float | None:
-    """The calibrated DEE of the median seed, which a seed past the curve does not make infinite."""
+    """The calibrated DEE of the median seed, the lower of two where one of them is past the curve."""
     known = [score.dee for score in run.scored(model) if score.dee is not None]
-    return statistics.median(known) if known else None
+    middle = statistics.median_low if math.inf in known else statistics.median
+    return middle(known) if known else None
 
 
 def _as_diverse_as(run: Run, model: str) -> str:
     kld, share = run.mean(model, "kld").mean, kept(run, model)
-    if kld == 0:
+    if run.members_of(model) == 1:
         return "is one network without members"
     if share is None:
         return f"has a mean-KLD of {kld:.3f}, though its teachers do not disagree,"
@@ -104,14 +105,18 @@ def _most_diverse(run: Run, champion: str) -> list[str]:
     distilled = [name for name in run.methods if run.perturbation(name) is not None]
     if not distilled:
         return ["No student was distilled: all were trained on labels alone."]
-    distilled = [name for name in distilled if run.mean(name, "kld").mean > 0]
-    if not distilled:
+    klds = {name: run.by_seed(name, "kld") for name in distilled if run.members_of(name) > 1}
+    if not klds:
         return ["No distilled student has members: all are one network."]
-    top = max(distilled, key=lambda name: run.mean(name, "kld").mean)
+    means = {name: statistics.fmean(each.values()) for name, each in klds.items()}
+    top = max(means, key=lambda name: means[name])
     if top == champion:
-        return [f"No distilled student is more diverse than {top}."] if len(distilled) > 1 else []
-    if not differ(*(run.by_seed(name, "kld") for name in (top, champion))) and run.mean(top, "kld").n > 1:
+        return [f"No distilled student is more diverse than {top}."] if len(klds) > 1 else []
+    more = [name for name, mean in means.items() if mean > means.get(champion, 0.0)]
+    told = [name for name in more if champion not in klds or differ(klds[name], klds[champion])]
+    if not told and len(klds[top]) > 1:
         return [f"No distilled student can be told to be more diverse than {champion}."]
+    top = max(told or more, key=lambda name: means[name])
     return [f"The most diverse distilled student is {top}: it {_as_diverse_as(run, top).rstrip(',')}."]
 
 
@@ -161,8 +166,10 @@ def _factors(run: Run, method: str) -> list[str]:
     distances = [row.distance for row in run.table(FactorDistance) if row.model == method]
     if not distances:
         return []
-    distance = statistics.fmean(distances)
-    return [f"Their rank-one factors are apart by {distance:.2f} of their norm (fresh ones: about 0.85)."]
+    own_start = getattr(run.recipe.form_table(method), "factor_std", 0.0) is not None
+    fresh = run.recipe.student.start == "fresh" and not own_start
+    beside = " (fresh ones: about 0.85)" if fresh else ""
+    return [f"Their rank-one factors are apart by {statistics.fmean(distances):.2f} of their norm{beside}."]
 
 
 def hints(run: Run) -> list[str]:

@@ -111,7 +111,8 @@ def evaluate_corrupted(
 
 def unknown_scores(job: PredictShifted) -> list[UnknownScore]:
     """One model's rows, one for each uncertainty that may tell unknown from known."""
-    known = read(Predict(job.study, job.model, job.seed, "test")).first(job.study.recipe.members)
+    known = read(Predict(job.study, job.model, job.seed, "test"))
+    known = known.first(job.study.recipe.members) if job.model == TEACHERS else known
     (unknown,) = job.read().values()
     entropies = [float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown)]
     return [

@@ -110,9 +110,11 @@ def by_diversity(study: Study, rows: list[Score]) -> str:
     names = told_of(study.recipe)
     if not names:
         return f"{said}; no student was distilled."
-    size = select(rows, names[0])[0].params / teachers.params
-    kept = "; ".join(kept_by(name, select(rows, name), teachers, study) for name in names)
-    return f"{said}. One network with {size:.0%} of their parameters: {kept}."
+    students = {name: select(rows, name) for name in names}
+    size = students[names[0]][0].params
+    alike = {name: each for name, each in students.items() if each[0].params == size}
+    kept = "; ".join(kept_by(name, each, teachers, study) for name, each in alike.items())
+    return f"{said}. One network with {size / teachers.params:.0%} of their parameters: {kept}."
 
 
 def kept_by(name: str, student: list[Score], teachers: Score, study: Study) -> str:

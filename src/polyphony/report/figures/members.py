@@ -33,7 +33,7 @@ Said = Mapping[str, Tensor]  # probabilities by model, before and after [2 m e k
 def member_predictions(run: Run) -> Chart | Absent:
     """A panel for each of a few training images: the image, and a matrix for each model, a row a member.
 
-    Of many students the best that have members are shown.
+    Of many students the best are shown, those that have members first.
     """
     if run.views is None:
         return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
@@ -48,7 +48,8 @@ def member_predictions(run: Run) -> Chart | Absent:
         panels.append(
             Panel(f"example {place + 1}", draw, 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0))
         )
-    best = f" Shown are the {len(order) - 1} best students by NLL that have members; the file has all."
+    which = " that have members" if all(students[name].shape[1] > 1 for name in order[1:]) else ""
+    best = f" Shown are the {len(order) - 1} best students by NLL{which}; the file has all."
     reading = _READING + (best if len(order) < len(said) else "")
     legend = [run.look[model] for model in order]
     return Chart("members", _TITLE, reading, panels, _numbers(said), legend, width=SMALL)
