@@ -185,6 +185,10 @@ def test_npz_test_arrays_and_class_names(tmp_path: Path) -> None:
         ({"images": GREY, "labels": Y[:-1]}, r"int64 \[19\] where 20 labels belong"),
         ({"images": GREY, "labels": Y - 1}, r"has the label -1, outside 0\.\.19"),
         ({"images": GREY, "labels": Y, "classes": np.array(["a"])}, r"has the label 3, outside 0\.\.0"),
+        (
+            {"images": GREY, "labels": Y, "classes": np.array(["crane", "crane", "hut", "tree"])},
+            "two classes are called 'crane'",
+        ),
         ({"images": GREY.reshape(20, 2, 3, 6), "labels": Y}, "no axis of 1 or 3 channels"),
         ({"images": np.array([{}, {}]), "labels": Y}, "images holds objects; it was not read"),
     ],

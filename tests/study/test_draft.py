@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -175,6 +176,38 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arg
     assert sentence in said
     assert "Traceback" not in said
     assert list(Path.cwd().glob("*.toml")) == []
+
+
+def test_files_called_alike_are_told_apart_and_copies_are_refused(place, capsys):
+    for j in (0, 1):
+        Path(f"run{j}").mkdir()
+        shutil.copy(f"{j}.pt", f"run{j}/best.pt")
+    Path("pictures").rename("mnist")  # a folder that is called as a data set is
+    network = ("--network", "draft_nets:make")
+    assert command("init", "mnist", "run0/best.pt", "run1/best.pt", *network) == 0
+    assert "The other networks, with ImageNet's: run1/best.pt " in capsys.readouterr().out
+    assert read_recipe("own.toml").data.name == str(Path("mnist").absolute())
+    assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--to", "b.toml") == 2
+    assert "run0/best.pt holds the same as 0.pt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_a_path_that_is_no_text_is_one_sentence(place, capsys):
+    shutil.copytree("pictures", os.fsdecode(b"odd \xe9"))
+    init = ("init", os.fsdecode(b"odd \xe9"), "0.pt", "1.pt", "--network", "draft_nets:make")
+    assert command(*init) == 2
+    assert "odd ? is no UTF-8" in capsys.readouterr().err
+
+
+def test_a_data_set_is_called_by_its_name_and_a_normalisation_of_colour_is_not_tried_on_grey(place, capsys):
+    table = PythonNetwork(kind="python", name="draft_nets:make", folder=str(place))
+    for name in ("a.pt", "b.pt"):
+        torch.save(table.make_network(10, 1).state_dict(), name)
+    assert command("init", "digits", "a.pt", "b.pt", "--network", "draft_nets:make") == 0
+    said = capsys.readouterr().out
+    assert "MNIST's" in said
+    assert "ImageNet's" not in said
+    assert read_recipe("own.toml").data.name == "digits"
 
 
 def test_files_in_a_deep_folder_are_listed_one_a_line():

@@ -171,6 +171,14 @@ def test_an_order_that_a_few_images_would_fit_by_chance_is_no_fault():
     refuse_unfit(answers, labels, list(map(str, range(100))), Path("a.pt"))
 
 
+@pytest.mark.parametrize(("rare", "n"), [(4, 40), (8, 80), (8, 800), (4, 9)])
+def test_a_perfect_teacher_is_taken_however_rare_a_class_is(rare, n):
+    labels = (torch.arange(n) < rare).long()
+    refuse_unfit(labels, labels, ["a", "b"], Path("a.pt"))
+    with pytest.raises(WeightsError, match="and chance is"):
+        refuse_unfit(torch.zeros_like(labels), labels, ["a", "b"], Path("a.pt"))
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [

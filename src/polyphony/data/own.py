@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,11 @@ def _names(path: Path, names: Array | None) -> tuple[str, ...]:
     if names.ndim != 1 or names.dtype.kind not in "USiu" or not names.size:
         raise DataError(f"{path}: classes is {names.dtype} {list(names.shape)}; it must be a list of names")
     with damaged(f"{path}: classes", "list of names", "save it again"):
-        return tuple(names.astype(str).tolist())
+        found = tuple(names.astype(str).tolist())
+    twice = [name for name, times in Counter(found).items() if times > 1]
+    if twice:
+        raise DataError(f"{path}: two classes are called '{twice[0]}'; rename one")
+    return found
 
 
 def _pixels(path: Path, name: str, images: Array) -> Tensor:

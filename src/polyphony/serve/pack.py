@@ -116,7 +116,7 @@ def card(run: Run, student: Student, name: str, figure: bool) -> str:
         code=", code=True" if own else "",
         importable=f", where the code `{'`, `'.join(own)}` can be imported" if own else "",
         told=told,
-        licence=f"license: {json.dumps(told.licence)}" if told.licence else "# license: not stated",
+        licence=f"license: {json.dumps(told.licence.lower())}" if told.licence else "# license: not stated",
         student=student.words[:1].upper() + student.words[1:],
         origin=origin(run, told.method),
         classes=len(told.classes),

@@ -22,6 +22,7 @@ from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.table import Name
+from polyphony.study.study import weights_hash
 from polyphony.weights import WeightsError, load_weights
 from polyphony.words import counted, printable
 
@@ -94,26 +95,29 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
             f"an ensemble has two networks or more, not {counted(len(weights), 'file')} of weights"
         )
     check_name(file)
-    twice = next((path for path in weights if weights.count(path) > 1), None)
-    if twice is not None:
-        raise RecipeError(f"{twice} is given twice: an ensemble's networks differ")
+    for path in (images, *weights):
+        check_text(path)
+    refuse_copies(weights)
     side = common_side(images) if size is None else size
-    splits = load(str(images), Options(resolution=side))
+    source = str(images.absolute()) if images.exists() else str(images)  # or the name of a data set
+    splits = load(source, Options(resolution=side))
     table = foreign_table(network, file.absolute().parent)
     scores = {name: tried(table, keys, weights[0], splits) for name, keys in NORMALISATIONS.items()}
     best = max(scores, key=lambda name: scores[name])
     table = table.model_copy(update=NORMALISATIONS[best])
-    shares = ", ".join(f"{right:.1%} with {name}" for name, (right, _) in scores.items())
-    others = {path.name: tried(table, {}, path, splits) for path in weights[1:]}
-    each = ", ".join(f"{name} {right:.1%}" for name, (right, _) in others.items())
+    fitting = {name: right for name, (right, nll) in scores.items() if nll > -math.inf}
+    shares = ", ".join(f"{right:.1%} with {name}" for name, right in fitting.items())
+    first, *others = called(weights)
+    right = [tried(table, {}, path, splits)[0] for path in weights[1:]]
+    each = ", ".join(f"{name} {share:.1%}" for name, share in zip(others, right, strict=True))
     height, width = splits.train.images.shape[-2:]
     findings = (
         f"{len(splits.train):,} training images of {len(splits.classes)} classes, {width}×{height} pixels.",
-        f"{weights[0].name} is right on so many of {min(LOOKED_AT, len(splits.valid))} validation images,"
+        f"{first} is right on so many of {min(LOOKED_AT, len(splits.valid))} validation images,"
         f" by normalisation: {shares}.",
         f"The other networks, with {best}: {each}.",
     )
-    return Draft(written(images, weights, table, file, side, splits, findings), findings)
+    return Draft(written(source, weights, table, file, side, splits, findings), findings)
 
 
 def check_name(file: Path) -> None:
@@ -126,8 +130,33 @@ def check_name(file: Path) -> None:
         ) from None
 
 
+def check_text(path: Path) -> None:
+    """A RecipeError where a path cannot be written in a recipe."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{path} is no UTF-8, in which recipes are written: rename it") from None
+
+
+def refuse_copies(weights: Sequence[Path]) -> None:
+    """A RecipeError where two files are the same, or hold the same."""
+    found: dict[str, Path] = {}
+    for path in weights:
+        if weights.count(path) > 1:
+            raise RecipeError(f"{path} is given twice: an ensemble's networks differ")
+        known = found.setdefault(weights_hash(path), path)
+        if known != path:
+            raise RecipeError(f"{path} holds the same as {known}: an ensemble's networks differ")
+
+
+def called(weights: Sequence[Path]) -> list[str]:
+    """The files' names, or their paths where some have the same name."""
+    names = [path.name for path in weights]
+    return names if len(set(names)) == len(names) else [str(path) for path in weights]
+
+
 def written(
-    images: Path,
+    source: str,
     weights: Sequence[Path],
     table: ForeignTable,
     file: Path,
@@ -144,7 +173,7 @@ def written(
         members=len(weights),
         findings="\n".join(f"# {printable(finding)}" for finding in findings),
         file=printable(str(file)),
-        data=toml(str(images.absolute())),
+        data=toml(source),
         resolution="" if side is None else f"\nresolution = {side}",
         pad=min(4, shape[-1] // 8),
         network=toml(table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
