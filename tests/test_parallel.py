@@ -19,6 +19,7 @@ from cases import FORMS, PERTURBATIONS, loss_of, losses_of, seeded, split
 from polyphony.compiler import import_compiler_late
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
+from polyphony.limits import SettingError
 from polyphony.optimise import AdamW
 from polyphony.parallel import Group, GroupError, group_from_environment
 from polyphony.store import Stage
@@ -185,6 +186,25 @@ def test_two_processes_are_one_with_another_optimiser_and_short_gradients(pair: 
         eps=1e-3
     )  # a bias before a BatchNorm has gradients of rounding alone, over which Adam divides
     check(pair, "hydra", "one_to_one", "ods", replace(PLAN, optimiser=adam, clip=0.1))
+
+
+class ActivatedNorm(nn.BatchNorm2d):
+    """A BatchNorm with an activation inside, as timm has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+def test_a_norm_that_does_more_than_normalise_is_refused_not_replaced():
+    model = nn.Sequential(nn.BatchNorm2d(2), ActivatedNorm(2))
+    with (
+        pytest.raises(SettingError, match="ActivatedNorm does more than a BatchNorm"),
+        Group(size=2).training(model),
+    ):
+        pass
+    assert "forward" not in vars(model[0])
+    with Group().training(model):
+        assert "forward" not in vars(model[0])
 
 
 # Resume

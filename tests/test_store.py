@@ -223,6 +223,14 @@ def test_of_two_attempts_at_a_stage_only_the_later_writes(stage):
     ]
 
 
+def test_a_run_inside_the_folder_of_another_keeps_its_attempts(tmp_path):
+    outer, inner = tmp_path / "runs", tmp_path / "runs" / "inner"
+    with locked(inner):
+        attempt = Stage(inner / "teachers" / "0", {}).start()
+        with locked(outer):
+            attempt.save(STATE)
+
+
 def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_on(stage):
     late = whole(stage.folder / "weights.safetensors", stage.start().attempt)
     late.__enter__().write_bytes(b"of the first")

@@ -340,6 +340,33 @@ def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(tmp_path, los
         }
 
 
+def test_a_network_that_draws_by_itself_goes_on_with_the_same_bits_too(tmp_path):
+    def dropping() -> Single:
+        torch.manual_seed(0)
+        return Single(
+            nn.Sequential(nn.Flatten(), nn.Linear(TRAIN.images[0].numel(), 8), nn.Dropout(), nn.Linear(8, 3))
+        )
+
+    whole, stopped, resumed = dropping(), dropping(), dropping()
+    fit(whole, CrossEntropy(), TRAIN, VALID, plan(4), seeded(7))
+    before = torch.random.get_rng_state()
+    stage = Stage(tmp_path / "run", {})
+    with pytest.raises(Stopped):
+        fit(
+            stopped,
+            CrossEntropy(),
+            TRAIN,
+            VALID,
+            plan(4),
+            seeded(7),
+            checkpoint=StopsAfter(stage, 1, before=False),
+        )
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(99)
+    fit(resumed, CrossEntropy(), TRAIN, VALID, plan(4), seeded(8), checkpoint=stage)
+    assert same(whole.state_dict(), resumed.state_dict())
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     stage = Stage(tmp_path / "run", {})
     first, second = student(), student()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import platform
 import secrets
@@ -12,9 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
+from multiprocessing import connection
 from pathlib import Path
+from threading import Thread
 
 ATTEMPT = ".attempt-"  # how the folders of attempts begin
+LOCK = ".lock"  # the file of a folder that is worked in
 ROOT = Path("/")
 
 
@@ -128,12 +132,30 @@ def remove(folder: Path) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """End all attempts, and remove what processes of this machine that are no more have left half written."""
-    for path in folder.rglob(f"{ATTEMPT}*"):
+    for path in inside(folder, f"{ATTEMPT}*"):
         remove(path)
-    for path in folder.rglob(".*.part"):
+    for path in inside(folder, ".*.part"):
         pid = path.name.split(".")[-2]
         if pid.isdecimal() and path.is_file() and not is_alive(int(pid)):
             path.unlink(missing_ok=True)
+
+
+def inside(folder: Path, pattern: str) -> list[Path]:
+    """What is below a folder, but for what is in other folders there that have a lock of their own."""
+    others = {lock.parent for lock in folder.rglob(LOCK)} - {folder}
+    return [path for path in folder.rglob(pattern) if others.isdisjoint(path.parents)]
+
+
+def end_with_parent() -> None:
+    """From now on end this process, even amid its work, once its parent is gone: others may go on with it."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def is_alive(pid: int) -> bool:

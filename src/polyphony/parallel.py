@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyphony.devices import send
+from polyphony.limits import SettingError
 
 Made = TypeVar("Made")
 
@@ -119,6 +120,11 @@ class Group:
         """Meanwhile batches are shared, and the model's BatchNorms normalise over all rows of a batch."""
         global _current
         norms = [part for part in model.modules() if isinstance(part, _BatchNorm)] if self.size > 1 else []
+        for norm in norms:
+            if type(norm).forward is not _BatchNorm.forward:
+                raise SettingError(
+                    f"a {type(norm).__name__} does more than a BatchNorm: train it in one process"
+                )
         _current, before = self, _current
         for norm in norms:
             norm.forward = MethodType(self._normalise, norm)  # type: ignore[method-assign]

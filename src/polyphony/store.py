@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony.machine import claim, clear_leftovers, remove, share_file, whereabouts, whole
+from polyphony.machine import LOCK, claim, clear_leftovers, remove, share_file, whereabouts, whole
 from polyphony.words import SentenceError, first_line
 
 Spec = dict[str, Any]
@@ -228,7 +228,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Nobody else works in this folder meanwhile; what killed processes have left behind is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / ".lock", timeout=0).acquire()
+        held = FileLock(folder / LOCK, timeout=0).acquire()
     except Timeout as error:
         raise FolderError(f"{folder} is in use by another process, which may take a while") from error
     except OSError as error:

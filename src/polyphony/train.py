@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -152,7 +153,7 @@ def fit(
     for epoch in range(len(training.log), plan.epochs):
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
-        with group.training(model), arithmetic(plan.tf32, plan.deterministic):
+        with group.training(model), arithmetic(plan.tf32, plan.deterministic), training.own_draws():
             row |= run_epoch(training, loss, train, epoch, watch)
         with arithmetic(deterministic=plan.deterministic):
             row |= group.from_first(partial(validate, model, valid, epoch))
@@ -203,6 +204,15 @@ class Training:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
         self.scaler.step(self.optimiser)
         self.scaler.update()
+
+    @contextmanager
+    def own_draws(self) -> Iterator[None]:
+        """Meanwhile what a network draws itself, as dropout does, follows from `rng`, which is not moved."""
+        seed = int(torch.randint(2**62, (), generator=self.rng.clone_state()))
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed + self.group.rank)
+            yield
 
     def finish(self, epoch: int, row: Row) -> None:
         """Log an epoch, and keep its weights if they may be kept and none kept are as good."""

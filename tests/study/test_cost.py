@@ -95,6 +95,11 @@ def test_the_time_of_calls_and_of_arithmetic_are_told_apart(largest):
     assert speed.seconds(COUNT, images=250, batch=100) == pytest.approx(3 * 200 * 3e-6 + 250 * 2e-4)
 
 
+def test_a_network_without_products_is_measured_by_its_calls():
+    speed = fitted_speed(lambda images: 2.0, Count(calls=200, flops=0), 128)
+    assert speed == Speed(0.01, 0.0)
+
+
 def test_the_network_that_is_measured_takes_memory_for_one_weight_alone():
     network = resnet(8, 3, 1, 2)
     network.get_parameter("classifier.bias").requires_grad_(False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -235,6 +236,14 @@ def test_where_all_points_diverge_that_is_said(tiny, sweep_through, tmp_path, di
     with pytest.raises(DivergedError, match="every point of"):
         sweep_through(tiny(tmp_path / "run"))
     assert not (tmp_path / "run" / "sweep.csv").exists()
+
+
+def test_a_teacher_that_diverges_ends_the_sweep_at_once(tiny, sweep_through, tmp_path, monkeypatch):
+    train = mock.Mock(side_effect=DivergedError("the loss is not a number"))
+    monkeypatch.setattr("polyphony.study.jobs.TrainTeacher.run", train)
+    with pytest.raises(DivergedError, match="the loss is not a number"):
+        sweep_through(tiny(tmp_path / "run"))
+    train.assert_called_once()
 
 
 def test_a_method_that_takes_no_step_is_swept_without_one(tiny, sweep_through, tmp_path):

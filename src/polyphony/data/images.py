@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from rich.progress import track
 from polyphony.data.errors import DataError
 from polyphony.data.files import most_unpacked
 from polyphony.data.splits import room
-from polyphony.machine import cores
+from polyphony.machine import cores, end_with_parent
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -110,12 +110,13 @@ def _workers(count: int) -> Executor:
     """Processes for many pictures, because threads spend small ones waiting for one another; else threads.
 
     The processes are forked, so that a user's script needs no main guard; they touch Pillow and nothing else.
+    A process that is a worker itself may have none.
     """
-    if count < MANY or not sys.platform.startswith("linux"):
+    if count < MANY or not sys.platform.startswith("linux") or current_process().daemon:
         return ThreadPoolExecutor(min(8, cores()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside torch's idle threads
-        pool = ProcessPoolExecutor(cores(), get_context("fork"))
+        pool = ProcessPoolExecutor(cores(), get_context("fork"), initializer=end_with_parent)
         pool.submit(decode_chunk, [], None).result()  # forks all workers now
     return pool
 

@@ -209,6 +209,8 @@ def all_zeros(model: Ensemble, device: str) -> Ensemble:
 
 def fitted_speed(measure: Callable[[int], float], count: Count, largest: int) -> Speed:
     """What a call and a floating-point operation take, from steps of a few images and of many."""
+    if not count.flops:  # of a network without products or convolutions
+        return Speed(best(measure, min(FEW, largest)) / count.calls, 0.0)
     many = min(largest, int(MOST_FLOPS // count.flops))
     if many < 1:
         return Speed(0.0, seconds_of_one(measure) / count.flops)

@@ -11,16 +11,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from threading import Thread
 from typing import Any, Self
 
 import torch
 
 from polyphony.compiler import import_compiler_late
-from polyphony.machine import Terminated, cores
+from polyphony.machine import Terminated, cores, end_with_parent
 from polyphony.study.runner import Board, Event, Graph, Here, JobError, Relay, pass_on, run_job
 from polyphony.study.study import Study
 
@@ -150,7 +148,7 @@ def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
     """A worker process: jobs until one fails, until it is told to end, or until its parent is gone."""
     if gpu is not None:  # the only one that CUDA, which is not awake yet, will find
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(threads)
     import_compiler_late()
     while (job := todo.get()) is not None:
@@ -159,13 +157,6 @@ def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
         except Exception as error:
             events.put(("failed", job.name, sendable(error)))
             return
-
-
-def end_with_parent() -> None:
-    """End this process, even amid its work, when its parent is gone: the next run may have begun already."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 def sendable(error: Exception) -> Exception:

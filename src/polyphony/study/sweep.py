@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,11 @@ class Sweeping:
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
         study = self.sweep.study(points)
-        jobs = [*teachers_of(study), *students_of(study), *predictions(study)]
+        begin = partial(self.begin, study)
         self.work.check(study)
+        self.work.run(teachers_of(study), begin)  # one of which diverges ends the sweep
         try:
-            self.work.run(jobs, lambda: self.begin(study))
+            self.work.run([*students_of(study), *predictions(study)], begin)
         except DivergedError:
             if len(points) == 1:
                 return list(points)
