@@ -9,7 +9,9 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +22,8 @@ from polyphony.cli.study import announce
 from polyphony.data import files, pixels
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
-from polyphony.study import Study, Sweep, run_study
+from polyphony.store import ChangedError, spec_key
+from polyphony.study import Study, Sweep, Upto, run_study
 from polyphony.study.given import refuse_unfit
 from polyphony.study.runner import Here
 from polyphony.study.study import weights_hash
@@ -118,9 +121,9 @@ class Board:
         self.names.append(name)
 
 
-def run(folder: Path, *overrides: str) -> list[str]:
+def run(folder: Path, *overrides: str, **how: Any) -> list[str]:
     study, board = Study(read_recipe(folder / "own.toml", overrides), folder / "run"), Board()
-    run_study(study, Here(1), board)
+    run_study(study, Here(1), board, **how)
     return board.names
 
 
@@ -151,6 +154,33 @@ def test_classes_in_another_order_are_noticed(folder):
     with pytest.raises(WeightsError, match="it has the classes in another order"):
         run(folder)
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
+
+
+@pytest.fixture
+def turned(folder) -> tuple[str, str]:
+    """Overrides for digits, and for the same images with their classes in another order."""
+    digits = load("digits", Options(valid=200, test=100)).train
+    for name, step in (("right", 0), ("turned", 1)):
+        np.savez(folder / f"{name}.npz", images=digits.images, labels=(digits.labels + step) % 10)
+    return f"data.name={folder / 'right.npz'}", f"data.name={folder / 'turned.npz'}"
+
+
+def test_they_are_judged_again_where_the_images_are_others(folder, turned):
+    right, wrong = turned
+    run(folder, right, upto=Upto.TEACH)
+    with pytest.raises(ChangedError, match="teachers/0 was made with another valid"):
+        run(folder, wrong, upto=Upto.TEACH)
+    with pytest.raises(WeightsError, match="it has the classes in another order"):
+        run(folder, wrong, upto=Upto.TEACH, redo=True)
+
+
+def test_those_of_a_run_that_does_not_say_what_they_were_judged_on_are_found(folder):
+    run(folder, upto=Upto.TEACH)
+    for path in (folder / "run").rglob("done.json"):
+        record = json.loads(path.read_text())
+        del record["spec"]["valid"]
+        path.write_text(json.dumps(record | {"key": spec_key(record["spec"])}))
+    assert run(folder, upto=Upto.TEACH) == []
 
 
 def test_classes_in_the_order_of_their_digits_are_noticed_although_some_agree():

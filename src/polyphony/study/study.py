@@ -71,11 +71,19 @@ class Study:
         """The folder of teacher j."""
         teachers = self.recipe.teachers
         if isinstance(teachers, GivenTeachers):
-            spec: Spec = {"kind": "given teacher", "weights": weights_hash(Path(teachers.weights[j]))}
+            spec = self._given_spec(j, Path(teachers.weights[j]))
         else:
             spec = self._spec("teacher", teachers.number(j), teachers)
         spec |= {"network": teachers.network_of(j).spec()}
         return Stage(self.teacher_folder(j), spec)
+
+    def _given_spec(self, j: int, weights: Path) -> Spec:
+        """A given teacher's file, and the images it was judged on, which early runs do not say."""
+        spec: Spec = {"kind": "given teacher", "weights": weights_hash(weights)}
+        found = Stage(self.teacher_folder(j), {}).found()
+        if found is None or "valid" in found["spec"]:
+            spec["valid"] = self.splits.valid.fingerprint
+        return spec
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
