@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony import Options, load, predict
+from polyphony import Options, load, load_student, predict
 from polyphony.cli import sweep
 from polyphony.cli.study import announce
 from polyphony.data import files, pixels
@@ -207,6 +207,15 @@ def test_a_perfect_teacher_is_taken_however_rare_a_class_is(rare, n):
     refuse_unfit(labels, labels, ["a", "b"], Path("a.pt"))
     with pytest.raises(WeightsError, match="and chance is"):
         refuse_unfit(torch.zeros_like(labels), labels, ["a", "b"], Path("a.pt"))
+
+
+def test_a_student_whose_code_was_edited_since_is_refused(folder):
+    run(folder, "methods={scratch={}}")
+    assert load_student(folder / "run").description.method == "scratch"
+    (folder / "outside_nets.py").write_text(MODULE.replace(".relu()", ".tanh()"))
+    sys.modules.pop("outside_nets")
+    with pytest.raises(ChangedError, match=r"scratch/0 was made with another network\.source"):
+        load_student(folder / "run")
 
 
 @pytest.mark.parametrize(

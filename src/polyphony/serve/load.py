@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from polyphony.recipe import Recipe
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.report.run import Run
@@ -127,9 +128,10 @@ def stage_of(run: Run, method: str, seed: int) -> Stage:
 
 
 def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, Tensor]]:
-    """What a student of a run says of itself, and its weights."""
+    """What a student of a run says of itself, and its weights; ChangedError for code that is another now."""
     stage = stage_of(run, method, seed)
     weights, recipe = stage.weights(), run.recipe
+    check_code(stage, recipe, method)
     if (method, seed) not in run.temperatures:
         raise FileError(run.folder / Temperature.file, f"has no temperature of {method}, seed {seed}")
     if not run.facts.images:
@@ -148,6 +150,13 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "scores": scores_of(run, method, seed),
     }
     return Description.read(described, run.folder), weights
+
+
+def check_code(stage: Stage, recipe: Recipe, method: str) -> None:
+    """Raise where the student's network or form, the user's own code included, is not what was trained."""
+    form = recipe.form_table(method).spec()
+    now = {"network": recipe.student_network.spec(), **({"form": form} if form else {})}
+    Stage(stage.folder, now).check_settings(besides=stage.done()["spec"].keys() - {"network", "form"})
 
 
 def scores_of(run: Run, method: str, seed: int) -> dict[str, float]:
