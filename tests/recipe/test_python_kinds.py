@@ -15,6 +15,7 @@ from polyphony.nn import MemberBatchNorm
 from polyphony.perturb import ODS, Chain
 from polyphony.recipe import Recipe, RecipeError, Surroundings, read_recipe, shipped
 from polyphony.recipe.points import toml
+from polyphony.recipe.python import PythonTable
 
 MODULE = """
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own_parts.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("own_parts", "raises_nets"):
+    for name in ("own_parts", "raises_nets", "own_package", "own_package.nets"):
         sys.modules.pop(name, None)
 
 
@@ -113,6 +114,23 @@ def test_what_the_module_says_is_part_of_the_key_and_where_it_lies_is_not(folder
     (elsewhere / "own_parts.py").write_text(MODULE.replace("nn.ReLU", "nn.Tanh"))
     sys.modules.pop("own_parts")
     assert read(elsewhere, NETWORK).teachers.network.spec() != first
+
+
+@pytest.mark.parametrize("file", ["own_parts.py", "own_package/nets.py", "own_package/nets/__init__.py"])
+@pytest.mark.parametrize("regular", [True, False])
+def test_of_modules_of_one_name_it_is_the_one_beside_the_recipe(tmp_path, file, regular):
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for width, folder in enumerate((tmp_path / "one", tmp_path / "other"), 1):
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).write_text(f"width = {width}")
+        if regular:
+            (folder / file).with_name("__init__.py").touch()
+    tables = [
+        PythonTable(kind="python", name=f"{module}:width", folder=str(tmp_path / name))
+        for name in ("one", "other", "one")
+    ]
+    assert [table.load() for table in tables] == [1, 2, 1]
+    assert tables[2].module() is tables[2].module()  # and is not imported again for nothing
 
 
 def test_a_recipe_comes_back_from_its_json(folder):

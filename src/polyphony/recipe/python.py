@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -132,13 +133,26 @@ def prefer(folder: str, name: str) -> None:
     """Look for a module in this folder first, also where another of that name is imported already."""
     if not folder:
         return
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
-    here = (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py"))
-    known = getattr(sys.modules.get(name), "__file__", None)
-    if known is not None and Path(known) not in here and any(path.is_file() for path in here):
-        del sys.modules[name]
+    packages = accumulate(name.split("."), "{}.{}".format)  # "a", "a.b" and, the module itself, "a.b.c"
+    is_here = any(path.is_file() for path in files_of(name, folder))
+    if is_here and any(is_from_elsewhere(each, folder) for each in packages):
+        for each in [each for each in sys.modules if each.partition(".")[0] == name.partition(".")[0]]:
+            del sys.modules[each]
+
+
+def is_from_elsewhere(name: str, folder: str) -> bool:
+    """Whether a module of this name is imported that does not lie in the folder."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and Path(file) not in files_of(name, folder)
+
+
+def files_of(name: str, folder: str) -> tuple[Path, Path]:
+    """Where in a folder a module of this name may lie."""
+    *packages, last = name.split(".")
+    place = Path(folder, *packages)
+    return place / f"{last}.py", place / last / "__init__.py"
 
 
 @contextmanager
