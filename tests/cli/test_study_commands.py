@@ -21,6 +21,7 @@ from polyphony.nn.conversion import ConversionError
 from polyphony.recipe import read_recipe
 from polyphony.rows import Score
 from polyphony.serve import AnswerError
+from polyphony.store import ChangedError, FolderError
 from polyphony.study import Cluster, Here, Share, Study, TooLargeError
 from polyphony.study.processes import WorkerLostError
 from polyphony.tally import DivergedError
@@ -289,6 +290,21 @@ def test_a_folder_in_use_is_refused(say, tiny, refused, tmp_path):
     folder.mkdir()
     with FileLock(folder / ".lock"):
         refused(say(*tiny("study", "--out", folder)), "in use by another process")
+
+
+@pytest.mark.parametrize("verb", ["study", "teach", "distill", "sweep", "evaluate", "analyse"])
+@pytest.mark.parametrize("fault", [ChangedError, FolderError])
+def test_only_options_that_a_verb_has_are_advised(say, refused, verb, fault):
+    with (
+        mock.patch("polyphony.recipe.read_recipe", side_effect=fault("runs/digits cannot be used")),
+        mock.patch("polyphony.study.open_study", side_effect=fault("runs/digits cannot be used")),
+    ):
+        said = say(verb, "digits")
+    refused(said, "runs/digits cannot be used: ")
+    assert ("--out" in said.err) == ("--out" in say(verb, "--help").out)
+    assert ("polyphony study RECIPE --redo" in said.err) == (
+        fault is ChangedError and verb in ("evaluate", "analyse")
+    )
 
 
 def test_a_damaged_run_is_one_sentence(say, refused, tmp_path):

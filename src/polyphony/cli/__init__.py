@@ -18,6 +18,7 @@ from polyphony.limits import SettingError
 from polyphony.machine import Terminated, WriteError, out_of_memory, terminable
 from polyphony.words import SentenceError, first_line
 
+MAKING = ("study", "teach", "distill", "sweep")  # the verbs that take --out and --redo
 MISUSED = CycloptsError | UsageError  # a command that cannot be followed
 
 app = App(
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(sentence(error))
+        verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+        complain(sentence(error, verb))
         sys.exit(code)
 
 
@@ -91,21 +93,23 @@ def call(arguments: Sequence[str] | None) -> None:
             raise
 
 
-def sentence(error: Exception) -> str:
-    """What is wrong, and what to type where the library cannot know it."""
+def sentence(error: Exception, verb: str) -> str:
+    """What is wrong with the command of a verb, and what to type where the library cannot know it."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
-        verb = " ".join(["polyphony", *(error.command_chain or ())])
-        return f"{verb} needs {error.argument.name}, which {verb} --help explains"
+        command = " ".join(["polyphony", *(error.command_chain or ())])
+        return f"{command} needs {error.argument.name}, which {command} --help explains"
     if isinstance(error, MISUSED):  # for which nobody need wait for PyTorch
         return str(error)
     from polyphony.data import MissingDataError
     from polyphony.store import ChangedError, CodeError, FileError, FolderError
     from polyphony.study.processes import WorkerLostError
 
+    replace = "give --out another folder, or --redo to replace it"
+    undo = "undo that, or replace it by 'polyphony study RECIPE --redo'"
     what_to_type: dict[type[Exception], str] = {
-        ChangedError: "give --out another folder, or --redo to replace it",
+        ChangedError: replace if verb in MAKING else undo,
         CodeError: "give --code if you trust it",
-        FolderError: "give --out another folder",
+        FolderError: "give --out another folder" if verb in MAKING else "try again when it can be used",
         WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
     }
     if type(error) in what_to_type:
