@@ -19,11 +19,11 @@ from torch import nn
 from polyphony import Options, load, load_student, predict
 from polyphony.cli import sweep
 from polyphony.cli.study import announce
-from polyphony.data import files, pixels
+from polyphony.data import DataError, files, pixels
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.store import ChangedError, spec_key
-from polyphony.study import Study, Sweep, Upto, run_study
+from polyphony.study import Study, Sweep, Upto, check_trained, open_study, run_study
 from polyphony.study.given import refuse_unfit
 from polyphony.study.runner import Here
 from polyphony.study.study import weights_hash
@@ -207,6 +207,17 @@ def test_a_perfect_teacher_is_taken_however_rare_a_class_is(rare, n):
     refuse_unfit(labels, labels, ["a", "b"], Path("a.pt"))
     with pytest.raises(WeightsError, match="and chance is"):
         refuse_unfit(torch.zeros_like(labels), labels, ["a", "b"], Path("a.pt"))
+
+
+def test_the_runs_copy_stands_for_a_file_that_is_gone(folder):
+    run(folder, "methods={scratch={}}")
+    kept = {path: path.read_bytes() for path in (folder / "run" / "teachers").rglob("*.safetensors")}
+    (folder / "a.pt").unlink()
+    check_trained(open_study(folder / "run", None, "cpu"))
+    assert run(folder, "methods={scratch={}}") == []
+    with pytest.raises(DataError, match=r"a\.pt cannot be read"):
+        run(folder, "methods={scratch={}}", "teachers.network.mean=[0.4]", redo=True)
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_a_student_whose_code_was_edited_since_is_refused(folder):

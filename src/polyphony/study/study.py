@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from polyphony.data import Splits, batch_count, load, outline
-from polyphony.data.files import readable, regular
+from polyphony.data.files import readable, regular, there
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.machine import cores
 from polyphony.recipe import Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
@@ -71,19 +71,22 @@ class Study:
         """The folder of teacher j."""
         teachers = self.recipe.teachers
         if isinstance(teachers, GivenTeachers):
-            spec = self._given_spec(j, Path(teachers.weights[j]))
-        else:
-            spec = self._spec("teacher", teachers.number(j), teachers)
-        spec |= {"network": teachers.network_of(j).spec()}
-        return Stage(self.teacher_folder(j), spec)
+            return Stage(self.teacher_folder(j), self._given_spec(j, Path(teachers.weights[j])))
+        spec = self._spec("teacher", teachers.number(j), teachers)
+        return Stage(self.teacher_folder(j), spec | {"network": teachers.network_of(j).spec()})
 
-    def _given_spec(self, j: int, weights: Path) -> Spec:
-        """A given teacher's file, and the images it was judged on, which early runs do not say."""
-        spec: Spec = {"kind": "given teacher", "weights": weights_hash(weights)}
-        found = Stage(self.teacher_folder(j), {}).found()
-        if found is None or "valid" in found["spec"]:
+    def _given_spec(self, j: int, file: Path) -> Spec:
+        """A given teacher's network and file, and the images it was judged on, which early runs do not say.
+
+        Where the file is gone, the run's own copy stands for it as long as all else is as it was.
+        """
+        kept = (Stage(self.teacher_folder(j), {}).found() or {}).get("spec")
+        spec: Spec = {"kind": "given teacher", "network": self.recipe.teachers.network_of(j).spec()}
+        if kept is None or "valid" in kept:
             spec["valid"] = self.splits.valid.fingerprint
-        return spec
+        if kept and not there(file) and kept == spec | {"weights": kept.get("weights")}:
+            return spec | {"weights": kept["weights"]}
+        return spec | {"weights": weights_hash(file)}
 
     def student_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student; its key depends on the weights of the teachers it learns from."""
