@@ -66,6 +66,19 @@ def test_a_recipe_is_what_its_file_says(small):
     assert list(recipe.methods) == ["scratch", "kd", "kd-ods"]
 
 
+def test_data_is_found_beside_the_recipe_from_wherever_it_is_read(small, tmp_path, monkeypatch):
+    (tmp_path / "digits").mkdir()  # a known name means the data set all the same
+    (tmp_path / "mine.npz").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (elsewhere / "theirs.npz").touch()
+    names = ("digits", "mine.npz", "theirs.npz", "nowhere.npz")
+    read = [read_recipe(small, [f"data.name={name}"]).data for name in names]
+    assert [data.name for data in read] == ["digits", str(tmp_path / "mine.npz"), *names[2:]]
+    assert [data.label for data in read] == list(names)
+
+
 def test_a_recipe_cannot_be_changed(small):
     recipe = read_recipe(small)
     with pytest.raises(ValidationError, match="frozen"):

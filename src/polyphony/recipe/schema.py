@@ -17,6 +17,8 @@ from pydantic import (
 )
 
 from polyphony.data import Options
+from polyphony.data.catalogue import DATASETS
+from polyphony.data.files import there
 from polyphony.distill import Passes
 from polyphony.limits import MOST_MEMBERS
 from polyphony.recipe.foreign import NetworkTable
@@ -32,7 +34,7 @@ Threads = Annotated[int, Field(gt=0, le=1024)]
 
 
 class Data(Table):
-    """A data set by name or path, how much of it, and how it is augmented."""
+    """A data set by name or path, looked for beside the recipe first, how much of it, how it is augmented."""
 
     name: Annotated[str, Field(min_length=1)]
     per_class: Count | None = None
@@ -43,6 +45,17 @@ class Data(Table):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     coarse: bool = False
     augment: Crop = Crop()
+
+    @field_validator("name")
+    @classmethod
+    def _is_beside_the_recipe(cls, name: str, info: ValidationInfo) -> str:
+        path = Path((info.context or {}).get("folder", ""), name)
+        return str(path) if name not in DATASETS and there(path) else name
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: its name, or the last of its path."""
+        return Path(self.name).name
 
     def options(self) -> Options:
         """What the reader is asked for."""

@@ -68,4 +68,4 @@ def one_line(run: Run) -> str:
     seeds = counted(len(run.scored(run.methods[0])), "seed")
     more = f" (and {extra} for comparison)" if extra else ""
     methods = counted(len(run.methods), "method")
-    return f"{run.recipe.data.name}: {teachers}{more}, {methods} of training the student, {seeds} each."
+    return f"{run.recipe.data.label}: {teachers}{more}, {methods} of training the student, {seeds} each."

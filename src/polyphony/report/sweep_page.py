@@ -54,7 +54,7 @@ def subtitle(run: SweepRun) -> str:
     fixed = in_words({k: v for k, v in run.best.settings.items() if k not in run.varied})
     kept = f"; {fixed} throughout" if fixed and run.varied else ""
     points, seeds = counted(len(run.tried), "point"), counted(run.best.nll.n, "seed")
-    return f"{run.recipe.data.name}: {points} {how}, {seeds} each{kept}."
+    return f"{run.recipe.data.label}: {points} {how}, {seeds} each{kept}."
 
 
 def take_home(run: SweepRun) -> TakeHome:

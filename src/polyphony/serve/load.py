@@ -144,7 +144,7 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "temperature": run.temperatures[method, seed],
         "method": method,
         "seed": seed,
-        "data": Path(recipe.data.name).name,
+        "data": recipe.data.label,
         "recipe": spec_key(recipe.model_dump(mode="json", exclude_none=True)),
         "weights": stage.done()["weights"],
         "scores": scores_of(run, method, seed),
