@@ -12,8 +12,9 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from polyphony.compiler import import_compiler_late
+from polyphony.machine import end_with_parent
 from polyphony.parallel import group_from_environment
-from polyphony.study.processes import SHUTDOWN_SECONDS, context, end_with_parent, next_event, sendable
+from polyphony.study.processes import SHUTDOWN_SECONDS, context, next_event, sendable
 from polyphony.study.runner import Board, Job, Relay, pass_on
 from polyphony.study.together import Together, run_together
 
@@ -62,7 +63,7 @@ def variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, events: Any) -> None:
     """A process of a training, from start to end; whichever fails says why."""
-    Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     os.environ.update(told)
     import_compiler_late()
 
