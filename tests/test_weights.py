@@ -59,6 +59,33 @@ def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
     load_weights(inner, tmp_path / "a.pt")
 
 
+SMALL = {"image_size": 16, "patch_size": 8, "num_labels": 3}
+LAYERS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+STAGES = {"patch_size": 2, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2}
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("ViT", LAYERS), ("Dinov2", LAYERS), ("Swin", STAGES)])
+def test_a_model_of_transformers_takes_the_file_that_it_has_saved(tmp_path, capfd, kind, sizes):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = getattr(transformers, f"{kind}Config")(**SMALL | sizes)
+    saved, mine, other = (
+        getattr(transformers, f"{kind}ForImageClassification")(each)
+        for each in (config, config, type(config)(**SMALL | sizes | {"num_labels": 4}))
+    )
+    saved.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    assert read_weights(file).keys() != mine.state_dict().keys()
+    capfd.readouterr()
+    load_weights(mine, file)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in mine.state_dict().items())
+    with pytest.raises(WeightsError, match=r"'classifier.weight' is \[3, \d+\], but the network's is \[4, "):
+        load_weights(other, file)
+    safetensors.torch.save_file(read_weights(file) | {"more": torch.ones(1)}, file)
+    with pytest.raises(WeightsError, match="is it of another network"):
+        load_weights(mine, file)
+    assert capfd.readouterr() == ("", "")
+
+
 def without(name: str) -> dict[str, torch.Tensor]:
     return {key: value for key, value in network().state_dict().items() if key != name}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ def load_weights(network: nn.Module, path: Path) -> None:
     """Give a network the weights of a file, all of them, or raise a WeightsError and change nothing."""
     weights, wanted = read_weights(path), network.state_dict()
     named = renamed(weights, wanted.keys())
+    if named.keys() != wanted.keys():
+        named = named_by_transformers(network, weights) or named
     for problem, names in (("lacks", wanted.keys() - named.keys()), ("has", named.keys() - wanted.keys())):
         if names:
             first = min(names)
@@ -84,3 +88,41 @@ def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str,
         if strip and not any(name.startswith(prefix) for name in wanted):
             names = {old: name.removeprefix(prefix) for old, name in names.items()}
     return {names[old]: value for old, value in weights.items()}
+
+
+def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights of a file of transformers, whose models have other names in memory, or nothing.
+
+    Those of another shape than the network's are without numbers.
+    """
+    library = sys.modules.get("transformers")  # imported by whoever made one of its models
+    if library is None or not isinstance(network, library.PreTrainedModel):
+        return None
+    try:
+        with quiet(library.utils.logging):
+            made, faults = type(network).from_pretrained(
+                None,
+                config=network.config,
+                state_dict=dict(weights),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception:  # then it is said which names the file lacks
+        return None
+    unlike = {name: torch.empty(found, device="meta") for name, found, _ in faults.pop("mismatched_keys")}
+    return None if any(faults.values()) else made.state_dict() | unlike
+
+
+@contextmanager
+def quiet(logging: Any) -> Iterator[None]:
+    """Meanwhile transformers neither reports what it loads nor shows how far it is."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
