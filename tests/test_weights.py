@@ -59,6 +59,23 @@ def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
     load_weights(inner, tmp_path / "a.pt")
 
 
+class TwoNames(nn.Module):
+    """A network whose first layers stand under two names, as feature extractors have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = network()
+        self.features = self.backbone[:2]
+
+
+def test_a_layer_of_two_names_may_have_one_in_the_file(tmp_path):
+    saved, mine = TwoNames(), TwoNames()
+    nn.init.zeros_(mine.backbone[0].weight)
+    safetensors.torch.save_model(saved, tmp_path / "a.safetensors")
+    load_weights(mine, tmp_path / "a.safetensors")
+    assert torch.equal(mine.features[0].weight, saved.backbone[0].weight)
+
+
 SMALL = {"image_size": 16, "patch_size": 8, "num_labels": 3}
 LAYERS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 STAGES = {"patch_size": 2, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2}

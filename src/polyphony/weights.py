@@ -28,8 +28,8 @@ class WeightsError(DataError):
 
 def load_weights(network: nn.Module, path: Path) -> None:
     """Give a network the weights of a file, all of them, or raise a WeightsError and change nothing."""
-    weights, wanted = read_weights(path), network.state_dict()
-    named = renamed(weights, wanted.keys())
+    weights, wanted = read_weights(path), network.state_dict(keep_vars=True)
+    named = completed(renamed(weights, wanted.keys()), wanted)
     if named.keys() != wanted.keys():
         named = named_by_transformers(network, weights) or named
     for problem, names in (("lacks", wanted.keys() - named.keys()), ("has", named.keys() - wanted.keys())):
@@ -88,6 +88,13 @@ def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str,
         if strip and not any(name.startswith(prefix) for name in wanted):
             names = {old: name.removeprefix(prefix) for old, name in names.items()}
     return {names[old]: value for old, value in weights.items()}
+
+
+def completed(named: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, with names that a file may lack: the others of a tensor of the network that has several."""
+    known = {id(wanted[name]): value for name, value in named.items() if name in wanted}
+    others = {name: known[id(tensor)] for name, tensor in wanted.items() if id(tensor) in known}
+    return others | named
 
 
 def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
