@@ -186,6 +186,19 @@ def test_a_model_is_of_the_same_size_without_its_folder_whatever_its_processor_s
         assert here.network.config.image_size == there.network.config.image_size == side
 
 
+@pytest.mark.parametrize("name", ["", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"])
+def test_a_model_is_of_the_same_class_without_its_folder(tmp_path, name):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.DeiTConfig(image_size=16, patch_size=8, **small)
+    config.architectures = [name] if name else None
+    config.save_pretrained(tmp_path)
+    table = network(f'{{ kind = "transformers", name = "{tmp_path}" }}')
+    here, there = (each.fitted(5, (3, 16, 16)) for each in (table, table.portable()))
+    assert type(here.network) is type(there.network) is getattr(transformers, name or type(here.network).__name__)
+    assert table.portable().config.get("architectures") == ([name] if name else None)
+
+
 def test_window_sizes_of_a_pretrained_swin_are_no_file(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"embed_dim": 8, "depths": [1], "num_heads": [2], "image_size": 16, "window_size": 2}

@@ -123,6 +123,7 @@ class TransformersNetwork(ForeignTable):
             config = self.configuration(sizes)
             if self.size and hasattr(config, "image_size"):
                 config.image_size = self.size
+            config.architectures = config.architectures or []  # which of a type's classes it is, if it is said
             network: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
         except RecipeError:
             raise
@@ -146,7 +147,7 @@ class TransformersNetwork(ForeignTable):
         told, known = configuration.to_diff_dict(), expected(self.name)
         if image_size(configuration):
             known.pop("size", None)  # the configuration's goes first, as in `expects`
-        kept = told.keys() - {"id2label", "label2id", "architectures", "transformers_version", "dtype"}
+        kept = told.keys() - {"id2label", "label2id", "transformers_version", "dtype"}
         config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
         try:
             return TransformersNetwork(kind="transformers", config=config, **known | self.given())
