@@ -296,6 +296,7 @@ def test_weights_in_any_memory_layout_can_be_kept(stage):
 
 def test_weights_that_share_memory_are_each_kept(stage):
     weight = torch.rand(3, 4)
+    stage.start()
     shared = {"backbone.0.weight": weight, "features.0.weight": weight, "part": weight[1:]}
     stage.finish(shared, {})
     assert all(torch.equal(value, shared[name]) for name, value in stage.weights().items())

@@ -182,11 +182,15 @@ def expected(name: str) -> dict[str, Any]:
         told, _ = ImageProcessingMixin.get_image_processor_dict(name)
     except OSError:
         return {}
-    levels = 255 * told.get("rescale_factor", 1 / 255) if told.get("do_rescale", True) else 255
+    levels = 255 * (told.get("rescale_factor") or 1 / 255) if told.get("do_rescale", True) else 255
     known: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
-    if told.get("do_normalize", True) and "image_mean" in told:
-        known = {"mean": told["image_mean"], "std": told["image_std"]}
-        known = {key: tuple(value / levels for value in values) for key, values in known.items()}
+    mean, std = told.get("image_mean"), told.get("image_std")
+    if told.get("do_normalize", True) and mean is not None and std is not None:
+        lists = (each if isinstance(each, list) else [each] for each in (mean, std))  # or one for all channels
+        known = {
+            key: tuple(value / levels for value in values)
+            for key, values in zip(("mean", "std"), lists, strict=True)
+        }
     if told.get("do_flip_channel_order"):
         known["order"] = "bgr"
     size = told.get("crop_size" if told.get("do_center_crop") else "size")
