@@ -114,7 +114,7 @@ class TransformersNetwork(ForeignTable):
 
     @property
     def label(self) -> str:
-        return self.name or str((self.config or {}).get("model_type"))
+        return Path(self.name).name if self.name else str((self.config or {}).get("model_type"))
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
         transformers = needed("transformers")
