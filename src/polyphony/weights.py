@@ -81,20 +81,24 @@ def tensors_in(found: Any, path: Path) -> dict[str, Tensor]:
 
 
 def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-    """The weights without prefixes that all their names have and the network's names have not."""
-    names = {name: name for name in weights}
+    """The weights without prefixes that all their names have and the network's names have not.
+
+    How many were averaged, which AveragedModel of PyTorch counts beside them, is no weight.
+    """
+    names = {name: name for name in weights if name != "n_averaged" or name in wanted}
     for prefix in [p for _ in PREFIXES for p in PREFIXES]:
         strip = all(name.startswith(prefix) for name in names.values())
         if strip and not any(name.startswith(prefix) for name in wanted):
             names = {old: name.removeprefix(prefix) for old, name in names.items()}
-    return {names[old]: value for old, value in weights.items()}
+    return {name: weights[old] for old, name in names.items()}
 
 
 def completed(named: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights, with names that a file may lack: the others of a tensor of the network that has several."""
+    """The weights with what a file may lack: other names of a tensor that has several, BatchNorm's counts."""
     known = {id(wanted[name]): value for name, value in named.items() if name in wanted}
     others = {name: known[id(tensor)] for name, tensor in wanted.items() if id(tensor) in known}
-    return others | named
+    counts = {name: tensor for name, tensor in wanted.items() if name.endswith(".num_batches_tracked")}
+    return counts | others | named
 
 
 def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
