@@ -236,6 +236,27 @@ def test_a_model_that_takes_blue_before_red_gets_it(tmp_path):
     torch.testing.assert_close(asked(x), asked.network(x).logits)
 
 
+def test_a_training_depends_on_what_a_models_folder_says_and_not_on_where_it_is(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        a_resnet(folder, image_mean=[0.3] * 3, image_std=[0.2] * 3)
+
+    def spec(folder):
+        table = network(f'{{ kind = "transformers", name = "{folder}", size = 12 }}')
+        assert table.spec() == json.loads(json.dumps(table.spec())) == table.portable().spec()
+        return table.spec()
+
+    first = spec(folders[0])
+    assert first == spec(folders[1])
+    assert str(tmp_path) not in json.dumps(first)
+    a_resnet(folders[1], image_mean=[0.4] * 3, image_std=[0.2] * 3)
+    assert spec(folders[1]) == first | {"mean": pytest.approx([0.4] * 3)}
+    told = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps(told | {"hidden_act": "tanh"}))
+    assert spec(folders[0])["config"] == first["config"] | {"hidden_act": "tanh"}
+
+
 def test_a_model_of_transformers_lies_beside_the_recipe(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     a_resnet(tmp_path / "model")

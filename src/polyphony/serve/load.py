@@ -135,7 +135,7 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
     if not run.facts.images:
         raise FileError(run.folder / "recipe.json", "does not say its classes, as it does since 0.1.0")
     described = {
-        "network": recipe.student_network.model_dump(mode="json"),
+        "network": run.facts.network or recipe.student_network.model_dump(mode="json"),
         "form": recipe.form_table(method).model_dump(mode="json"),
         "members": recipe.members,
         **run.facts.images,
