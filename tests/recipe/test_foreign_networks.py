@@ -111,7 +111,7 @@ def test_timm_says_itself_what_it_expects(monkeypatch):
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_a_library_that_is_not_there_is_one_sentence(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(RecipeError, match=rf"pip install 'polyphony\[{library}\]'"):
+    with pytest.raises(RecipeError, match=rf"pip install '\.\[{library}\]'"):
         network(f'{{ kind = "{library}", name = "x" }}').build(10, 1)
 
 
