@@ -294,6 +294,15 @@ def test_weights_in_any_memory_layout_can_be_kept(stage):
     assert all(torch.equal(found[name], wild[name]) for name in wild)
 
 
+def test_weights_that_share_memory_are_each_kept(stage):
+    weight = torch.rand(3, 4)
+    stage.start()
+    shared = {"backbone.0.weight": weight, "features.0.weight": weight, "part": weight[1:]}
+    stage.finish(shared, {})
+    assert all(torch.equal(value, shared[name]) for name, value in stage.weights().items())
+    assert stage.weights().keys() == shared.keys()
+
+
 def test_the_log_is_one_json_object_a_line(stage):
     stage.save(STATE)
     lines = (stage.folder / "log.jsonl").read_text().splitlines()

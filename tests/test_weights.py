@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from polyphony.data import DataError
 from polyphony.weights import WeightsError, load_weights, read_weights
@@ -25,6 +26,10 @@ def prefixed(prefix: str) -> dict[str, torch.Tensor]:
     return {f"{prefix}{name}": value for name, value in network().state_dict().items()}
 
 
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in network().state_dict().items() if key != name}
+
+
 SAVED = {
     "plain": lambda: network().state_dict(),
     "nested": lambda: {"state_dict": network().state_dict(), "epoch": 3, "best": 0.9},
@@ -33,6 +38,8 @@ SAVED = {
     "compiled": lambda: prefixed("_orig_mod."),
     "compiled and parallel": lambda: {"model_state_dict": prefixed("module._orig_mod.")},
     "lightning": lambda: {"state_dict": prefixed("model.")},
+    "averaged": lambda: AveragedModel(network()).state_dict(),
+    "without counts": lambda: without("1.num_batches_tracked"),
 }
 
 
@@ -59,15 +66,55 @@ def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
     load_weights(inner, tmp_path / "a.pt")
 
 
-def without(name: str) -> dict[str, torch.Tensor]:
-    return {key: value for key, value in network().state_dict().items() if key != name}
+class TwoNames(nn.Module):
+    """A network whose first layers stand under two names, as feature extractors have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = network()
+        self.features = self.backbone[:2]
+
+
+def test_a_layer_of_two_names_may_have_one_in_the_file(tmp_path):
+    saved, mine = TwoNames(), TwoNames()
+    nn.init.zeros_(mine.backbone[0].weight)
+    safetensors.torch.save_model(saved, tmp_path / "a.safetensors")
+    load_weights(mine, tmp_path / "a.safetensors")
+    assert torch.equal(mine.features[0].weight, saved.backbone[0].weight)
+
+
+SMALL = {"image_size": 16, "patch_size": 8, "num_labels": 3}
+LAYERS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+STAGES = {"patch_size": 2, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2}
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("ViT", LAYERS), ("Dinov2", LAYERS), ("Swin", STAGES)])
+def test_a_model_of_transformers_takes_the_file_that_it_has_saved(tmp_path, capfd, kind, sizes):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = getattr(transformers, f"{kind}Config")(**SMALL | sizes)
+    saved, mine, other = (
+        getattr(transformers, f"{kind}ForImageClassification")(each)
+        for each in (config, config, type(config)(**SMALL | sizes | {"num_labels": 4}))
+    )
+    saved.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    assert read_weights(file).keys() != mine.state_dict().keys()
+    capfd.readouterr()
+    load_weights(mine, file)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in mine.state_dict().items())
+    with pytest.raises(WeightsError, match=r"'classifier.weight' is \[3, \d+\], but the network's is \[4, "):
+        load_weights(other, file)
+    safetensors.torch.save_file(read_weights(file) | {"more": torch.ones(1)}, file)
+    with pytest.raises(WeightsError, match="is it of another network"):
+        load_weights(mine, file)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (lambda: without("2.bias"), "lacks '2.bias', which the network needs"),
-        (lambda: {"0.weight": torch.ones(3, 4)}, "lacks '0.bias' and 7 more, which the network needs"),
+        (lambda: {"0.weight": torch.ones(3, 4)}, "lacks '0.bias' and 6 more, which the network needs"),
         (
             lambda: network().state_dict() | {"9.w": torch.ones(1)},
             "has '9.w', which the network does not know",

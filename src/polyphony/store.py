@@ -159,7 +159,7 @@ class Stage:
 
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Keep the final weights, and say so."""
-        data = safetensors.torch.save({name: value.cpu().contiguous() for name, value in weights.items()})
+        data = safetensors.torch.save(apart(weights))
         self._write("weights.safetensors", data)
         done = {"key": self.key, "weights": sha256(data), **facts, "spec": self.spec}
         self._write("done.json", as_json(done))
@@ -211,6 +211,18 @@ class Stage:
                 f"{path} is not the file that was written (its hash differs): delete {self.folder}"
             )
         return safetensors.torch.load(data)
+
+
+def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights as safetensors takes them: copied where they share memory, as a layer of two names does."""
+    taken: set[int] = set()
+    found = {}
+    for name, weight in weights.items():
+        value = weight.cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if place in taken else value
+        taken.add(place)
+    return found
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ class WeightsError(DataError):
 
 def load_weights(network: nn.Module, path: Path) -> None:
     """Give a network the weights of a file, all of them, or raise a WeightsError and change nothing."""
-    weights, wanted = read_weights(path), network.state_dict()
-    named = renamed(weights, wanted.keys())
+    weights, wanted = read_weights(path), network.state_dict(keep_vars=True)
+    named = completed(renamed(weights, wanted.keys()), wanted)
+    if named.keys() != wanted.keys():
+        named = named_by_transformers(network, weights) or named
     for problem, names in (("lacks", wanted.keys() - named.keys()), ("has", named.keys() - wanted.keys())):
         if names:
             first = min(names)
@@ -77,10 +81,59 @@ def tensors_in(found: Any, path: Path) -> dict[str, Tensor]:
 
 
 def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-    """The weights without prefixes that all their names have and the network's names have not."""
-    names = {name: name for name in weights}
+    """The weights without prefixes that all their names have and the network's names have not.
+
+    How many were averaged, which AveragedModel of PyTorch counts beside them, is no weight.
+    """
+    names = {name: name for name in weights if name != "n_averaged" or name in wanted}
     for prefix in [p for _ in PREFIXES for p in PREFIXES]:
         strip = all(name.startswith(prefix) for name in names.values())
         if strip and not any(name.startswith(prefix) for name in wanted):
             names = {old: name.removeprefix(prefix) for old, name in names.items()}
-    return {names[old]: value for old, value in weights.items()}
+    return {name: weights[old] for old, name in names.items()}
+
+
+def completed(named: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with what a file may lack: other names of a tensor that has several, BatchNorm's counts."""
+    known = {id(wanted[name]): value for name, value in named.items() if name in wanted}
+    others = {name: known[id(tensor)] for name, tensor in wanted.items() if id(tensor) in known}
+    counts = {name: tensor for name, tensor in wanted.items() if name.endswith(".num_batches_tracked")}
+    return counts | others | named
+
+
+def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights of a file of transformers, whose models have other names in memory, or nothing.
+
+    Those of another shape than the network's are without numbers.
+    """
+    library = sys.modules.get("transformers")  # imported by whoever made one of its models
+    if library is None or not isinstance(network, library.PreTrainedModel):
+        return None
+    try:
+        with quiet(library.utils.logging):
+            made, faults = type(network).from_pretrained(
+                None,
+                config=network.config,
+                state_dict=dict(weights),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception:  # then it is said which names the file lacks
+        return None
+    unlike = {name: torch.empty(found, device="meta") for name, found, _ in faults.pop("mismatched_keys")}
+    return None if any(faults.values()) else made.state_dict() | unlike
+
+
+@contextmanager
+def quiet(logging: Any) -> Iterator[None]:
+    """Meanwhile transformers neither reports what it loads nor shows how far it is."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

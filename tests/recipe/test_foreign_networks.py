@@ -111,7 +111,7 @@ def test_timm_says_itself_what_it_expects(monkeypatch):
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_a_library_that_is_not_there_is_one_sentence(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(RecipeError, match=rf"pip install 'polyphony\[{library}\]'"):
+    with pytest.raises(RecipeError, match=rf"pip install '\.\[{library}\]'"):
         network(f'{{ kind = "{library}", name = "x" }}').build(10, 1)
 
 
@@ -142,6 +142,8 @@ def test_a_vision_transformer_by_its_configuration():
         ({}, 0.0, 1.0),
         ({"image_mean": [0.3] * 3, "image_std": [0.2] * 3}, 0.3, 0.2),
         ({"image_mean": [0.3] * 3, "image_std": [0.2] * 3, "do_normalize": False}, 0.0, 1.0),
+        ({"image_mean": 0.3, "image_std": [0.2] * 3}, 0.3, 0.2),
+        ({"image_mean": None, "image_std": None, "rescale_factor": None}, 0.0, 1.0),
         ({"image_mean": [51.0] * 3, "image_std": [102.0] * 3, "do_rescale": False}, 0.2, 0.4),
         ({"image_mean": [1.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 127.5}, 0.5, 0.5),
     ],
@@ -186,6 +188,19 @@ def test_a_model_is_of_the_same_size_without_its_folder_whatever_its_processor_s
         assert here.network.config.image_size == there.network.config.image_size == side
 
 
+@pytest.mark.parametrize("name", ["", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"])
+def test_a_model_is_of_the_same_class_without_its_folder(tmp_path, name):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.DeiTConfig(image_size=16, patch_size=8, **small)
+    config.architectures = [name] if name else None
+    config.save_pretrained(tmp_path)
+    table = network(f'{{ kind = "transformers", name = "{tmp_path}" }}')
+    here, there = (each.fitted(5, (3, 16, 16)) for each in (table, table.portable()))
+    wanted = getattr(transformers, name or "DeiTForImageClassification")
+    assert type(here.network) is type(there.network) is wanted
+
+
 def test_window_sizes_of_a_pretrained_swin_are_no_file(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"embed_dim": 8, "depths": [1], "num_heads": [2], "image_size": 16, "window_size": 2}
@@ -219,6 +234,27 @@ def test_a_model_that_takes_blue_before_red_gets_it(tmp_path):
     torch.testing.assert_close(grey(x[:, :1]), grey.network(x[:, :1]).logits)
     asked = network(f'{{ kind = "transformers", name = "{tmp_path}", order = "rgb" }}').build(5, 3).eval()
     torch.testing.assert_close(asked(x), asked.network(x).logits)
+
+
+def test_a_training_depends_on_what_a_models_folder_says_and_not_on_where_it_is(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        a_resnet(folder, image_mean=[0.3] * 3, image_std=[0.2] * 3)
+
+    def spec(folder):
+        table = network(f'{{ kind = "transformers", name = "{folder}", size = 12 }}')
+        assert table.spec() == json.loads(json.dumps(table.spec())) == table.portable().spec()
+        return table.spec()
+
+    first = spec(folders[0])
+    assert first == spec(folders[1])
+    assert str(tmp_path) not in json.dumps(first)
+    a_resnet(folders[1], image_mean=[0.4] * 3, image_std=[0.2] * 3)
+    assert spec(folders[1]) == first | {"mean": pytest.approx([0.4] * 3)}
+    told = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps(told | {"hidden_act": "tanh"}))
+    assert spec(folders[0])["config"] == first["config"] | {"hidden_act": "tanh"}
 
 
 def test_a_model_of_transformers_lies_beside_the_recipe(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import torch
 from torch import nn
 
 from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, Single, load_student
+from polyphony.recipe import foreign_table
 from polyphony.serve import ExportError, Student, export_student
 from polyphony.serve.description import Description
+from polyphony.serve.export import metadata
 
 CLASSES, SHAPE = 5, (3, 8, 8)
 
@@ -117,6 +120,19 @@ def test_an_onnx_file_says_what_it_is_and_nothing_of_this_machine(exported):
     assert "Conv" in kinds
     assert "BatchNormalization" not in kinds
     assert str(Path(__file__).parents[2]).encode() not in to.read_bytes()
+
+
+def test_a_file_says_nothing_of_the_folder_that_a_model_lay_in(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+    transformers.ResNetConfig(**sizes).save_pretrained(tmp_path / "mine")
+    table = foreign_table(f"transformers:{tmp_path / 'mine'}", tmp_path)
+    student = student_of(Single(network()))
+    student = replace(student, description=student.description.model_copy(update={"network": table}))
+    said = metadata(student, "uint8")
+    assert json.loads(said["network"])["config"]["hidden_sizes"] == [8]
+    assert str(tmp_path) not in json.dumps(said)
+    assert table.label == "mine"
 
 
 def test_a_pt2_file_answers_as_python_does(pictures, tmp_path):

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ import torch
 from scipy.special import digamma
 
 from polyphony import Single, load_student
+from polyphony.recipe import read_recipe
 from polyphony.report.run import Run
 from polyphony.rows import Score, from_csv, to_csv
 from polyphony.serve import AnswerError
 from polyphony.serve.load import choose
-from polyphony.store import StoreError
+from polyphony.store import ChangedError, StoreError
+from polyphony.study import Study, run_study
+from polyphony.study.runner import Here
 
 
 def test_answers_score_as_the_run_says(form, run, student, images):
@@ -71,6 +75,51 @@ def test_what_is_left_open_is_the_best_on_validation_images(run, tmp_path):
     assert choose(copy, "hydra", None) == ("hydra", 1)
     assert choose(copy, "hydra", 0) == ("hydra", 0)
     assert choose(copy, "be", None) == ("be", 0)
+
+
+OF_A_FOLDER = """
+members = 2
+[data]
+name = "digits"
+per_class = 5
+valid = 30
+test = 30
+augment = { pad = 0, flip = false }
+[teachers]
+network = { kind = "transformers", name = "vit" }
+epochs = 1
+batch = 50
+learning_rate = 0.01
+[student]
+epochs = 1
+batch = 50
+learning_rate = 0.01
+[methods]
+kd = { perturb = "clean", form = "single" }
+"""
+
+
+def test_the_folder_of_a_model_need_not_be_there_nor_be_as_it_was(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model, processor = tmp_path / "vit", tmp_path / "vit" / "preprocessor_config.json"
+    transformers.ViTConfig(image_size=8, patch_size=4, **small).save_pretrained(model)
+    processor.write_text(json.dumps({"image_mean": 0.5, "image_std": 0.5}))
+    (tmp_path / "own.toml").write_text(OF_A_FOLDER)
+
+    def study():
+        made = Study(read_recipe(tmp_path / "own.toml"), tmp_path / "run")
+        run_study(made, Here(1), Mock())
+        return made.splits.test.images
+
+    images = study()
+    before = load_student(tmp_path / "run").predict(images)
+    processor.write_text(json.dumps({"image_mean": 0.1, "image_std": 0.5}))
+    assert load_student(tmp_path / "run").predict(images).probabilities.equal(before.probabilities)
+    with pytest.raises(ChangedError, match=r"another network.mean \(\[0.5\], now \[0.1\]\)"):
+        study()
+    shutil.rmtree(model)
+    assert load_student(tmp_path / "run").predict(images).probabilities.equal(before.probabilities)
 
 
 def test_the_data_need_not_be_there(run, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -46,7 +47,7 @@ def signal_to_noise(moments: Moments) -> float:
     noise = float(variance.norm().sqrt())
     if not noise:
         return float("inf") if signal > 0 else 0.0
-    return max(0.0, signal) ** 0.5 / noise
+    return math.sqrt(max(0.0, signal)) / noise
 
 
 def gradient_snr(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +23,7 @@ from torch import nn
 
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
 from polyphony.recipe.python import said
-from polyphony.recipe.table import RecipeError
+from polyphony.recipe.table import RecipeError, as_spec
 from polyphony.words import extra
 
 # Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
@@ -114,42 +118,49 @@ class TransformersNetwork(ForeignTable):
 
     @property
     def label(self) -> str:
-        return self.name or str((self.config or {}).get("model_type"))
+        return Path(self.name).name if self.name else str((self.config or {}).get("model_type"))
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        transformers = needed("transformers")
-        sizes = {"num_labels": classes, "num_channels": channels}
-        try:
-            config = self.configuration(sizes)
+        config = self.configuration({"num_labels": classes, "num_channels": channels})
+        with one_sentence(self.label):
             if self.size and hasattr(config, "image_size"):
                 config.image_size = self.size
-            network: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
-        except RecipeError:
-            raise
-        except Exception as error:
-            raise RecipeError(f"transformers cannot make '{self.label}' ({said(error)})") from error
+            config.architectures = config.architectures or []  # the class, where a type has several
+            network: nn.Module = needed("transformers").AutoModelForImageClassification.from_config(config)
         return network
 
     def configuration(self, sizes: dict[str, int]) -> Any:
         """The model's configuration, from its name or its table; code that comes with a model is not run."""
         auto = needed("transformers").AutoConfig
-        if self.name is not None:
-            refuse_missing_folder(self.name)
-            return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
-        table = dict(self.config or {})
-        return auto.for_model(table.pop("model_type"), **table | sizes)
+        with one_sentence(self.label):
+            if self.name is not None:
+                refuse_missing_folder(self.name)
+                return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
+            table = dict(self.config or {})
+            return auto.for_model(table.pop("model_type"), **table | sizes)
+
+    def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """Not where the model lies, but what is said there."""
+        if self.name is None:
+            return super().spec(only)
+        return {key: as_spec(value) for key, value in self.described.items()}
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What a named model's files say of it, read once, as the keys of a table without a name."""
+        configuration = self.configuration({})
+        told, known = json.loads(configuration.to_json_string()), expected(str(self.name))
+        if image_size(configuration):
+            known.pop("size", None)  # the configuration's goes first, as in `expects`
+        kept = told.keys() - {"id2label", "label2id", "transformers_version", "dtype"}
+        config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
+        return {"kind": self.kind, "config": config, **known | self.given()}
 
     def portable(self) -> TransformersNetwork:
         if self.name is None:
             return self
-        configuration = self.configuration({})
-        told, known = configuration.to_diff_dict(), expected(self.name)
-        if image_size(configuration):
-            known.pop("size", None)  # the configuration's goes first, as in `expects`
-        kept = told.keys() - {"id2label", "label2id", "architectures", "transformers_version", "dtype"}
-        config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
         try:
-            return TransformersNetwork(kind="transformers", config=config, **known | self.given())
+            return TransformersNetwork(**self.described)
         except ValidationError as error:
             fault = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise RecipeError(f"'{self.label}' cannot be described without its folder ({fault})") from None
@@ -158,6 +169,17 @@ class TransformersNetwork(ForeignTable):
         own = expected(self.name) if self.name else {}
         size = image_size(getattr(network, "config", None))
         return own | ({"size": size} if size else {})
+
+
+@contextmanager
+def one_sentence(label: str) -> Iterator[None]:
+    """Whatever transformers raises meanwhile is a RecipeError that names the model."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"transformers cannot make '{label}' ({said(error)})") from error
 
 
 def refuse_missing_folder(name: str) -> None:
@@ -181,11 +203,15 @@ def expected(name: str) -> dict[str, Any]:
         told, _ = ImageProcessingMixin.get_image_processor_dict(name)
     except OSError:
         return {}
-    levels = 255 * told.get("rescale_factor", 1 / 255) if told.get("do_rescale", True) else 255
+    levels = 255 * (told.get("rescale_factor") or 1 / 255) if told.get("do_rescale", True) else 255
     known: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
-    if told.get("do_normalize", True) and "image_mean" in told:
-        known = {"mean": told["image_mean"], "std": told["image_std"]}
-        known = {key: tuple(value / levels for value in values) for key, values in known.items()}
+    mean, std = told.get("image_mean"), told.get("image_std")  # of each channel, or one for all
+    if told.get("do_normalize", True) and mean is not None and std is not None:
+        lists = (each if isinstance(each, list) else [each] for each in (mean, std))
+        known = {
+            key: tuple(value / levels for value in values)
+            for key, values in zip(("mean", "std"), lists, strict=True)
+        }
     if told.get("do_flip_channel_order"):
         known["order"] = "bgr"
     size = told.get("crop_size" if told.get("do_center_crop") else "size")

@@ -21,11 +21,15 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Facts(BaseModel):
-    """recipe.json: the resolved recipe's table, the data's fingerprints, its classes, versions, machine."""
+    """recipe.json: the resolved recipe's table, the data's fingerprints, its classes, versions, machine.
+
+    And the students' network, where the recipe only says which files describe it.
+    """
 
     recipe: dict[str, Any]
     data: dict[str, Any] = {}
     images: dict[str, Any] = {}
+    network: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     machine: dict[str, Any] = {}
 

@@ -17,7 +17,7 @@ from polyphony.limits import MOST_MEMBERS
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.recipe import Form
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Table
+from polyphony.recipe.table import RecipeError, Table
 from polyphony.store import StoreError
 
 Side = Annotated[int, Field(gt=0, le=MOST["resolution"])]
@@ -54,8 +54,13 @@ class Description(Table):
             raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
 
     def told(self) -> dict[str, Any]:
-        """As JSON for others, who need not know where code lay on this machine."""
-        return self.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
+        """As JSON for others, who need not know where code or a model lay on this machine."""
+        try:
+            network = self.network.portable()
+        except RecipeError:  # then its name must do
+            network = self.network.model_copy(update={"name": self.network.label})
+        told = self.model_copy(update={"network": network})
+        return told.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
 
     def build(self) -> Ensemble:
         """The student with fresh weights, as it was trained."""

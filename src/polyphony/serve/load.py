@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from polyphony.recipe import Recipe
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.report.run import Run
@@ -131,13 +130,12 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
     """What a student of a run says of itself, and its weights; ChangedError for code that is another now."""
     stage = stage_of(run, method, seed)
     weights, recipe = stage.weights(), run.recipe
-    check_code(stage, recipe, method)
     if (method, seed) not in run.temperatures:
         raise FileError(run.folder / Temperature.file, f"has no temperature of {method}, seed {seed}")
     if not run.facts.images:
         raise FileError(run.folder / "recipe.json", "does not say its classes, as it does since 0.1.0")
     described = {
-        "network": recipe.student_network.model_dump(mode="json"),
+        "network": run.facts.network or recipe.student_network.model_dump(mode="json"),
         "form": recipe.form_table(method).model_dump(mode="json"),
         "members": recipe.members,
         **run.facts.images,
@@ -149,13 +147,15 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "weights": stage.done()["weights"],
         "scores": scores_of(run, method, seed),
     }
-    return Description.read(described, run.folder), weights
+    description = Description.read(described, run.folder)
+    check_code(stage, description)
+    return description, weights
 
 
-def check_code(stage: Stage, recipe: Recipe, method: str) -> None:
+def check_code(stage: Stage, description: Description) -> None:
     """Raise where the student's network or form, the user's own code included, is not what was trained."""
-    form = recipe.form_table(method).spec()
-    now = {"network": recipe.student_network.spec(), **({"form": form} if form else {})}
+    form = description.form.spec()
+    now = {"network": description.network.spec(), **({"form": form} if form else {})}
     Stage(stage.folder, now).check_settings(besides=stage.done()["spec"].keys() - {"network", "form"})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from threading import Thread
 from typing import Any
 
 import torch

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from polyphony.recipe import Recipe, Schedule, check
+from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
 from polyphony.rows import Score
 from polyphony.store import FileError, StoreError, locked, read_json, write_json
 from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
@@ -151,6 +152,7 @@ def write_provenance(study: Study) -> None:
             "shape": list(splits.train.images.shape[1:]),
             "resize": splits.resize,
         },
+        "network": network_here(study.recipe.student_network),
         "versions": versions(),
         "machine": machine(study),
     }
@@ -158,6 +160,15 @@ def write_provenance(study: Study) -> None:
     if path.exists() and read_json(path).get("data") != record["data"]:
         forget(study.folder, study.folder / "predictions")
     write_json(path, record)
+
+
+def network_here(table: NetworkTable) -> dict[str, Any]:
+    """The students' network without the files that its table names; nothing where it names none, or must."""
+    try:
+        found = table.portable()
+    except RecipeError:
+        return {}
+    return {} if found is table else found.model_dump(mode="json", exclude_none=True)
 
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:

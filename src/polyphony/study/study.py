@@ -112,7 +112,16 @@ class Study:
         }
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
+        if method and (others := self._other_networks()):
+            spec["taught_by"] = others
         return Stage(self.student_folder(name, seed), spec)
+
+    def _other_networks(self) -> list[Spec]:
+        """Given teachers' networks that are not the student's: weights alone do not say what they answer."""
+        teachers, own = self.recipe.teachers, self.recipe.student_network.spec()
+        given = range(self.teacher_count if isinstance(teachers, GivenTeachers) else 0)
+        found = [teachers.network_of(j).spec() for j in given]
+        return found if any(each != own for each in found) else []
 
     def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
         return {
@@ -124,7 +133,13 @@ class Study:
             **self.recipe.spec({"precision"}),
             "train": self.splits.train.fingerprint,
             "valid": self.splits.valid.fingerprint,
+            **self._classes(),
         }
+
+    def _classes(self) -> Spec:
+        """How many classes there are, where the labels of training and validation images do not say it."""
+        count, seen = len(self.splits.classes), (self.splits.train.labels, self.splits.valid.labels)
+        return {} if count == 1 + max(int(labels.max()) for labels in seen) else {"classes": count}
 
     def plan(self, schedule: Schedule) -> Plan:
         """How a schedule of the recipe is followed on this data."""
