@@ -145,6 +145,16 @@ def test_they_are_kept_with_the_run_and_teach_a_student(folder):
         run(folder)
 
 
+def test_a_student_of_another_network_depends_on_what_its_teachers_do_with_their_weights(folder):
+    def spec(*overrides: str) -> dict[str, Any]:
+        return Study(read_recipe(folder / "own.toml", overrides), folder / "run").untaught_stage("kd", 0).spec
+
+    small, turned = "student.network={kind='resnet', depth=8}", "teachers.network.mean=[0.4]"
+    assert spec(small) != spec(small, turned)
+    assert spec(small)["network"] == spec(small, turned)["network"]
+    assert "taught_by" not in spec()  # a student of the teachers' network says it by its own
+
+
 def test_classes_in_another_order_are_noticed(folder):
     weights = torch.load(folder / "a.pt")["model"]
     turned = torch.arange(10).roll(1)

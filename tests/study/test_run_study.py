@@ -35,6 +35,7 @@ from polyphony.study import (
 )
 from polyphony.study.runner import Job, run_job
 from polyphony.study.score_table import told_of
+from polyphony.study.study import load_splits
 from polyphony.train import fit
 
 COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,rank_correlation,distance,voice"
@@ -419,6 +420,16 @@ def test_the_verdict_tells_of_the_first_students_of_the_recipes_own_form():
     assert told_of(read_recipe("students-desk")) == ["kd", "kd-ods", "kd-ods-external", "kd-adversarial"]
     assert told_of(read_recipe("digits")) == ["kd", "kd-warm", "kd-gaussian", "kd-ods"]
     assert told_of(read_recipe("cifar10-resnet32-end2-16")) == ["end2", "end2-proxy"]
+
+
+def test_how_many_classes_there_are_is_part_of_a_training_where_labels_do_not_say_it(stripes):
+    study = Study(read_recipe("digits", ["data={name='stripes.npz', valid=12, test=12}"]), stripes / "run")
+    before = study.teacher_stage(0).spec
+    arrays = dict(np.load("stripes.npz"))
+    count = 1 + int(arrays["labels"].max())
+    np.savez("stripes.npz", classes=list(map(str, range(count + 1))), **arrays)
+    load_splits.cache_clear()
+    assert study.teacher_stage(0).spec == before | {"classes": count + 1}
 
 
 def test_a_folder_without_a_recipe_is_refused_with_what_makes_one(tmp_path):
