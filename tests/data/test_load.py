@@ -44,7 +44,7 @@ def test_digits_are_scikit_learns_and_the_split_is_stratified() -> None:
 
 def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match=r"install polyphony\[demo\]"):
+    with pytest.raises(DataError, match=r"pip install '\.\[demo\]'"):
         load("digits")
 
 

@@ -130,6 +130,9 @@ def test_a_best_student_that_is_one_network_is_called_one(maker: Any, tmp_path: 
     (folder / "scores.csv").write_text(
         "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows), ""])
     )
+    for seed in (0, 1):
+        for split in ("valid", "test"):
+            maker.save(folder, f"kd/{seed}", split, maker.logits(1, 0.0))
     told = take_home(Run.open(folder), {})
     assert told.sentence.startswith("The student chosen on validation images, kd, is one network")
 

@@ -226,7 +226,7 @@ def test_values_are_rounded_to_what_a_person_would_write():
 
 def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"pip install 'polyphony\[sweep\]'"):
+    with pytest.raises(RecipeError, match=r"pip install '\.\[sweep\]'"):
         searching(tmp_path).check()
     monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: name)
     with pytest.raises(RecipeError, match="a search needs a range"):

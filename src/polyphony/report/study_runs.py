@@ -155,12 +155,12 @@ def _signed(difference: float) -> str:
 
 
 def studies(runs: Sequence[Run]) -> list[StudyRuns]:
-    """Runs, those together that are alike but for their seeds; a second one of the same seeds is another."""
+    """Runs, those together that are alike but for their seeds; a second one of the same set is another."""
     groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
         alike = _but_for_seeds(run)
         known = [each for (key, _), found in groups.items() if key == alike for each in found]
-        twins = sum(_seeds(run) == _seeds(each) for each in known)
+        twins = sum(_is_same_set(run, each) for each in known)
         groups.setdefault((alike, twins), []).append(run)
     found = list(groups.values())
     return [StudyRuns(name, each) for name, each in zip(_names(found), found, strict=True)]
@@ -173,9 +173,15 @@ def _but_for_seeds(run: Run) -> str:
     return str(recipe)
 
 
-def _seeds(run: Run) -> tuple[str, int]:
-    """The images, since those of official splits are the same at every seed, and the teachers' seed."""
-    return str(run.facts.data), getattr(run.recipe.teachers, "seed", 0)
+def _is_same_set(one: Run, other: Run) -> bool:
+    """Whether two runs have one seed of teachers, and one of images, or the same images at several seeds."""
+    (data, teachers), (others_data, others_teachers) = (_seeds(each) for each in (one, other))
+    same_images = data == others_data or one.facts.data == other.facts.data
+    return teachers == others_teachers and same_images
+
+
+def _seeds(run: Run) -> tuple[int, int]:
+    return run.recipe.data.seed, getattr(run.recipe.teachers, "seed", 0)
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
