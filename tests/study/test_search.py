@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -286,6 +287,9 @@ def test_a_search_that_was_interrupted_ends_as_one_that_was_not(
     for more in (1, 3, 4):
         with pytest.raises(KeyboardInterrupt):
             sweep_through(tiny(tmp_path / "run"), more, trials=4)
+    begun = {path.name for path in (tmp_path / "run" / "students").iterdir()}
+    assert len(begun) > 1
+    assert begun <= json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe"]["methods"].keys()
     sweep_through(tiny(tmp_path / "run"), trials=4)
     assert files(tmp_path / "run") == files(searched[0])
 

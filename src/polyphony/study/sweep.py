@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,12 @@ class Sweeping:
     sweep: Sweep
     work: Work
     facts: dict[str, Any]
+    known: dict[Point, None] = field(default_factory=dict)  # the points so far, in order
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
         """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
         search = self.sweep.search
+        self.known.update(dict.fromkeys([*search.finished(), *search.diverged()]))
         while (left := trials - search.answered()) > 0:
             asked = search.ask(min(left, self.work.runner.at_once))
             points = list(dict.fromkeys(trial.point for trial in asked))
@@ -121,7 +123,8 @@ class Sweeping:
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
         study = self.sweep.study(points)
-        begin = partial(self.begin, study)
+        self.known.update(dict.fromkeys(points))
+        begin = partial(self.begin, self.sweep.study(list(self.known)))
         self.work.check(study)
         self.work.run(teachers_of(study), begin)  # one of which diverges ends the sweep
         try:
