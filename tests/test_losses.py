@@ -137,6 +137,8 @@ def test_smoothing_mixes_with_the_uniform_distribution():
     expected = 0.9 * log_p.exp() + 0.1 / 4
     torch.testing.assert_close(losses.smooth(log_p, 0.1).exp(), expected)
     torch.testing.assert_close(losses.smooth(log_p, 0.0), log_p)
+    uniform = torch.full_like(log_p, 1 / log_p.shape[-1])
+    torch.testing.assert_close(losses.smooth(log_p, 1.0).exp(), uniform)
     certain = torch.tensor([0.0, -torch.inf])
     torch.testing.assert_close(losses.smooth(certain, 1e-4).exp(), torch.tensor([1 - 5e-5, 5e-5]))
 

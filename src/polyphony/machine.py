@@ -131,19 +131,25 @@ def remove(folder: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """End all attempts, and remove what processes of this machine that are no more have left half written."""
-    for path in inside(folder, f"{ATTEMPT}*"):
-        remove(path)
-    for path in inside(folder, ".*.part"):
-        pid = path.name.split(".")[-2]
-        if pid.isdecimal() and path.is_file() and not is_alive(int(pid)):
+    """End all attempts, and remove what processes of this machine that are no more have left half written.
+
+    Other folders below that have a lock of their own are left alone.
+    """
+    hidden = list(folder.rglob(".*"))
+    others = {path.parent for path in hidden if path.name == LOCK} - {folder}
+    for path in hidden:
+        if not others.isdisjoint(path.parents):
+            continue
+        if path.name.startswith(ATTEMPT):
+            remove(path)
+        elif path.suffix == ".part" and is_abandoned(path):
             path.unlink(missing_ok=True)
 
 
-def inside(folder: Path, pattern: str) -> list[Path]:
-    """What is below a folder, but for what is in other folders there that have a lock of their own."""
-    others = {lock.parent for lock in folder.rglob(LOCK)} - {folder}
-    return [path for path in folder.rglob(pattern) if others.isdisjoint(path.parents)]
+def is_abandoned(part: Path) -> bool:
+    """Whether the process of this machine that was writing a file is no more."""
+    pid = part.name.split(".")[-2]
+    return pid.isdecimal() and part.is_file() and not is_alive(int(pid))
 
 
 def end_with_parent() -> None:

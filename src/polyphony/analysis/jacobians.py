@@ -37,10 +37,7 @@ def cosines(teachers: Ensemble, student: Ensemble, x: Tensor) -> Tensor:
     A network that does not change at all has no direction: its cosine is 0.
     """
     rows = zip(jacobian_rows(teachers, x), jacobian_rows(student, x), strict=True)
-    exact = (
-        (t.cpu().double(), s.cpu().double()) for t, s in rows
-    )  # squares of small numbers are none in float32
-    products = [torch.stack([t * s, t * t, s * s]).sum(-1) for t, s in exact]
+    products = [torch.stack([t * s, t * t, s * s]).sum(-1).cpu().double() for t, s in rows]
     dot, teacher, own = torch.stack(products).sum(0)
     lengths = teacher.sqrt() * own.sqrt()
     cosine: Tensor = dot / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)

@@ -43,9 +43,8 @@ def refuse_unfit(answers: Tensor, labels: Tensor, classes: Sequence[str], path: 
             f"{scores}: it has the classes in another order (it answers '{classes[called]}' for"
             f" '{classes[moved]}'); order its outputs as the data's classes"
         )
-    margin = min(
-        SURE * math.sqrt(chance * (1 - chance) / n), (1 - chance) / 2
-    )  # of few images, half of what is left
+    sure = SURE * math.sqrt(chance * (1 - chance) / n)
+    margin = min(sure, (1 - chance) / 2)  # of few images half of what is left above chance
     if right <= chance + margin:
         raise WeightsError(
             f"{scores}: is it of these classes, and does it expect these pixels (mean, std, size)?"
