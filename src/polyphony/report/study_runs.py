@@ -243,7 +243,7 @@ def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -
     pairs = [pair for pair in mine if pair in theirs]
     if len(pairs) < 2:
         return None
-    apart = {pair: 0.0 if mine[pair] == theirs[pair] else mine[pair] - theirs[pair] for pair in pairs}
+    apart = {pair: mine[pair] - theirs[pair] for pair in pairs}  # of two DEEs past the curve: not known
     ahead = sum(judged.better * each > 0 for each in apart.values())
     words, paired = _words(study.first.recipe, method, reference), metrics.paired(list(apart.values()))
     return Difference(study.name, method, reference, words, judged, paired, ahead, _over_sets(apart))

@@ -16,7 +16,7 @@ from polyphony.words import listed
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
 WARM = 4.0  # the temperature that is suggested
-LEARNT = 0.9  # of the share of training images that the teachers have right
+LEARNT = 0.95  # of the share of training images that the teachers have right
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,15 @@ def hints(run: Run) -> list[str]:
         f" (mean-KLD), {share:.0%} of that on validation images:"
     )
     if share >= LITTLE:
-        rest = "most of it, and a perturbation has little left to bring out"
-        return [f"{said} plain distillation is shown {rest if share >= ENOUGH else 'a part of it'}."]
+        rest = "most of it; try that first" if share >= ENOUGH else "a part of it"
+        return [f"{said} plain distillation is shown {rest}."]
     ways_out = [_of_perturbation(*each, held) for each in moved_alike(run)]
     warm = share_shown(clean, held, WARM)
     if warmth < WARM and warm >= LITTLE:
         ways_out.append(
             f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
-            " way to try, and validation images say whether it is the better one."
+            " way to try, and validation images say whether it is the better one. Such a student may be"
+            " overconfident until its own temperature is fitted."
         )
     return [f"{said} plain distillation is shown little of it.", *ways_out]
 
@@ -210,8 +211,8 @@ def _of_perturbation(names: list[str], warmth: float, seen: Predictions, held: P
     verb = "moves" if len(names) == 1 else "move"
     shown = f"Where {listed(names)} {verb} them, at τ = {warmth:g}, they show {share:.0%} of it"
     if share > MUCH:
-        return f"{shown}, more than there is to learn: a smaller step may do better."
-    return f"{shown}{': a larger step would show more' if share < ENOUGH else ''}."
+        return f"{shown}: try other steps on validation images, smaller ones too."
+    return f"{shown}{': a larger step would show more, which need not be better' if share < ENOUGH else ''}."
 
 
 def unlearnt(run: Run) -> list[str]:
