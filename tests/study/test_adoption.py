@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 
 import pytest
 
-import polyphony
 from polyphony.machine import share_file
 from polyphony.store import write_whole
-from polyphony.study import Study
-from polyphony.study.jobs import TrainStudent, TrainTeacher
-from polyphony.study.origin import training_code, training_sources
-from polyphony.train import Unwatched
+from polyphony.study.jobs import TrainTeacher
 
 WEIGHTS = "weights.safetensors"
 
@@ -90,68 +83,9 @@ def test_an_interrupted_training_is_completed_from_another_run(run, first, tmp_p
 
 def test_a_training_by_other_code_is_not_taken_over(run, first, tmp_path):
     path = first.teacher_stage(0).folder / "done.json"
-    path.write_text(path.read_text().replace(training_code(), "other"))
+    path.write_text(path.read_text().replace(TrainTeacher(first, 0).code, "other"))
     _, _, jobs = run(tmp_path / "second", "methods={scratch = {}}")
     assert [job for job in jobs if job.startswith("teacher")] == ["teacher 0"]
-
-
-@pytest.fixture
-def copied(tmp_path, monkeypatch) -> Path:
-    """The package, to be edited."""
-    folder = tmp_path / "polyphony"
-    shutil.copytree(Path(polyphony.__file__).parent, folder)
-    monkeypatch.setattr(polyphony, "__file__", str(folder / "__init__.py"))
-    return folder
-
-
-def test_a_changed_number_is_other_code_but_comments_docstrings_and_scores_are_not(copied):
-    def edit(name: str, old: str, new: str) -> str:
-        text = (copied / name).read_text()
-        assert text.count(old) == 1
-        (copied / name).write_text(text.replace(old, new))
-        return training_code.__wrapped__()
-
-    before = training_code.__wrapped__()
-    assert edit("train.py", "def may_be_kept(", "# a comment\n\n\ndef may_be_kept(") == before
-    assert edit("train.py", '"""Whether an epoch ', '"""If an epoch ') == before
-    assert edit("metrics/temperature.py", "import annotations", "import annotations\n\nVALUE = 1") == before
-    assert edit("optimise.py", "0.01 + 0.99", "0.02 + 0.98") != before
-
-
-class Traced:
-    """The files of the package in which a function was called while this was in use."""
-
-    def __enter__(self) -> Traced:
-        self.called: set[str] = set()
-
-        def note(frame: FrameType, event: str, argument: object) -> None:
-            self.called.add(frame.f_code.co_filename)  # and no line of it is traced
-
-        self.before = sys.gettrace()
-        sys.settrace(note)
-        return self
-
-    def files(self) -> set[Path]:
-        package = Path(polyphony.__file__).parent
-        return {path for path in map(Path, self.called) if path.is_relative_to(package)}
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(self.before)
-
-
-def test_whatever_runs_in_a_training_is_part_of_its_code(tiny_recipe, tmp_path):
-    """But for what keeps it and says where it ran, and what its log measures beside the accuracy."""
-    study = Study(tiny_recipe("methods={kd-ods = {perturb = 'ods', step_size = 'match'}}"), tmp_path)
-    teachers = [TrainTeacher(study, j) for j in range(study.recipe.members)]
-    assert len(study.splits.train)  # read already: images have fingerprints of their own
-    with Traced() as traced:
-        for job in (*teachers, TrainStudent(study, "kd-ods", 0)):
-            job.run(Unwatched())
-    beside = {"store.py", "machine.py", "limits.py", "compiler.py", "collapse.py"}
-    beside |= {"study/origin.py", "metrics/health.py"}
-    package, files = Path(polyphony.__file__).parent, traced.files()
-    assert files - set(training_sources()) <= {package / name for name in beside}
-    assert {package / name for name in ("train.py", "nn/rank_one.py", "metrics/quality.py")} < files
 
 
 def test_a_link_left_by_a_killed_process_does_not_reach_another_runs_files(tmp_path):

@@ -311,7 +311,7 @@ class EndedError(Exception):
 @pytest.mark.parametrize("lost", [WorkerLostError, GoneError, Terminated])
 def test_a_job_of_which_a_process_is_lost_or_terminated_ends_to_be_run_again(tmp_path, monkeypatch, lost):
     monkeypatch.setattr("polyphony.study.cluster.run_in_ranks", mock.Mock(side_effect=lost))
-    monkeypatch.setattr("polyphony.study.cluster.Training", OnGpu)
+    monkeypatch.setattr("polyphony.study.cluster.TrainingJob", OnGpu)
     monkeypatch.setattr(Place, "take", lambda place: None)
     monkeypatch.setattr("os._exit", mock.Mock(side_effect=EndedError))
     with pytest.raises(EndedError):

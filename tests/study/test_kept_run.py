@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from polyphony.recipe import Recipe, check
+from polyphony.recipe.methods import Method
 from polyphony.recipe.schema import Student, Teachers
 from polyphony.report import write_report
 from polyphony.rows import Score, from_csv
+from polyphony.store import ChangedError
 from polyphony.study import Study, open_study, run_study
-from polyphony.study.jobs import TrainStudent, TrainTeacher
-from polyphony.study.origin import training_code
+from polyphony.study.jobs import TrainingJob
+from polyphony.study.run import students_of, teachers_of
 from polyphony.study.runner import Here
 
 KEPT = Path(__file__).parent / "kept"
@@ -68,9 +71,11 @@ def test_nothing_of_it_is_done_again_and_its_page_is_written(kept):
 
 
 def test_a_new_run_takes_over_its_trainings(kept, tmp_path):
-    for path in kept.rglob("done.json"):  # as if today's code had trained it
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": training_code()}))
-    study = Study(open_study(kept, None, "cpu").recipe, tmp_path / "new")
+    trained = open_study(kept, None, "cpu")
+    for job in (*teachers_of(trained), *students_of(trained)):  # as if today's code had trained it
+        path = job.stage.folder / "done.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": job.code}))
+    study = Study(trained.recipe, tmp_path / "new")
     board = Silent()
     outcome = run_study(study, Here(1), board)
     assert outcome.adopted == 3 + len(METHODS)
@@ -86,16 +91,49 @@ class LaterStudent(Student):
     warmth: float = 0.5
 
 
+class LaterMethod(Method):
+    care: float = 0.5
+
+
 class LaterRecipe(Recipe):
     teachers: LaterTeachers
     student: LaterStudent
+    methods: dict[str, LaterMethod]
     mood: str = "calm"
+
+
+def later_jobs(kept: Path, table: dict[str, Any]) -> list[TrainingJob]:
+    """The trainings of the kept run as a later version reads its recipe."""
+    study = Study(LaterRecipe.model_validate_json(json.dumps(table), strict=True), kept)
+    return [*teachers_of(study), *students_of(study)]
 
 
 def test_keys_that_a_later_version_adds_with_defaults_do_not_concern_it(kept):
     table = json.loads((kept / "recipe.json").read_text())["recipe"]
-    later = LaterRecipe.model_validate_json(json.dumps(table), strict=True)
-    study = Study(later, kept)
-    jobs = [TrainTeacher(study, j) for j in range(3)] + [TrainStudent(study, name, 0) for name in METHODS]
+    jobs = later_jobs(kept, table)
+    assert jobs[0].study.recipe.model_dump().keys() - check(table, "kept").model_dump().keys() == {"mood"}
+    assert len(jobs) == 3 + len(METHODS)
     assert all(job.is_done() for job in jobs)
-    assert later.model_dump().keys() - check(table, "kept").model_dump().keys() == {"mood"}
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "refused"),
+    [
+        ("teachers", "warmth", ("teacher",)),
+        ("student", "warmth", METHODS),
+        ("methods.kd", "care", ("kd,",)),
+        ("", "mood", ("teacher", *METHODS)),
+    ],
+)
+def test_the_same_keys_set_to_something_make_other_trainings(kept, where, key, refused):
+    table = json.loads((kept / "recipe.json").read_text())["recipe"]
+    inner = table
+    for name in filter(None, where.split(".")):
+        inner = inner[name]
+    inner[key] = "angry" if key == "mood" else 0.9
+    for job in later_jobs(kept, table):
+        if job.name.startswith(refused):
+            with pytest.raises(ChangedError, match=key):
+                job.is_done()
+        else:
+            assert job.is_done()

@@ -35,6 +35,10 @@ class Table(BaseModel):
         defaults = {name: fields[name].get_default(call_default_factory=True) for name in values}
         return {name: as_spec(value) for name, value in values.items() if value != defaults[name]}
 
+    def spec_but(self, others: Collection[str]) -> dict[str, Any]:
+        """The same without some keys, so that one which a later version adds is in it where it is set."""
+        return self.spec(type(self).model_fields.keys() - others)
+
 
 def as_spec(value: Any) -> Any:
     """A value of a table as JSON knows it."""

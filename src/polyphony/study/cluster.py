@@ -25,7 +25,7 @@ from polyphony.compiler import import_compiler_late
 from polyphony.devices import choose_device
 from polyphony.machine import Terminated
 from polyphony.parallel import GoneError
-from polyphony.study.jobs import Training
+from polyphony.study.jobs import TrainingJob
 from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
 from polyphony.study.processes import LOOK_SECONDS, WorkerLostError, sendable
 from polyphony.study.ranks import run_in_ranks
@@ -213,7 +213,7 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
         job = pickle.loads(packed)
         if job.is_done():
             Relay(send).started(job.name, job.epochs)
-        elif place.processes > 1 and isinstance(job, Training):
+        elif place.processes > 1 and isinstance(job, TrainingJob):
             each = replace(place, threads=max(1, place.threads // place.processes))
             run_in_ranks(job, place.processes, each.take, Relay(send))
         else:

@@ -19,11 +19,13 @@ from polyphony.perturb import Perturbation
 from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
+from polyphony.recipe.table import Table
 from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
 from polyphony.store import Spec, Stage, spec_key
+from polyphony.study.code import code_hash
 from polyphony.study.given import take_in
-from polyphony.study.origin import machine, training_code, versions
+from polyphony.study.origin import machine, versions
 from polyphony.study.runner import Job
 from polyphony.study.study import FORMAT, Study
 from polyphony.train import Loss, Plan, Watch, fit
@@ -31,7 +33,7 @@ from polyphony.train import Loss, Plan, Watch, fit
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
 
 
-class Training(Job):
+class TrainingJob(Job):
     """A job that trains one model, in a stage."""
 
     study: Study
@@ -46,6 +48,16 @@ class Training(Job):
         """The folder of what the model predicts."""
         raise NotImplementedError
 
+    @property
+    def tables(self) -> list[Table]:
+        """The recipe's tables that make the model, its loss and its plan."""
+        raise NotImplementedError
+
+    @property
+    def code(self) -> str:
+        """The hash of the code that decides which weights the model ends with."""
+        return code_hash(type(self), Study, *dict.fromkeys(map(type, self.tables)))
+
     def is_done(self) -> bool:
         return self.stage.is_done()
 
@@ -58,9 +70,18 @@ class Training(Job):
         """Make the model in a stage that was claimed."""
         raise NotImplementedError
 
+    def facts(self, log: list[dict[str, float]]) -> dict[str, Any]:
+        """What is worth knowing of a training afterwards, wherever its files go."""
+        seconds = round(sum(row["seconds"] for row in log), 3)
+        return {"epochs": len(log), "seconds": seconds, **self.origin()}
+
+    def origin(self) -> dict[str, Any]:
+        """What made the stage's files."""
+        return {"code": self.code, "versions": versions(), "machine": machine(self.study)}
+
 
 @dataclass(frozen=True)
-class TrainTeacher(Training):
+class TrainTeacher(TrainingJob):
     """Teacher j, on the labels; one that is trained already is taken in."""
 
     study: Study
@@ -83,6 +104,14 @@ class TrainTeacher(Training):
     def predictions(self) -> Path:
         return prediction_path(self.study.folder, TEACHERS, None, "any").parent
 
+    @property
+    def tables(self) -> list[Table]:
+        teachers = self.study.recipe.teachers
+        plan: list[Table] = (
+            [] if isinstance(teachers, GivenTeachers) else [teachers.optimizer, teachers.schedule]
+        )
+        return [teachers.network_of(self.j), *plan]
+
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         if isinstance(teachers, GivenTeachers):
@@ -91,19 +120,19 @@ class TrainTeacher(Training):
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
         log = train(study, stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        return finish(stage, model.network, facts(study, log))
+        return finish(stage, model.network, self.facts(log))
 
     def take_in(self, stage: Stage, path: Path, watch: Watch) -> None:
         """Keep weights that were trained elsewhere, if they know the data's classes."""
         study = self.study
         network = study.network(study.recipe.teachers.network_of(self.j))
         take_in(network, path, study.splits.valid, study.splits.classes, study.device)
-        finish(stage, network, origin(study))
+        finish(stage, network, self.origin())
         watch.epoch({})
 
 
 @dataclass(frozen=True)
-class TrainStudent(Training):
+class TrainStudent(TrainingJob):
     """The student of one method and seed. All methods of a seed start from the same weights."""
 
     study: Study
@@ -136,13 +165,20 @@ class TrainStudent(Training):
     def predictions(self) -> Path:
         return prediction_path(self.study.folder, self.method, self.seed, "any").parent
 
+    @property
+    def tables(self) -> list[Table]:
+        recipe, method = self.study.recipe, self.study.recipe.distillation(self.method)
+        schedule, perturbs = recipe.schedule(self.method), method.perturb if method else ()
+        form = recipe.form(self.method)
+        return [recipe.student_network, form, schedule.optimizer, schedule.schedule, *perturbs]
+
     def train(self, stage: Stage, watch: Watch) -> None:
         study, rng = self.study, generator("student", self.seed)
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
         log = train(study, stage, student, loss, plan, rng, watch)
-        finish(stage, student, facts(study, log) | {"step_size": step_size})
+        finish(stage, student, self.facts(log) | {"step_size": step_size})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
         """What the method minimises, and the size of the step it takes, if it takes one."""
@@ -283,14 +319,3 @@ def train(
 def finish(stage: Stage, model: nn.Module, facts: dict[str, Any]) -> None:
     """Keep a model's weights in its stage; the first process of a group does."""
     group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))
-
-
-def facts(study: Study, log: list[dict[str, float]]) -> dict[str, Any]:
-    """What is worth knowing of a training afterwards, wherever its files go."""
-    seconds = round(sum(row["seconds"] for row in log), 3)
-    return {"epochs": len(log), "seconds": seconds, **origin(study)}
-
-
-def origin(study: Study) -> dict[str, Any]:
-    """What made a stage's files."""
-    return {"code": training_code(), "versions": versions(), "machine": machine(study)}

@@ -13,8 +13,8 @@ from typing import Any
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
 from polyphony.rows import Score
 from polyphony.store import FileError, StoreError, locked, read_json, write_json
-from polyphony.study.jobs import Training, TrainStudent, TrainTeacher
-from polyphony.study.origin import machine, training_code, versions
+from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
+from polyphony.study.origin import machine, versions
 from polyphony.study.runner import Board, Graph, Job, Runner, not_done
 from polyphony.study.score_table import score_jobs, write_scores
 from polyphony.study.study import TAUGHT, Study
@@ -113,19 +113,19 @@ class Work:
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
         for job in jobs if self.redo else ():
-            if isinstance(job, Training) and (stage := job.stage).is_changed():
+            if isinstance(job, TrainingJob) and (stage := job.stage).is_changed():
                 forget(job.study.folder, job.predictions)  # first, while a next call can see the change
                 stage.discard()
         return not_done(jobs)
 
     def adopt(self, job: Job) -> bool:
         """Take over a training that another run beside this one has done already; whether there is one."""
-        adopted = isinstance(job, Training) and job.stage.adopt(alike(job), training_code())
+        adopted = isinstance(job, TrainingJob) and job.stage.adopt(finished_beside(job), job.code)
         self.adopted += adopted
         return adopted
 
 
-def alike(job: Training) -> list[Path]:
+def finished_beside(job: TrainingJob) -> list[Path]:
     """The folders of finished teachers, or students, in this run and those beside it."""
     kind, *numbers = job.stage.folder.relative_to(job.study.folder).parts
     pattern = "/".join(["*", kind, *("*" for _ in numbers), "done.json"])

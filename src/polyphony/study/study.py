@@ -16,7 +16,7 @@ from polyphony.data import Splits, batch_count, load, outline
 from polyphony.data.files import readable, regular, there
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.machine import cores
-from polyphony.recipe import Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
+from polyphony.recipe import ROUNDING, Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.store import Spec, Stage
 from polyphony.train import Plan
 
@@ -25,6 +25,11 @@ Built = TypeVar("Built")
 
 FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
 TAUGHT = ("teachers", "start", "source")  # what a student's key holds of teachers
+# Keys that decide no training, or stand in a stage's spec in another way; all others are in it as they are.
+OF_RECIPE = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
+OF_SCHEDULE = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
+OF_METHOD = {"form", "perturb", "source", "epochs", "learning_rate"}
+SETTINGS = {"alpha", "temperature", "step_size", "passes"}  # of a method, or of all
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 
@@ -109,6 +114,7 @@ class Study:
             "network": self.recipe.student_network.spec(),
             "method": method.spec() if method else "scratch",
             **({"form": form} if form else {}),
+            **self.recipe.methods[name].spec_but(OF_METHOD | SETTINGS),
         }
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
@@ -128,9 +134,9 @@ class Study:
             "format": FORMAT,
             "kind": kind,
             "seed": seed,
-            "schedule": schedule.spec(Schedule.model_fields),
+            "schedule": schedule.spec_but(OF_SCHEDULE | SETTINGS),
             "augment": self.recipe.data.augment.spec(),
-            **self.recipe.spec({"precision"}),
+            **self.recipe.spec_but(OF_RECIPE),
             "train": self.splits.train.fingerprint,
             "valid": self.splits.valid.fingerprint,
             **self._classes(),

@@ -10,7 +10,7 @@ import torch
 from polyphony.devices import arithmetic
 from polyphony.parallel import GoneError, Group, GroupError, group_from_environment, leave
 from polyphony.recipe import own_faults_named
-from polyphony.study.jobs import Training
+from polyphony.study.jobs import TrainingJob
 from polyphony.study.runner import Board, Here, Job, run_job
 from polyphony.tally import DivergedError
 from polyphony.train import Unwatched
@@ -26,7 +26,7 @@ class Together(Here):
 
     def run_one(self, job: Job, board: Board) -> None:
         """One job from start to end, which the others may have a part in."""
-        if isinstance(job, Training):
+        if isinstance(job, TrainingJob):
             tell(self.group, (job, self.threads))
         run_job(job, board)
 

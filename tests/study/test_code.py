@@ -1,0 +1,174 @@
+"""What decides a training is its code: all that runs in it, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+import pytest
+
+import polyphony
+from polyphony.study import Study
+from polyphony.study.code import Place, code_hash, parsed, reached
+from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
+from polyphony.train import Unwatched
+
+PACKAGE = Path(polyphony.__file__).parent
+# What keeps a training and says where it ran; what its log measures beside the accuracy; what is in its key.
+BESIDE = ("store", "machine", "limits", "compiler", "collapse", "metrics.health", "nn.distance")
+BESIDE += ("recipe.schema", "recipe.table", "study.code", "study.origin")
+BESIDE += ("recipe.methods.Method", "recipe.perturbations.as_tables", "metrics.diversity.disagreement")
+
+
+def places(job: TrainingJob) -> list[Place]:
+    """Where the reading of a job's code begins."""
+    roots = (type(job), Study, *map(type, job.tables))
+    return [(each.__module__.removeprefix("polyphony."), each.__qualname__) for each in roots]
+
+
+class Traced:
+    """The functions of the package that were called while this was in use."""
+
+    def __enter__(self) -> Traced:
+        self.called: set[CodeType] = set()
+
+        def note(frame: FrameType, event: str, argument: object) -> None:
+            self.called.add(frame.f_code)  # and no line of it is traced
+
+        self.before = sys.gettrace()
+        sys.settrace(note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self.before)
+
+    def definitions(self) -> set[Place]:
+        """The functions and classes of modules in which these stand."""
+        found = set()
+        for code in self.called:
+            path = Path(code.co_filename)
+            if path.is_relative_to(PACKAGE) and code.co_name != "<module>":
+                found.add(definition_at(path, code.co_firstlineno))
+        return found
+
+
+def definition_at(path: Path, line: int) -> Place:
+    """The definition of a module that has a line."""
+    module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for node in ast.parse(path.read_text()).body:
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        if first <= line <= (node.end_lineno or first):
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            return module.removesuffix(".__init__"), getattr(node, "name", None) or targets[0].id
+    raise AssertionError(f"{path} has no line {line}")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "perturb = 'ods', step_size = 'match'",
+        "perturb = 'mixup+gaussian', form = 'hydra'",
+        "perturb = 'diversify', form = 'latent_be'",
+        "perturb = 'adversarial', form = 'mimo'",
+        "perturb = 'clean', form = 'dirichlet'",
+        "perturb = 'confods', form = 'single', source = 'extra'",
+    ],
+)
+def test_whatever_runs_in_a_training_is_part_of_its_code(tiny_recipe, tmp_path, method):
+    study = Study(tiny_recipe(f"methods={{tried = {{{method}}}}}"), tmp_path)
+    student = TrainStudent(study, "tried", 0)
+    assert len(study.splits.train)  # read already: images have fingerprints of their own
+    for job in (*student.needs, student):
+        with Traced() as traced:
+            job.run(Unwatched())
+        ran = {place for place in traced.definitions() if not ".".join(place).startswith(BESIDE)}
+        assert ran <= reached(places(job), PACKAGE).keys()
+        assert {("train", "fit"), ("ensembles.base", "NetworkRunner")} <= ran
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch) -> Path:
+    """The package, to be edited."""
+    folder = tmp_path / "polyphony"
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(polyphony, "__file__", str(folder / "__init__.py"))
+    return folder
+
+
+def code_of(job: TrainingJob) -> str:
+    """A job's code as its files are now."""
+    parsed.cache_clear()
+    return code_hash.__wrapped__(type(job), Study, *map(type, job.tables))
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Put other words into the one place of a file where these stand."""
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def jobs(tiny_recipe, tmp_path) -> list[TrainingJob]:
+    study = Study(tiny_recipe("methods={kd-ods = {perturb = 'ods'}}"), tmp_path / "run")
+    return [TrainTeacher(study, 0), TrainStudent(study, "kd-ods", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("train.py", "def may_be_kept(", "# a comment\n\n\ndef may_be_kept("),
+        ("train.py", '"""Whether an epoch ', '"""If an epoch '),
+        ("train.py", "weights are trained in float32", "weights are trained in single precision"),
+        ("optimise.py", '"""Epoch (counted from 0), epochs', '"""Epoch, epochs'),
+        ("perturb.py", "class Mixup:", "class Another:\n    pass\n\n\n@dataclass(frozen=True)\nclass Mixup:"),
+        ("perturb.py", "concentration: float = 1.0", "concentration: float = 2.0"),
+        ("losses.py", "AGREEMENT = 1e-6", "AGREEMENT = 1e-5"),
+        ("metrics/predictions.py", '"ece": ece(log_probs, labels)', '"ece": ece(log_probs, labels, 10)'),
+        (
+            "recipe/training.py",
+            "    momentum: Fraction = 0.9",
+            "    later: float = 0.25\n    momentum: Fraction = 0.9",
+        ),
+        ("recipe/schema.py", "that name is taken; choose another", "that name is taken"),
+        (
+            "study/jobs.py",
+            '        """Where the logits are."""',
+            '        """Where the logits are."""\n        print()',
+        ),
+    ],
+)
+def test_an_edit_that_decides_nothing_is_no_other_code(copied, jobs, name, old, new):
+    before = [code_of(job) for job in jobs]
+    edit(copied / name, old, new)
+    assert [code_of(job) for job in jobs] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "whose"),
+    [
+        ("optimise.py", "0.01 + 0.99", "0.02 + 0.98", "both"),
+        ("nn/common.py", 'mode="fan_out"', 'mode="fan_in"', "both"),
+        ("train.py", "factor_rate: float = 0.5", "factor_rate: float = 0.4", "both"),
+        ("perturb.py", "return (x + size * direction).clamp(0, 1)", "return x + size * direction", "student"),
+        ("perturb.py", "d = guide - guide.gather(-1, top)", "d = guide", "student"),
+        (
+            "losses.py",
+            "return temperature**2 * kl.mean()\n\n\ndef check_labels",
+            "return kl.mean()\n\n\ndef check_labels",
+            "student",
+        ),
+        ("nn/conversion.py", "FACTOR_STD = 0.5", "FACTOR_STD = 0.4", "student"),
+        ("study/jobs.py", 'generator("student", self.seed)', 'generator("pupil", self.seed)', "student"),
+    ],
+)
+def test_an_edit_that_decides_something_is_other_code_of_whom_it_concerns(
+    copied, jobs, name, old, new, whose
+):
+    before = [code_of(job) for job in jobs]
+    edit(copied / name, old, new)
+    changed = [code_of(job) != old_code for job, old_code in zip(jobs, before, strict=True)]
+    assert changed == [whose == "both", True]
