@@ -6,6 +6,7 @@ A change names the files that it edits, at most two, besides a new file.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -205,6 +206,25 @@ def toy_figure(run):
         },
     ),
 }
+KEY = Change({"recipe/training.py": {"    momentum: Fraction = 0.9": "    eagerness: float = 0.25\n"}})
+PLAIN = """members = 2
+[data]
+name = "digits"
+per_class = 5
+valid = 20
+test = 20
+[teachers]
+network = { kind = "resnet", depth = 8, width = 2 }
+epochs = 1
+batch = 20
+learning_rate = 0.1
+[student]
+epochs = 1
+batch = 20
+learning_rate = 0.1
+[methods]
+kd-ods = { perturb = "ods" }
+"""
 RECIPE = """members = 2
 [data]
 name = "stripes"
@@ -232,10 +252,12 @@ def test_at_most_two_files_are_edited(kind):
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory):
-    """A folder with a copy of the package that all toys were added to, and a recipe that uses them."""
+    """A folder with a run of a copy of the package, to which all toys were added afterwards."""
     folder = tmp_path_factory.mktemp("grown")
     shutil.copytree(PACKAGE, folder / "polyphony", ignore=shutil.ignore_patterns("__pycache__"))
-    for change in CHANGES.values():
+    (folder / "plain.toml").write_text(PLAIN)
+    command(folder, "distill", "plain.toml", "--out", "runs/before")
+    for change in [*CHANGES.values(), KEY]:
         for name, text in change.new.items():
             (folder / "polyphony" / name).write_text(text)
         for name, additions in change.edited.items():
@@ -250,12 +272,28 @@ def grown(tmp_path_factory):
     return folder
 
 
-def test_all_of_them_work_in_a_study(grown):
-    command = [sys.executable, "-m", "polyphony", "study", "toy.toml", "--aloud"]
-    environment = os.environ | {"PYTHONPATH": str(grown)}
-    done = subprocess.run(command, cwd=grown, env=environment, capture_output=True, text=True)
+def command(folder: Path, *words: str) -> str:
+    """What a command of the package in a folder prints."""
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    called = [sys.executable, "-m", "polyphony", *words]
+    done = subprocess.run(called, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "aloud: teacher 0" in done.stdout
+    return done.stdout
+
+
+def test_none_of_them_nor_a_new_key_trains_again_what_was_trained_before(grown):
+    printed = command(grown, "distill", "plain.toml", "--out", "runs/after", "--aloud")
+    assert "Taken over from other runs in runs: 3 trainings." in printed
+    assert "aloud:" not in printed
+    stored = json.loads((grown / "runs" / "after" / "recipe.json").read_text())["recipe"]
+    assert stored["student"]["eagerness"] == 0.25
+    for path in (grown / "runs" / "after").rglob("weights.safetensors"):
+        other = grown / "runs" / "before" / path.relative_to(grown / "runs" / "after")
+        assert path.read_bytes() == other.read_bytes()
+
+
+def test_all_of_them_work_in_a_study(grown):
+    assert "aloud: teacher 0" in command(grown, "study", "toy.toml", "--aloud")
     with (grown / "runs" / "toy" / "scores.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["model"] for row in rows} == {"teachers", "kd-shade"}

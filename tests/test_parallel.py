@@ -177,7 +177,7 @@ def test_the_comparison_notices_processes_that_keep_statistics_or_gradients_to_t
 def test_a_batch_with_fewer_images_than_processes_is_done_by_each(pair: Pair):
     group = Group(rank=1, size=3, total=2)
     assert not group.shares
-    assert group.part == pytest.approx(1 / 3)
+    assert group.weight == pytest.approx(1 / 3)
     check(pair, "batch_ensemble", "one_to_one", "ods", replace(PLAN, batch=2))
 
 
@@ -328,7 +328,7 @@ def test_the_rows_of_all_processes_are_the_batch(size: int, total: int, times: i
     batch = torch.arange(2 * total * times).view(2, -1)
     groups = [Group(rank, size, total) for rank in range(size)]
     parts = [group.own(batch, dim=1) for group in groups]
-    assert sum(group.part for group in groups) == pytest.approx(1)
+    assert sum(group.weight for group in groups) == pytest.approx(1)
     if total < size:
         assert all(torch.equal(part, batch) for part in parts)
     else:

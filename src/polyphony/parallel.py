@@ -61,7 +61,7 @@ class Group:
         return first, end - first
 
     @property
-    def part(self) -> float:
+    def weight(self) -> float:
         """What a mean over this process's rows counts in the mean over the batch."""
         return self.rows[1] / self.total if self.shares else 1 / self.size
 
@@ -196,7 +196,7 @@ def normalise(norm: _BatchNorm, x: Tensor, group: Group) -> Tensor:
     """What a BatchNorm gives in training, with statistics over the rows of all processes. [b c …]"""
     over, shape = [0, *range(2, x.dim())], (-1, *(1 for _ in x.shape[2:]))
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    count = round(values.numel() / values.shape[1] / group.part)
+    count = round(values.numel() / values.shape[1] / group.weight)
     mean = summed(values.sum(over), group) / count
     apart = values - mean.view(shape)
     variance = summed(apart.square().sum(over), group) / count

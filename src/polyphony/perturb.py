@@ -6,7 +6,7 @@ A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -180,6 +180,13 @@ class Chain:
         for perturb in self.perturbations:
             x = perturb(x, y, teachers, temperature, rng)
         return x
+
+
+def applied(
+    perturb: Perturbation, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """x, y → x̃, all else given: what `predict` may do with images before it asks about them."""
+    return lambda x, y: perturb(x, y, teachers, temperature, rng)
 
 
 def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Tally:
     def add(self, means: dict[str, Tensor]) -> None:
         """Count a step, by means over this process's rows."""
         self.names = list(means)
-        self.recent.append(torch.stack([value.detach() for value in means.values()]) * self.group.part)
+        self.recent.append(torch.stack([value.detach() for value in means.values()]) * self.group.weight)
         self.rows.append(self.group.total)
 
     def look(self, epoch: int, steps: int) -> dict[str, float]:

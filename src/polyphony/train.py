@@ -197,7 +197,7 @@ class Training:
     def step(self, loss: Tensor) -> None:
         """Change the weights along the gradient of a loss, a mean over this process's rows of a batch."""
         self.optimiser.zero_grad(set_to_none=True)
-        self.scaler.scale(loss * self.group.part).backward()
+        self.scaler.scale(loss * self.group.weight).backward()
         self.group.sum_gradients(self.model.parameters())
         if self.plan.clip is not None:
             self.scaler.unscale_(self.optimiser)
@@ -262,9 +262,9 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
     steps, start = batch_count(len(train), plan.batch), time.perf_counter()
     for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device):
         with torch.autocast(x.device.type, plan.precision, enabled=plan.precision != torch.float32):
-            parts = loss(model, x, y, training.rng)
-        training.step(parts["loss"])
-        tally.add(parts)
+            terms = loss(model, x, y, training.rng)
+        training.step(terms["loss"])
+        tally.add(terms)
         if tally.steps % LOOK_EVERY == 0 or tally.steps == steps:
             means = tally.look(epoch, steps)
             means["images_per_second"] = sum(tally.rows) / (time.perf_counter() - start)

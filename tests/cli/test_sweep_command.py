@@ -44,7 +44,7 @@ def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_p
     before = (folder / "sweep.csv").read_bytes()
     second = sweep(*arguments)
     assert second.code == 0, second.err
-    assert "Nothing to do: all 19 parts of runs/digits-sweep are done and unchanged." in second.out
+    assert "Nothing to do: all 19 jobs of runs/digits-sweep are done and unchanged." in second.out
     assert line in second.out
     assert (folder / "sweep.csv").read_bytes() == before
 

@@ -44,7 +44,7 @@ def test_hostile_names_stay_text(small_run: Path):
     page = Elements(report.html)
     assert not [tag for tag, _ in page.tags if tag in ("script", "marquee")]
     assert HOSTILE in page.text
-    for part in report.parts[:3]:
+    for part in report.pieces[:3]:
         assert not any(b"<script" in data for name, data in part.files().items() if name.endswith("svg"))
 
 
@@ -65,7 +65,7 @@ def test_the_page_asks_for_nothing(reported: Path):
 def test_equal_runs_give_equal_bytes(reported: Path):
     again = report_of(Run.open(reported))
     assert again.html == (reported / "report.html").read_text()
-    files = {name: data for part in again.parts[::3] for name, data in part.files().items()}
+    files = {name: data for part in again.pieces[::3] for name, data in part.files().items()}
     assert {Path(name).suffix for name in files} == {".svg", ".pdf", ".csv", ".md", ".tex"}
     assert files == {name: (reported / "figures" / name).read_bytes() for name in files}
 
@@ -174,7 +174,7 @@ def test_runs_on_other_test_images_come_with_a_warning(maker, tmp_path: Path):
 def test_names_from_files_do_not_leave_the_folder(full_run: Path):
     path = full_run / "analysis" / "corrupted.csv"
     path.write_text(path.read_text().replace("digits-c", "../../digits/c"))
-    names = [part.name for part in report_of(Run.open(full_run)).parts]
+    names = [piece.name for piece in report_of(Run.open(full_run)).pieces]
     assert "corrupted-..-..-digits-c" in names
     assert not any("/" in name for name in names)
 

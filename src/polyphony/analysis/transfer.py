@@ -7,7 +7,7 @@ import torch
 from polyphony.data import Split
 from polyphony.ensembles import DeepEnsemble
 from polyphony.metrics import Predictions
-from polyphony.perturb import ODS
+from polyphony.perturb import ODS, applied
 from polyphony.predictions import predict
 
 
@@ -21,4 +21,4 @@ def external_predictions(
 ) -> Predictions:
     """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
     perturb = ODS(step_size, source=source)
-    return predict(teachers, split, before=lambda x, y: perturb(x, y, teachers, temperature, rng))
+    return predict(teachers, split, before=applied(perturb, teachers, temperature, rng))

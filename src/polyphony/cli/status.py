@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print JSON, done parts too.", "--json")] = False
+    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print JSON, of all trainings.", "--json")] = False
 ) -> None:
     """Say what of a study or sweep is done, running (where, since when, how far) and missing.
 

@@ -207,9 +207,9 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
     if outcome.adopted:
         line(f"Taken over from other runs in {folder.parent}: {counted(outcome.adopted, 'training')}.")
     if outcome.ran == outcome.adopted == 0 and nothing_lost:
-        line(f"Nothing to do: all {before} parts of {folder} are done and unchanged.")
+        line(f"Nothing to do: all {before} jobs of {folder} are done and unchanged.")
     elif before:
-        line(f"{outcome.ran} parts were run, {before} were done before.")
+        line(f"{outcome.ran} jobs were run, {before} were done before.")
 
 
 def score_table(study: Study, rows: list[Score]) -> Table:

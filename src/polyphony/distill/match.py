@@ -10,7 +10,7 @@ import torch
 from polyphony import metrics
 from polyphony.data import Splits
 from polyphony.ensembles import DeepEnsemble
-from polyphony.perturb import Perturbation
+from polyphony.perturb import Perturbation, applied
 from polyphony.predictions import predict
 
 STEP_SIZES = (1e-4, 0.5)  # within which a step size is matched
@@ -37,13 +37,8 @@ def match_step_size(
 
     def disagreement(step_size: float) -> float:
         rng.set_state(draws)
-        perturb = make(step_size)
-        seen = predict(
-            teachers,
-            splits.train.some(MATCH_IMAGES),
-            before=lambda x, y: perturb(x, y, teachers, temperature, rng),
-        )
-        return metrics.mean_kld(seen.logits)
+        before = applied(make(step_size), teachers, temperature, rng)
+        return metrics.mean_kld(predict(teachers, splits.train.some(MATCH_IMAGES), before=before).logits)
 
     low, high = (math.log(size) for size in STEP_SIZES)
     for _ in range(MATCH_STEPS):

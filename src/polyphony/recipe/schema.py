@@ -208,7 +208,7 @@ class Recipe(Table):
         if self.student.start == "teacher" and form.copies(2) > 1:
             return f": a {self.form_table(name).label} student cannot start from a teacher's weights"
         if method.source and not method.has(lambda traits: traits.takes_source):
-            return ".source needs perturb = 'ods' or 'confods'"
+            return ".source needs a perturbation that takes directions from networks, such as 'ods'"
         if method.source and not self.teachers.extra:
             return ".source needs an extra teacher: set teachers.extra to 1 or more"
         if form.needs_teachers and not method.perturb:

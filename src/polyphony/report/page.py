@@ -48,26 +48,26 @@ class Section:
 
     title: str
     anchor: str
-    parts: Sequence[Piece]
+    pieces: Sequence[Piece]
 
     @classmethod
     def of(cls, run: Run, title: str, anchor: str, figures: Sequence[Figure]) -> Section:
         """The section that figures of a run make."""
-        parts: list[Piece] = []
+        pieces: list[Piece] = []
         for figure in figures:
             found = figure(run)
-            parts += found if isinstance(found, Sequence) else [found]
-        return cls(title, anchor, parts)
+            pieces += found if isinstance(found, Sequence) else [found]
+        return cls(title, anchor, pieces)
 
     @property
     def shown(self) -> list[Chart | PageTable]:
         """What is there, in reading order."""
-        return [part for part in self.parts if not isinstance(part, Absent)]
+        return [piece for piece in self.pieces if not isinstance(piece, Absent)]
 
     @property
     def absent(self) -> list[Absent]:
         """What is not, and why."""
-        return [part for part in self.parts if isinstance(part, Absent)]
+        return [piece for piece in self.pieces if isinstance(piece, Absent)]
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Report:
     """A finished page, and the figures and tables on it."""
 
     html: str
-    parts: Sequence[Chart | PageTable]
+    pieces: Sequence[Chart | PageTable]
 
     def files(self) -> dict[str, bytes]:
         """Every figure and table as files, by name."""
-        return {name: data for part in self.parts for name, data in part.files().items()}
+        return {name: data for piece in self.pieces for name, data in piece.files().items()}
 
 
 Figure = Callable[[Run], Piece | Sequence[Piece]]
@@ -122,7 +122,7 @@ def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = 
         looks=run.look,
         provenance=provenance(run),
     )
-    return Report(html, [*scores, *(part for section in filled for part in section.shown)])
+    return Report(html, [*scores, *(piece for section in filled for piece in section.shown)])
 
 
 def render(template: str, **values: Any) -> str:

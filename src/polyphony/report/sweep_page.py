@@ -45,7 +45,7 @@ def sweep_report(run: SweepRun) -> Report:
         paper=paper_note(run, paper) if paper and printed else "",
         provenance=provenance(run),
     )
-    return Report(html, [table, *(part for section in sections for part in section.shown)])
+    return Report(html, [table, *(piece for section in sections for piece in section.shown)])
 
 
 def subtitle(run: SweepRun) -> str:

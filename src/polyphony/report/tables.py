@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,8 @@ class PageTable:
         rule = ["---", *["---:"] * (len(self.header) - 1)]
         rows = [[cell.written(escape_markdown, "**%s**") for cell in row] for row in self.rows]
         lines = [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
-        return "\n".join([escape_markdown(self.caption), "", *lines, ""])
+        caption = textwrap.wrap(escape_markdown(self.caption), 120, break_on_hyphens=False)
+        return "\n".join([*caption, "", *lines, ""])
 
     def latex(self) -> str:
         """A LaTeX table with booktabs rules."""

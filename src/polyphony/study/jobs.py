@@ -15,7 +15,7 @@ from polyphony.devices import arithmetic
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.parallel import group_from_environment
-from polyphony.perturb import Perturbation
+from polyphony.perturb import Perturbation, applied
 from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
 from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
@@ -219,7 +219,7 @@ class TrainStudent(TrainingJob):
         perturb = self.perturbation(method, student)(size or 0.0)
         rng = generator("perturbed training images", 0)
         teachers = study.load_teachers(study.recipe.members).folded()
-        return lambda x, y: perturb(x, y, teachers, method.temperature, rng)
+        return applied(perturb, teachers, method.temperature, rng)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ class SavedRows(Generic[Kind]):
 
     def load(self) -> list[Kind] | None:
         """The rows, or nothing where there are none, they depend on something else or have other columns."""
-        return load_rows(self.path, self.key, self.kind) if self.path.exists() else None
+        if not self.path.exists() or read_json(self.path).get("columns") != columns(self.kind):
+            return None
+        return load_rows(self.path, self.key, self.kind)
 
     def save(self, rows: Iterable[Kind]) -> None:
         """Keep rows, whole."""
@@ -40,13 +42,14 @@ class SavedRows(Generic[Kind]):
 
 
 def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind] | None:
-    """The rows of a file whose key begins so, or nothing."""
+    """The rows of a file whose key begins so, or nothing; columns of other versions are passed over."""
     found: dict[str, Any] = read_json(path)
-    if not str(found.get("key")).startswith(start) or found.get("columns") != columns(kind):
+    if not str(found.get("key")).startswith(start):
         return None
     try:
-        return [kind(*row) for row in found["rows"]]
-    except (KeyError, TypeError) as error:
+        rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+        return [kind(**{name: row[name] for name in columns(kind) if name in row}) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, first_line(error)) from error
 
 

@@ -67,9 +67,9 @@ def score(
 
 
 def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:
-    """The columns of a student beside its teachers on the same images."""
+    """The columns of a student beside its teachers on the same images: all that `Fidelity` has of a row."""
     found = student.fidelity(teachers)
-    return {name: getattr(found, name) for name in ("rank_correlation", "distance", "voice")}
+    return {name: getattr(found, name) for name in columns(Score) if hasattr(found, name)}
 
 
 def read(job: Predict) -> Predictions:

@@ -48,7 +48,7 @@ def dee_curves(run: Run) -> Chart | Absent:
 def dee_reading(size: int) -> str:
     """How to read the curve of so many teachers."""
     sizes = "1 and 2" if size == 2 else f"1, 2, … {size}"
-    line, end = f"{sizes} teachers averaged, a mean over many subsets", f"all {size} together"
+    line, end = f"{sizes} teachers averaged, a mean over subsets of that size", f"all {size} together"
     if size == 1:
         line, end = "no teacher and of the one there is", "that teacher"
     return (
