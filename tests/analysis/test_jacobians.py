@@ -62,6 +62,16 @@ def test_autograd_through_the_softmax_loses_what_the_closed_form_keeps(linear_en
     assert abs(float(lost) - exact_cosine(t, s)) > 0.01
 
 
+def test_cosines_in_float32_hold_where_the_square_of_a_gradient_is_zero(linear_ensemble, images):
+    teachers, student = linear_ensemble(1).float(), linear_ensemble(1).float()
+    with torch.no_grad():
+        for model in (teachers, student):
+            model.networks[0].weight *= 1e-23
+    x = images[0].float()
+    t, s = (linear_jacobian(m.networks[0], x) for m in (teachers, student))
+    assert float(cosines(teachers, student, x[None])) == pytest.approx(exact_cosine(t, s), abs=1e-5)
+
+
 @pytest.mark.parametrize("member_norm", [False, True])
 def test_cosines_of_networks_match_a_loop_over_examples_and_members(rng, member_norm):
     teachers = DeepEnsemble([resnet(8, 4, 1, 2, rng).double() for _ in range(2)])

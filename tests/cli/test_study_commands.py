@@ -255,6 +255,10 @@ def test_a_recipe_file_that_is_none_is_one_sentence(say, refused, tmp_path, cont
         (["predict", "run", "a.png", "--page", "a.png"], "html"),  # which would be replaced
         (["report", "run", "--out", "scores.csv"], "html"),
         (["data", "preview", "mine.npz", "--out", "mine.npz"], "png"),
+        (["study", "digits", "--out", ""], "after --out is empty"),  # which as a path is the current folder
+        (["study", "digits", "--data="], "after --data= is empty"),
+        (["pack", "run", "kd", "--to", ""], "after --to is empty"),
+        (["report", ""], "after report is empty"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +73,20 @@ def test_a_damaged_cache_is_made_again(damage, source: Path, tmp_path: Path) -> 
     assert reader.calls == 2
     assert cached("x", source, (), reader).parts["test"].labels.tolist() == [0]
     assert reader.calls == 2
+
+
+def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_written_stays(
+    source: Path, cached_files: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "polyphony" / "data"
+    folder.mkdir(parents=True)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, kept = (f".x-1-2.safetensors.0123abcd.{pid}.part" for pid in (ended.pid, os.getpid()))
+    (folder / left).write_bytes(b"half")
+    (folder / kept).write_bytes(b"half")
+    cached("x", source, (), Reader(source))
+    assert [name for name in cached_files() if name.startswith(".")] == [kept]
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(source: Path, tmp_path: Path) -> None:

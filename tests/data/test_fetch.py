@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -80,6 +82,35 @@ def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, root: Path) 
     server.stop_after = None
     assert fetch(download(server.url), root, lambda have: None).read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=300000-"]
+
+
+def test_a_second_process_is_refused_meanwhile(server: Server, root: Path) -> None:
+    refused: list[int] = []
+
+    def fetch_again(have: int) -> None:
+        with pytest.raises(DataError, match=r"sub/file is being downloaded by another process; run again"):
+            fetch(download(server.url), root, lambda have: None)
+        refused.append(have)
+
+    assert fetch(download(server.url), root, fetch_again).read_bytes() == CONTENT
+    assert refused
+    assert server.ranges == [None]
+    assert files(root) == ["sub/file"]
+
+
+def test_a_killed_download_keeps_nobody_from_going_on(server: Server, root: Path) -> None:
+    again = download(server.url)
+    killed = f"""
+import os
+from pathlib import Path
+from polyphony.data.dataset import Download
+from polyphony.data.fetch import fetch
+fetch({again!r}, Path({str(root)!r}), lambda have: os.kill(os.getpid(), 9) if have > 300_000 else None)
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
+    assert "sub/file" not in files(root)
+    assert fetch(again, root, lambda have: None).read_bytes() == CONTENT
+    assert files(root) == ["sub/file"]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]), CONTENT + b"more" * 100_000])

@@ -139,6 +139,12 @@ def test_regenerated_corruptions_say_what_they_were_made_of(root: Path) -> None:
         corrupted("digits", root)
 
 
+def test_regenerated_corruptions_of_few_images_of_many_classes_are_read_back(root: Path) -> None:
+    test = Split(load("digits", Options(test=12)).test.images[:2], torch.tensor([10**12, 3]))
+    list(regenerate("digits", test, root / "digits-c-regenerated"))
+    assert corrupted("digits", root)["fog", 5].labels.tolist() == [10**12, 3]
+
+
 def test_regenerated_files_are_never_taken_for_the_official_ones(root: Path) -> None:
     test = load("digits", Options(test=12)).test
     list(regenerate("digits", test, root / "CIFAR-10-C"))  # put, or moved, where the official ones belong

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from polyphony import metrics
 from polyphony.report.chart import Chart
 from polyphony.report.figures.diversity import shown_by_temperature
 from polyphony.report.run import Run
-from polyphony.report.verdict import hints, unlearnt
+from polyphony.report.verdict import hints, take_home, uncalibrated, unlearnt
 
 
 @pytest.fixture
@@ -84,6 +85,19 @@ def test_students_that_have_not_learnt_their_training_images_are_named(small_run
     for path in small_run.glob("students/kd/*/log.jsonl"):
         path.write_text(json.dumps({"epoch": 0, "acc": 0.95}) + "\n")
     assert unlearnt(Run.open(small_run)) == []
+
+
+def test_a_temperature_at_an_end_of_its_range_is_remarked_on(small_run: Path):
+    assert uncalibrated(Run.open(small_run)) == []
+    sure = metrics.Predictions(12 * torch.eye(4)[None], torch.arange(4))  # without an error
+    with (small_run / "analysis" / "temperatures.csv").open("a") as file:
+        file.writelines(f"kd,{seed},{sure.fit_temperature()}\n" for seed in (0, 1))
+    run = Run.open(small_run)
+    (sentence,) = uncalibrated(run)
+    assert sentence.startswith(
+        "A temperature fitted for kd is at an end of the range that was searched, 0.05"
+    )
+    assert sentence in take_home(run, {}).qualified
 
 
 def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_run: Path):

@@ -6,7 +6,10 @@ import itertools
 import json
 import math
 import shutil
+import sys
+from importlib.metadata import distributions
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -33,6 +36,8 @@ from polyphony.study import (
     run_study,
     verdict,
 )
+from polyphony.study.origin import versions
+from polyphony.study.run import write_provenance
 from polyphony.study.runner import Job, run_job
 from polyphony.study.score_table import told_of
 from polyphony.study.study import load_splits
@@ -161,6 +166,23 @@ def test_provenance_tells_recipe_data_versions_and_machine(finished):
     assert record["data"]["train"] == study.splits.train.fingerprint
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert record["machine"]["device"] == "cpu"
+
+
+def test_provenance_tells_versions_of_libraries_that_a_recipe_or_its_code_uses(
+    tiny_recipe, tmp_path, monkeypatch
+):
+    def recorded(network: str) -> dict[str, str]:
+        write_provenance(Study(tiny_recipe(f"teachers.network={network}"), tmp_path))
+        return json.loads((tmp_path / "recipe.json").read_text())["versions"]
+
+    installed = {d.name: d.version for name in ("timm", "transformers") for d in distributions(name=name)}
+    for name in ("timm", "transformers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    plain = recorded("{kind='resnet', depth=8}")
+    assert plain.keys() == {"python", "polyphony", "torch", "numpy", "scipy"}
+    assert recorded("{kind='timm', name='x'}").get("timm") == installed.get("timm")
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))  # by code of one's own
+    assert versions() == plain | {name: v for name, v in installed.items() if name == "transformers"}
 
 
 def test_logs_have_a_row_an_epoch(finished):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble, evaluating
@@ -37,7 +38,7 @@ def cosines(teachers: Ensemble, student: Ensemble, x: Tensor) -> Tensor:
     A network that does not change at all has no direction: its cosine is 0.
     """
     rows = zip(jacobian_rows(teachers, x), jacobian_rows(student, x), strict=True)
-    products = [torch.stack([t * s, t * t, s * s]).sum(-1).cpu().double() for t, s in rows]
+    products = [torch.stack([vecdot(t, s), vecdot(t, t), vecdot(s, s)]) for t, s in rows]
     dot, teacher, own = torch.stack(products).sum(0)
     lengths = teacher.sqrt() * own.sqrt()
     cosine: Tensor = dot / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
@@ -47,14 +48,15 @@ def cosines(teachers: Ensemble, student: Ensemble, x: Tensor) -> Tensor:
 def jacobian_rows(ensemble: Ensemble, x: Tensor) -> Iterator[Tensor]:
     """The K rows of every member's Jacobian; all rows of an example times one positive number.
 
-    [b c h w] → K × [m b d]. One forward pass, then one backward pass a row for all members and examples.
+    [b c h w] → K × [m b d] in float64 on the CPU: in float32 the square of 1e-23 is 0. One forward pass, then
+    one backward pass a row for all members and examples.
     """
     inputs = x.detach().expand(ensemble.members, *x.shape).contiguous().requires_grad_()
     with torch.enable_grad():
         logits = ensemble(inputs)
     for row in softmax_jacobian(logits.detach().cpu()).unbind(-2):
         (gradient,) = torch.autograd.grad(logits, inputs, row.to(logits), retain_graph=True)
-        yield gradient.flatten(2)
+        yield gradient.flatten(2).cpu().double()
 
 
 def softmax_jacobian(logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
@@ -52,8 +53,10 @@ app.command(data.app)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
     import_compiler_late()
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        run(arguments)
+        refuse_empty(words)
+        run(words)
     except KeyboardInterrupt as stop:
         complain("stopped; the same command goes on where it was")
         sys.exit(143 if isinstance(stop, Terminated) else 130)
@@ -61,12 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-        complain(sentence(error, verb))
+        complain(sentence(error, next(iter(words), "")))
         sys.exit(code)
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def refuse_empty(words: Sequence[str]) -> None:
+    """UsageError for an empty argument, by which nobody means the current folder that it is as a path."""
+    for before, word in pairwise(["polyphony", *words]):
+        if not word or re.fullmatch("--[a-z-]+=", word):
+            raise UsageError(f"what is given after {word or before} is empty: give a value, or leave it out")
+
+
+def run(arguments: Sequence[str]) -> None:
     """The command, in this process; where torchrun has started several, in the first of them."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.study import run_together
@@ -80,7 +89,7 @@ def run(arguments: Sequence[str] | None) -> None:
             call(arguments)
 
 
-def call(arguments: Sequence[str] | None) -> None:
+def call(arguments: Sequence[str]) -> None:
     """The command; what code that a recipe names raises, or exits by, is one sentence."""
     try:
         app(arguments)

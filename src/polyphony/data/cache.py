@@ -14,7 +14,7 @@ from safetensors import safe_open
 from polyphony.data.dataset import Contents, as_labels, sound
 from polyphony.data.files import cache_root, regular, walk
 from polyphony.data.splits import Split
-from polyphony.machine import whole
+from polyphony.machine import clear_leftovers, whole
 
 FORMAT = 2  # raise it when a reader's result changes
 
@@ -27,6 +27,7 @@ def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[]
         return restore(file)  # absent or damaged: read the source again
     contents = read()
     with suppress(OSError, RuntimeError):  # a full disk, or a limit on what is mapped, costs time alone
+        clear_leftovers(file.parent)  # of processes that were killed amid writing
         keep(contents, file)
         for old in file.parent.glob(f"*-{source}-*.safetensors"):
             if old != file:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from polyphony.data.archives import unpack
 from polyphony.data.dataset import Download
 from polyphony.data.errors import DataError
 from polyphony.data.files import file_md5, there
+from polyphony.machine import LOCK, writing
 
 Progress = Callable[[int], None]  # told how many bytes are there
 
@@ -19,8 +23,33 @@ Progress = Callable[[int], None]  # told how many bytes are there
 def fetch(download: Download, root: Path, progress: Progress) -> Path:
     """The folder or file of the download below the root, fetched unless it is there already."""
     goal = root / (download.unpacked or download.path)
-    if goal.exists():
-        return goal
+    if not goal.exists():
+        with _alone(download, root):
+            if not goal.exists():  # nor made by another process meanwhile
+                _make(download, root, progress)
+    return goal
+
+
+@contextmanager
+def _alone(download: Download, root: Path) -> Iterator[None]:
+    """Nobody else fetches the download meanwhile; DataError where somebody does. A kill ends the lock too."""
+    lock = root / f".{download.path.replace('/', '-')}{LOCK}"
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            held = FileLock(lock, timeout=0).acquire()
+        except Timeout as error:
+            what = f"{root / download.path} is being downloaded by another process"
+            raise DataError(f"{what}; run again when it is done") from error
+    with held:
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _make(download: Download, root: Path, progress: Progress) -> None:
+    """The folder or file of the download, from a file put there by hand or from its address."""
     file = root / download.path
     users = there(file)  # put there by hand: checked, used and left alone
     if not users:
@@ -31,7 +60,6 @@ def fetch(download: Download, root: Path, progress: Progress) -> Path:
         unpack(file, download.unpacked, root)
         if not users:
             file.unlink()
-    return goal
 
 
 def _fetch_file(download: Download, file: Path, progress: Progress) -> None:

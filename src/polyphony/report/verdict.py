@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony.metrics import Health, Predictions
+from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.report.run import Run
 from polyphony.rows import FactorDistance
 from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing, differ, score_text
@@ -48,7 +49,7 @@ def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
     )
     qualified = [*_spread(run, champion, standing), *_most_diverse(run, champion), *_collapsed(health)]
     headlines = [_how_diverse(run, champion), _how_good(run, champion), _how_small(run, champion)]
-    return TakeHome(sentence, [*qualified, *hints(run), *unlearnt(run)], headlines)
+    return TakeHome(sentence, [*qualified, *hints(run), *unlearnt(run), *uncalibrated(run)], headlines)
 
 
 def chosen(run: Run) -> str:
@@ -232,6 +233,18 @@ def _learnt(run: Run, model: str) -> float:
     """The mean share of training images right in the last epoch of a model's trainings; NaN without logs."""
     last = [log[-1].get("acc", math.nan) for log in run.logs(model) if log]
     return statistics.fmean(last) if last else math.nan
+
+
+def uncalibrated(run: Run) -> list[str]:
+    """Which models' temperatures were fitted at an end of the range, of whichever seed, if any."""
+    ends = [model for (model, _), fitted in run.temperatures.items() if fitted in TEMPERATURE_BOUNDS]
+    if not ends:
+        return []
+    low, high = TEMPERATURE_BOUNDS
+    return [
+        f"A temperature fitted for {listed(list(dict.fromkeys(ends)))} is at an end of the range that was"
+        f" searched, {low:g} to {high:,.0f}: calibrated scores mean little there."
+    ]
 
 
 def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:

@@ -14,7 +14,7 @@ from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
 from polyphony.rows import Score
 from polyphony.store import FileError, StoreError, locked, read_json, write_json
 from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
-from polyphony.study.origin import machine, versions
+from polyphony.study.origin import machine, network_kinds, versions
 from polyphony.study.runner import Board, Graph, Job, Runner, not_done
 from polyphony.study.score_table import score_jobs, write_scores
 from polyphony.study.study import TAUGHT, Study
@@ -153,7 +153,7 @@ def write_provenance(study: Study) -> None:
             "resize": splits.resize,
         },
         "network": network_here(study.recipe.student_network),
-        "versions": versions(),
+        "versions": versions(network_kinds(study.recipe)),
         "machine": machine(study),
     }
     path = study.folder / "recipe.json"
