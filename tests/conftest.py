@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from polyphony.compiler import import_compiler_late
 # A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 
+gc.disable()  # until everything is imported, of which nothing can be freed
 import_compiler_late()
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow, not wrong
 hypothesis.settings.load_profile("any machine")
@@ -30,6 +32,12 @@ LONGEST = ("test_cluster", "test_together", "test_processes")  # files of single
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first, so that at the end no worker waits for one."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: Python need not look through all of it whenever it looks for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
