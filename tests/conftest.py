@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import hypothesis
 import pytest
+from filelock import FileLock
 
 import polyphony as package
 from polyphony.cli import main
@@ -54,6 +55,23 @@ def letters_as_curves() -> None:
     from polyphony.report.chart import _SETTINGS
 
     _SETTINGS["pdf.fonttype"] = 3
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """The folder of that name which `make` fills, by one of the processes that run tests, for all of them."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def folder(name: str, make: Callable[[Path], object]) -> Path:
+        with FileLock(root / f"{name}.lock"):
+            if not (root / f"{name}.made").exists():
+                (root / name).mkdir()
+                make(root / name)
+                (root / f"{name}.made").touch()
+        return root / name
+
+    return folder
 
 
 @pytest.fixture(scope="session")
