@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SIDE, SPARE = 512, 220  # pixels; MiB that a process may take beyond what it has with its libraries
-COUNTS = {"train": 176, "valid": 2, "test": 2}  # of each of two classes; the training images are 264 MiB
+SIDE, SPARE = 256, 220  # pixels; MiB that a process may take beyond what it has with its libraries
+COUNTS = {"train": 704, "valid": 2, "test": 2}  # of each of two classes; the training images are 264 MiB
 
 RECIPE = f"""
 members = 1
@@ -24,11 +24,11 @@ augment = {{ pad = 0, flip = false }}
 [teachers]
 network = {{ kind = "python", name = "patches:make" }}
 epochs = 1
-batch = 2
+batch = 4
 learning_rate = 0.01
 [student]
 epochs = 1
-batch = 2
+batch = 4
 learning_rate = 0.01
 [methods]
 kd = {{ perturb = "clean" }}
