@@ -8,8 +8,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 demo: .venv/ready  ## the whole method on 200 real digits, in about four minutes
 	$(BIN)/polyphony study digits
 
-test: .venv/ready  ## every test, one thread a process: tensors are tiny
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+test: .venv/ready  ## every test, one thread a process: tensors are tiny; what is compiled once is kept
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: .venv/ready  ## format, lint, types
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import hypothesis
 import pytest
+from filelock import FileLock
 
 import polyphony as package
 from polyphony.cli import main
@@ -19,6 +21,7 @@ from polyphony.compiler import import_compiler_late
 # A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 
+gc.disable()  # until everything is imported, of which nothing can be freed
 import_compiler_late()
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow, not wrong
 hypothesis.settings.load_profile("any machine")
@@ -30,6 +33,12 @@ LONGEST = ("test_cluster", "test_together", "test_processes")  # files of single
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first, so that at the end no worker waits for one."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: Python need not look through all of it whenever it looks for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -46,6 +55,23 @@ def letters_as_curves() -> None:
     from polyphony.report.chart import _SETTINGS
 
     _SETTINGS["pdf.fonttype"] = 3
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """The folder of that name which `make` fills, by one of the processes that run tests, for all of them."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def folder(name: str, make: Callable[[Path], object]) -> Path:
+        with FileLock(root / f"{name}.lock"):
+            if not (root / f"{name}.made").exists():
+                (root / name).mkdir()
+                make(root / name)
+                (root / f"{name}.made").touch()
+        return root / name
+
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -29,8 +30,6 @@ from polyphony.tally import DivergedError
 MORE = (
     "seeds=[0, 1]",
     "teachers.extra=1",
-    "teachers.epochs=2",
-    "student.epochs=2",
     "methods={scratch={}, kd={perturb='clean'}, kd-ods={perturb='ods'}}",
 )
 
@@ -45,6 +44,14 @@ def settings(tiny_digits: tuple[str, ...]) -> list[str]:
 def tiny(settings: list[str]) -> Callable[..., list[object]]:
     """`VERB digits` with the recipe made tiny, in one process, and more arguments."""
     return lambda verb, *more: [verb, "digits", "--workers", "1", "--device", "cpu", *settings, *more]
+
+
+@pytest.fixture
+def begun(tmp_path) -> Path:
+    """A run folder that is there: what a study in it will cost is not measured."""
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    return folder
 
 
 # Help
@@ -135,16 +142,15 @@ def test_a_study_from_the_command_line_then_again_then_changed(say, tiny, refuse
     assert (folder / "scores.csv").read_bytes() != scores
 
 
-def test_the_parts_add_up_to_a_study(say, tiny, tmp_path):
-    out = tmp_path / "elsewhere"
-    assert say(*tiny("teach", "--out", out)).code == 0
-    assert sorted(path.name for path in (out / "teachers").iterdir()) == ["0", "1", "2"]
-    assert not (out / "students").exists()
-    distilled = say(*tiny("distill", "--out", out))
+def test_the_parts_add_up_to_a_study(say, tiny, begun, tmp_path):
+    assert say(*tiny("teach", "--out", begun)).code == 0
+    assert sorted(path.name for path in (begun / "teachers").iterdir()) == ["0", "1", "2"]
+    assert not (begun / "students").exists()
+    distilled = say(*tiny("distill", "--out", begun))
     assert "6 parts were run, 3 were done before" in distilled.out
-    assert not (out / "scores.csv").exists()
-    assert say("evaluate", out, "--workers", "1").code == 0
-    assert (out / "scores.csv").exists()
+    assert not (begun / "scores.csv").exists()
+    assert say("evaluate", begun, "--workers", "1").code == 0
+    assert (begun / "scores.csv").exists()
     assert not (tmp_path / "runs").exists()
 
 
@@ -275,18 +281,20 @@ def test_results_cannot_go_where_a_file_is(say, tiny, refused, tmp_path):
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(say, tiny, refused, tmp_path):
-    limit, folder = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "run"
-    command = tiny("teach", "--out", folder, "--set", "teachers.extra=0")
+def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(
+    say, tiny, refused, begun, tmp_path
+):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    command = tiny("teach", "--out", begun, "--set", "teachers.extra=0")
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # of any file: that of the cache is larger
     try:
         said = say(*command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    refused(said, folder / "teachers" / "0" / "resume.pt", "cannot be written (File too large): make room")
+    refused(said, begun / "teachers" / "0" / "resume.pt", "cannot be written (File too large): make room")
     assert [path.name for path in tmp_path.rglob("*.part")] == []
     assert say(*command).code == 0
-    assert len(list(folder.rglob("weights.safetensors"))) == 2
+    assert len(list(begun.rglob("weights.safetensors"))) == 2
 
 
 def test_a_folder_in_use_is_refused(say, tiny, refused, tmp_path):
@@ -320,8 +328,8 @@ def test_a_damaged_run_is_one_sentence(say, refused, tmp_path):
     refused(say("evaluate", tmp_path), "recipe.json: the recipe needs the key")
 
 
-def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, tiny, tmp_path):
-    said = say(*tiny("teach", "--set", "teachers.learning_rate=1e30"))
+def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, tiny, begun):
+    said = say(*tiny("teach", "--out", begun, "--set", "teachers.learning_rate=1e30"))
     assert said.code == 1
     assert said.err.count("\n") == 1
     assert "step" in said.err
@@ -329,11 +337,11 @@ def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, ti
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_says_how_to_go_on(say, tiny, sent, code):
+def test_a_signal_says_how_to_go_on(say, tiny, begun, sent, code):
     started_with = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
     before = signal.getsignal(sent)
     with mock.patch("polyphony.study.run_study", side_effect=lambda *_, **__: signal.raise_signal(sent)):
-        said = say(*tiny("study"))
+        said = say(*tiny("study", "--out", begun))
     assert (said.code, said.err) == (code, "polyphony: stopped; the same command goes on where it was\n")
     assert signal.getsignal(sent) is before
     signal.signal(signal.SIGINT, started_with)
@@ -376,12 +384,12 @@ def test_no_sentence_has_more_than_300_characters(say, refused):
     assert len(said.err) == 301  # the last is the line's end
 
 
-def test_a_fault_of_ours_keeps_its_traceback(say, tiny):
+def test_a_fault_of_ours_keeps_its_traceback(say, tiny, begun):
     with (
         mock.patch("polyphony.study.run_study", side_effect=RuntimeError("ours")),
         pytest.raises(RuntimeError, match="ours"),
     ):
-        say(*tiny("study"))
+        say(*tiny("study", "--out", begun))
 
 
 def test_what_a_person_can_mend_is_a_sentence_whoever_raises_it():
@@ -392,9 +400,9 @@ def test_what_a_person_can_mend_is_a_sentence_whoever_raises_it():
     assert exit_code(ValueError("ours")) is None
 
 
-def test_a_lost_worker_is_one_sentence_that_says_what_to_try(say, tiny):
+def test_a_lost_worker_is_one_sentence_that_says_what_to_try(say, tiny, begun):
     lost = WorkerLostError("a worker process ended early (exit codes [-9, None])")
     with mock.patch("polyphony.study.run_study", side_effect=lost):
-        said = say(*tiny("study"))
+        said = say(*tiny("study", "--out", begun))
     assert said.code == 1
     assert "exit codes [-9, None]): if it ran out of memory, give a smaller number of --workers" in said.err

@@ -80,10 +80,10 @@ def test_on_the_meta_device_layers_get_the_members_that_they_get_elsewhere(kind)
 
 
 def test_a_network_that_runs_on_no_images_asks_for_their_size():
-    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 98 * 68, 5))
+    network = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(98 * 68, 5))
     with pytest.raises(ConversionError, match="give their `size`"):
         add_members(network, 2)
-    assert len(layers(add_members(network, 2, size=(3, 100, 70)))) == 2
+    assert len(layers(add_members(network, 2, size=(1, 100, 70)))) == 2
 
 
 # Order that is followed

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -390,14 +390,16 @@ def maker() -> RunMaker:
 
 
 @pytest.fixture(scope="session")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reported(made_once: Callable[..., Path]) -> Path:
     """A run with every analysis, and its report; to look at, not to change."""
-    from polyphony.report import write_report
 
-    maker = RunMaker(np.random.default_rng(0))
-    folder = maker.analyse(maker.write(tmp_path_factory.mktemp("reported") / "full", "full"))
-    write_report([folder])
-    return folder
+    def make(folder: Path) -> None:
+        from polyphony.report import write_report
+
+        maker = RunMaker(np.random.default_rng(0))
+        write_report([maker.analyse(maker.write(folder / "full", "full"))])
+
+    return made_once("reported", make) / "full"
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyphony.report import Run, report_of, write_report
+from polyphony.report import Run, comparison, report_of
 
 VISIBLE = """
 (() => [...document.querySelectorAll("svg[role=img]")].map(svg => {
@@ -49,11 +49,11 @@ CONTRAST = """
 
 @pytest.fixture
 def pages(reported: Path, many: Path, maker: Any, tmp_path: Path) -> dict[str, Path]:
-    both = [reported, maker.write(tmp_path / "other", "other")]
-    sixteen = tmp_path / "sixteen.html"
-    sixteen.write_text(report_of(Run.open(many)).html)
-    comparison = write_report(both, tmp_path / "comparison.html")
-    return {"run": reported / "report.html", "comparison": comparison, "sixteen methods": sixteen}
+    both = [Run.open(reported), Run.open(maker.write(tmp_path / "other", "other"))]
+    made = {"comparison": comparison(both), "sixteen methods": report_of(Run.open(many))}
+    for name, report in made.items():
+        (tmp_path / f"{name}.html").write_text(report.html)
+    return {"run": reported / "report.html"} | {name: tmp_path / f"{name}.html" for name in made}
 
 
 def test_every_figure_is_seen_at_any_width_in_light_and_dark(browser: Any, pages: dict[str, Path]):

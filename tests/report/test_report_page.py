@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyphony.report import Run, report_of, write_report
+from polyphony.report import Run, comparison, report_of, write_report
 from polyphony.report.chart import _SETTINGS, TRUETYPE, Chart, Panel
 from polyphony.report.page import SECTIONS
 from polyphony.report.tables import Numbers
@@ -166,7 +166,7 @@ def test_runs_on_other_test_images_come_with_a_warning(maker, tmp_path: Path):
     first, second = maker.write(tmp_path / "one"), maker.write(tmp_path / "two")
     path = second / "recipe.json"
     path.write_text(path.read_text().replace('"test": "cc"', '"test": "dd"'))
-    text = write_report([first, second], tmp_path / "both.html").read_text()
+    text = comparison([Run.open(first), Run.open(second)]).html
     assert "tested on different images" in text
     assert "one: kd" in text  # two recipes of one name are told apart by their folders
 

@@ -43,9 +43,12 @@ learning_rate = 0.05
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(made_once: Callable[..., Path]) -> Path:
     """A run with a student of every form, that nobody may change."""
-    folder = tmp_path_factory.mktemp("serve")
+    return made_once("serve", make) / "run"
+
+
+def make(folder: Path) -> None:
     methods = "".join(
         f'[methods.{name}]\nperturb = "clean"\n' + (f"form = {form}\n" if form != "{}" else "")
         for name, form in FORMS.items()
@@ -59,7 +62,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         with pytest.raises(SystemExit, match=r"^0$"):
             main([str(word) for word in (*command, *quick)])
-    return folder / "run"
 
 
 @pytest.fixture(scope="session", params=FORMS)

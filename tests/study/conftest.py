@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,17 @@ def run(tiny_recipe: Callable[..., Recipe], here: Runner) -> Run:
 
 
 @pytest.fixture(scope="session")
-def finished(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Outcome, list[str]]:
+def finished(
+    run: Run, tiny_recipe: Callable[..., Recipe], made_once: Callable[..., Path]
+) -> tuple[Study, Outcome, list[str]]:
     """A finished tiny study that nobody may change."""
-    return run(tmp_path_factory.mktemp("finished") / "run")
+
+    def make(folder: Path) -> None:
+        _, outcome, jobs = run(folder / "run")
+        (folder / "found").write_bytes(pickle.dumps((outcome, jobs)))
+
+    folder = made_once("finished", make)
+    return Study(tiny_recipe(), folder / "run"), *pickle.loads((folder / "found").read_bytes())
 
 
 @pytest.fixture(scope="session")

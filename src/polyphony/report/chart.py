@@ -43,6 +43,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 8.0,
+    "axes.titley": 1.0,  # given, since having matplotlib look for room takes time
     "axes.labelsize": 10.5,
     "axes.labelcolor": MUTED.light,
     "axes.titlecolor": TEXT.light,
