@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
 import pytest
 
 import polyphony
-from polyphony.study import Study
-from polyphony.study.code import Place, code_hash, parsed, reached
+from polyphony.study import Study, code
+from polyphony.study.code import Place, Source, code_hash, parsed, reached
 from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
 from polyphony.train import Unwatched
 
@@ -55,10 +56,16 @@ class Traced:
         return found
 
 
+@cache
+def statements(path: Path) -> list[ast.stmt]:
+    """What a module consists of."""
+    return ast.parse(path.read_text()).body
+
+
 def definition_at(path: Path, line: int) -> Place:
     """The definition of a module that has a line."""
     module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    for node in ast.parse(path.read_text()).body:
+    for node in statements(path):
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
         if first <= line <= (node.end_lineno or first):
             targets = getattr(node, "targets", [getattr(node, "target", None)])
@@ -73,8 +80,7 @@ def definition_at(path: Path, line: int) -> Place:
         "perturb = 'mixup+gaussian', form = 'hydra'",
         "perturb = 'diversify', form = 'latent_be'",
         "perturb = 'adversarial', form = 'mimo'",
-        "perturb = 'clean', form = 'dirichlet'",
-        "perturb = 'confods', form = 'single', source = 'extra'",
+        "perturb = 'confods', form = 'dirichlet', source = 'extra'",
     ],
 )
 def test_whatever_runs_in_a_training_is_part_of_its_code(tiny_recipe, tmp_path, method):
@@ -90,25 +96,20 @@ def test_whatever_runs_in_a_training_is_part_of_its_code(tiny_recipe, tmp_path, 
 
 
 @pytest.fixture
-def copied(tmp_path, monkeypatch) -> Path:
-    """The package, to be edited."""
-    folder = tmp_path / "polyphony"
-    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(polyphony, "__file__", str(folder / "__init__.py"))
-    return folder
+def edited(monkeypatch) -> Callable[[TrainingJob, str, str, str], str]:
+    """A job's code if other words stood in the one place of a module where these do."""
 
+    def code_if(job: TrainingJob, name: str, old: str, new: str) -> str:
+        text = (PACKAGE / name).read_text()
+        assert text.count(old) == 1
+        module = ".".join(Path(name).with_suffix("").parts)
+        other = Source(PACKAGE, module, text.replace(old, new))
+        monkeypatch.setattr(
+            code, "parsed", lambda package, asked: other if asked == module else parsed(package, asked)
+        )
+        return code_hash.__wrapped__(type(job), Study, *map(type, job.tables))
 
-def code_of(job: TrainingJob) -> str:
-    """A job's code as its files are now."""
-    parsed.cache_clear()
-    return code_hash.__wrapped__(type(job), Study, *map(type, job.tables))
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    """Put other words into the one place of a file where these stand."""
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
+    return code_if
 
 
 @pytest.fixture
@@ -141,10 +142,9 @@ def jobs(tiny_recipe, tmp_path) -> list[TrainingJob]:
         ),
     ],
 )
-def test_an_edit_that_decides_nothing_is_no_other_code(copied, jobs, name, old, new):
-    before = [code_of(job) for job in jobs]
-    edit(copied / name, old, new)
-    assert [code_of(job) for job in jobs] == before
+def test_an_edit_that_decides_nothing_is_no_other_code(edited, jobs, name, old, new):
+    for job in jobs:
+        assert edited(job, name, old, new) == job.code
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,7 @@ def test_an_edit_that_decides_nothing_is_no_other_code(copied, jobs, name, old, 
     ],
 )
 def test_an_edit_that_decides_something_is_other_code_of_whom_it_concerns(
-    copied, jobs, name, old, new, whose
+    edited, jobs, name, old, new, whose
 ):
-    before = [code_of(job) for job in jobs]
-    edit(copied / name, old, new)
-    changed = [code_of(job) != old_code for job, old_code in zip(jobs, before, strict=True)]
+    changed = [edited(job, name, old, new) != job.code for job in jobs]
     assert changed == [whose == "both", True]

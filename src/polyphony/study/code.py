@@ -84,9 +84,9 @@ def decides(module: str) -> bool:
 class Source:
     """A module of the package: its definitions by name, and what stands behind the names that it imports."""
 
-    def __init__(self, package: Path, name: str) -> None:
+    def __init__(self, package: Path, name: str, text: str) -> None:
         self.package, self.name = package, name
-        tree = Deciding(self.name).visit(ast.parse(path_of(package, name).read_text(encoding="utf-8")))
+        tree = Deciding(self.name).visit(ast.parse(text))
         self.definitions: dict[str, list[ast.stmt]] = {}
         for node in tree.body:
             for bound in bound_names(node):
@@ -121,7 +121,7 @@ class Source:
 @cache
 def parsed(package: Path, module: str) -> Source:
     """A module, read once a process."""
-    return Source(package, module)
+    return Source(package, module, path_of(package, module).read_text(encoding="utf-8"))
 
 
 def path_of(package: Path, module: str) -> Path:
