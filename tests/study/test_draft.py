@@ -24,7 +24,7 @@ from polyphony.recipe import read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.study.draft import NORMALISATIONS, toml_paths, tried
 
-MODULE = """
+BLOCKS = """
 from torch import nn
 
 class Block(nn.Module):
@@ -36,6 +36,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + self.down(x)).relu()
+"""
+MODULE = """
+from draft_blocks import Block, nn
 
 def make(classes, channels):
     pool = nn.AdaptiveAvgPool2d(1)
@@ -60,8 +63,9 @@ def made(tmp_path_factory):
             images.append(torch.from_numpy(picture[:12, :12]).permute(2, 0, 1) / 255)
             labels.append(label)
     (folder / "draft_nets.py").write_text(MODULE)
+    (folder / "draft_blocks.py").write_text(BLOCKS)
     names: dict = {}
-    exec(MODULE, names)
+    exec(BLOCKS + MODULE.replace("from draft_blocks", "# "), names)
     x, y = torch.stack(images), torch.tensor(labels)
     x = (x - MEAN.view(3, 1, 1)) / STD.view(3, 1, 1)
     for j in range(4):
@@ -84,7 +88,12 @@ def place(made, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path
-    sys.modules.pop("draft_nets", None)
+    forget_modules()
+
+
+def forget_modules() -> None:
+    for name in ("draft_nets", "draft_blocks"):
+        sys.modules.pop(name, None)
 
 
 def command(*arguments: str) -> int:
@@ -137,6 +146,7 @@ def check_the_way_out(pictures, capsys):
     found = [list(row["probabilities"].values()) for row in told]
     np.testing.assert_allclose(found, answers.probabilities[:3], atol=1e-6)
     assert command("pack", "runs/own", "kd-ods", "--to", "packed") == 0
+    assert ", with its code, draft_blocks.py and draft_nets.py." in capsys.readouterr().out
     session = onnxruntime.InferenceSession("packed/model.onnx")
     for batch in (1, 7, 64):
         found = session.run(None, {"pixels": pictures[:batch].transpose(0, 3, 1, 2)})
@@ -144,8 +154,9 @@ def check_the_way_out(pictures, capsys):
             expected = getattr(answers, output.name)
             expected = expected[:, :batch] if output.name == "members" else expected[:batch]
             np.testing.assert_allclose(value, expected, atol=1e-5, err_msg=output.name)
-    Path("draft_nets.py").rename("packed/draft_nets.py")
-    sys.modules.pop("draft_nets")
+    Path("draft_nets.py").unlink()
+    Path("draft_blocks.py").unlink()
+    forget_modules()
     packed = ("predict", "packed", "unlabelled", "--json")
     assert command(*packed) == 2
     assert "which loading runs only with code=True: give --code if you trust it" in capsys.readouterr().err

@@ -95,7 +95,8 @@ def folder(tmp_path, monkeypatch):
             optimiser.step()
         save(net.state_dict(), tmp_path / name)
     yield tmp_path
-    sys.modules.pop("outside_nets", None)
+    for name in ("outside_nets", "outside_blocks"):
+        sys.modules.pop(name, None)
 
 
 def save(weights: dict, path: Path) -> None:
@@ -230,13 +231,18 @@ def test_the_runs_copy_stands_for_a_file_that_is_gone(folder):
     assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_a_student_whose_code_was_edited_since_is_refused(folder):
+@pytest.mark.parametrize("edited", ["outside_nets.py", "outside_blocks.py"])
+def test_a_student_whose_code_was_edited_since_is_refused(folder, edited):
+    (folder / "outside_nets.py").write_text("from outside_blocks import *")
+    (folder / "outside_blocks.py").write_text(MODULE)
     run(folder, "methods={scratch={}}")
     assert load_student(folder / "run").description.method == "scratch"
-    (folder / "outside_nets.py").write_text(MODULE.replace(".relu()", ".tanh()"))
+    with (folder / edited).open("a") as file:
+        file.write("\nMine.forward = lambda self, x: self.out(self.conv(x).tanh().flatten(1))\n")
     sys.modules.pop("outside_nets")
-    with pytest.raises(ChangedError, match=r"scratch/0 was made with another network\.source"):
-        load_student(folder / "run")
+    for use in (load_student, lambda _: run(folder, "methods={scratch={}}")):
+        with pytest.raises(ChangedError, match=r"scratch/0 was made with another network\.source"):
+            use(folder / "run")
 
 
 @pytest.mark.parametrize(

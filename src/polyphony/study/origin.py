@@ -44,6 +44,7 @@ TRAINING = (  # what decides which weights a training ends with; its images have
     "recipe/perturbations",
     "recipe/python",
     "recipe/schema",
+    "recipe/sources",
     "recipe/table",
     "recipe/training",
     "study/study",
