@@ -167,6 +167,17 @@ def test_classes_in_another_order_are_noticed(folder):
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
 
 
+def test_copies_of_one_network_are_no_two_teachers(folder):
+    weights = torch.load(folder / "a.pt")["model"]
+    torch.save({name.removeprefix("module."): value for name, value in weights.items()}, folder / "c.pt")
+    assert (folder / "a.pt").read_bytes() != (folder / "c.pt").read_bytes()
+    with pytest.raises(RecipeError, match=r"c\.pt holds the same as .*a\.pt: an ensemble's networks differ"):
+        run(folder, 'teachers.weights=["a.pt", "c.pt"]')
+    with pytest.raises(RecipeError, match=r"a\.pt is given twice"):
+        run(folder, 'teachers.weights=["a.pt", "a.pt"]')
+    assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
+
+
 @pytest.fixture
 def turned(folder) -> tuple[str, str]:
     """Overrides for digits, and for the same images with their classes in another order."""

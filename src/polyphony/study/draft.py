@@ -22,7 +22,7 @@ from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.table import Name
-from polyphony.study.study import weights_hash
+from polyphony.study.given import refuse_copies
 from polyphony.weights import WeightsError, load_weights
 from polyphony.words import counted, printable
 
@@ -136,17 +136,6 @@ def check_text(path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
         raise RecipeError(f"{path} is no UTF-8, in which recipes are written: rename it") from None
-
-
-def refuse_copies(weights: Sequence[Path]) -> None:
-    """A RecipeError where two files are the same, or hold the same."""
-    found: dict[str, Path] = {}
-    for path in weights:
-        if weights.count(path) > 1:
-            raise RecipeError(f"{path} is given twice: an ensemble's networks differ")
-        known = found.setdefault(weights_hash(path), path)
-        if known != path:
-            raise RecipeError(f"{path} holds the same as {known}: an ensemble's networks differ")
 
 
 def called(weights: Sequence[Path]) -> list[str]:

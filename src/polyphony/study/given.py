@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,10 +15,32 @@ from polyphony.data import Split
 from polyphony.ensembles import Single
 from polyphony.nn import Adapted
 from polyphony.predictions import predict
-from polyphony.weights import WeightsError, load_weights
+from polyphony.recipe import RecipeError
+from polyphony.store import sha256
+from polyphony.study.study import weights_hash
+from polyphony.weights import WeightsError, load_weights, read_weights
 
 SURE = 3.0  # standard deviations above chance that a teacher must be
 RENAMED = 0.5  # share of images right once classes are renamed, from which on their order is at fault
+
+
+def refuse_copies(weights: Sequence[Path]) -> None:
+    """A RecipeError where two files are the same, or hold the same numbers, however they are saved."""
+    found: dict[str, Path] = {}
+    for path in weights:
+        if weights.count(path) > 1:
+            raise RecipeError(f"{path} is given twice: an ensemble's networks differ")
+        known = found.setdefault(numbers_hash(path, weights_hash(path)), path)
+        if known != path:
+            raise RecipeError(f"{path} holds the same as {known}: an ensemble's networks differ")
+
+
+@lru_cache
+def numbers_hash(path: Path, file_hash: str) -> str:
+    """The hash of the tensors in a file, in the order of their names, which prefixes do not change."""
+    stream = io.BytesIO()
+    torch.save([value for _, value in sorted(read_weights(path).items())], stream)
+    return sha256(stream.getvalue())
 
 
 def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str], device: str) -> None:
