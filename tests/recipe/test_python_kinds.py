@@ -223,6 +223,7 @@ def test_a_recipe_is_printed_without_its_code(folder, capsys):
     ("name", "sentence"),
     [
         ("nowhere:make", "'nowhere' cannot be imported (ModuleNotFoundError: No module named 'nowhere')"),
+        ("own_parts.py:make", "is not a package): name the module without '.py'"),
         ("own_parts:mak", "'own_parts:mak' is not there: the module has no 'mak'"),
         ("own_parts:number", "'own_parts:number' raised TypeError: 'int' object is not callable"),
         ("own_parts:broken", "'own_parts:broken' raised OSError: no disk"),

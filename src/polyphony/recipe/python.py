@@ -65,7 +65,8 @@ class PythonTable(Table):
             module = importlib.import_module(name)
             _files.update(map(str, (getattr(module, "__file__", ""), *files_of(module).values())))
         except (Exception, SystemExit) as error:
-            raise RecipeError(f"'{name}' cannot be imported ({said(error)})") from error
+            hint = ": name the module without '.py'" if name.endswith(".py") else ""
+            raise RecipeError(f"'{name}' cannot be imported ({said(error)}){hint}") from error
         return module
 
     def files(self) -> dict[str, Path]:
