@@ -112,6 +112,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert recipe.data.resolution == 12
     assert recipe.teachers.network.mean == pytest.approx(MEAN.tolist())
     assert recipe.student.optimizer.kind == "sgd"
+    assert recipe.data.augment.flip
     shares = dict(re.findall(r"([\d.]+)% with ([^,.]+)", said))
     assert float({name: share for share, name in shares.items()}["ImageNet's"]) > 90
     assert re.search(
@@ -200,6 +201,24 @@ def test_files_called_alike_are_told_apart_and_copies_are_refused(place, capsys)
     assert read_recipe("own.toml").data.name == str(Path("mnist").absolute())
     assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--to", "b.toml") == 2
     assert "run0/best.pt holds the same as 0.pt" in capsys.readouterr().err
+
+
+def test_mirrored_images_are_shown_only_where_the_networks_know_them(place, capsys):
+    """Of pictures brighter on one side a network that knows the side is always wrong when mirrored."""
+    for side in ("left", "right"):
+        (place / "sides" / side).mkdir(parents=True)
+        for i in range(20):
+            ramp = np.linspace(100 + i, 0, 8) if side == "left" else np.linspace(0, 100 + i, 8)
+            Image.fromarray(np.tile(ramp.astype(np.uint8), (8, 1))).save(place / "sides" / side / f"{i}.png")
+    make = "return nn.Sequential(nn.Flatten(), nn.Linear(192, 2))"
+    text = f"from torch import nn\ndef make(classes, channels):\n    {make}"
+    (place / "draft_nets.py").write_text(text)
+    left = torch.linspace(1, -1, 8).expand(3, 8, 8).flatten()
+    for size, name in ((1.0, "a.pt"), (2.0, "b.pt")):
+        torch.save({"1.weight": size * torch.stack([left, -left]), "1.bias": torch.zeros(2)}, name)
+    assert command("init", "sides", "a.pt", "b.pt", "--network", "draft_nets:make") == 0
+    assert "a.pt on mirrored images: 0.0%; students are not shown such." in capsys.readouterr().out
+    assert not read_recipe("own.toml").data.augment.flip
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
