@@ -37,6 +37,7 @@ SAVED = {
     "data parallel": lambda: prefixed("module."),
     "compiled": lambda: prefixed("_orig_mod."),
     "compiled and parallel": lambda: {"model_state_dict": prefixed("module._orig_mod.")},
+    "a script's": lambda: {"net": prefixed("net."), "acc": 0.9},
     "lightning": lambda: {"state_dict": prefixed("model.")},
     "averaged": lambda: AveragedModel(network()).state_dict(),
     "without counts": lambda: without("1.num_batches_tracked"),

@@ -18,8 +18,8 @@ from polyphony.data.archives import open_zip
 from polyphony.data.files import damaged, regular
 from polyphony.words import first_line
 
-NESTS = ("state_dict", "model", "model_state_dict", "network")  # under which trainers keep the weights
-PREFIXES = ("module.", "_orig_mod.", "model.", "network.")  # that wrappers put before every name
+NESTS = ("state_dict", "model", "model_state_dict", "network", "net")  # under which trainers keep the weights
+PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")  # that wrappers put before every name
 
 
 class WeightsError(DataError):
