@@ -101,8 +101,11 @@ def test_the_student_of_least_nll_is_named_with_those_it_is_level_with():
     )
 
 
-@pytest.mark.parametrize("teachers_kld", [0.1, 0.0])
-def test_a_study_ends_with_the_best_student_even_if_it_has_no_ods(tmp_path, teachers_kld: float):
+@pytest.mark.parametrize(
+    ("teachers_kld", "said"),
+    [(0.1, "kd keeps 50% of it, and"), (0.02, "kd is 2.5 times as diverse, and"), (0.0, "do not disagree")],
+)
+def test_a_study_ends_with_the_best_student_even_if_it_has_no_ods(tmp_path, teachers_kld: float, said: str):
     study = Study(read_recipe("digits", ["seeds=[0, 1, 2]"]), tmp_path)
     rows = [Score("teachers", None, "test", "calibrated", 0.9, 0.2, 0.1, 0.01, 4.0, teachers_kld, 100)]
     for name in study.recipe.methods:
@@ -111,6 +114,7 @@ def test_a_study_ends_with_the_best_student_even_if_it_has_no_ods(tmp_path, teac
             Score(name, seed, "test", "calibrated", 0.9, nll + 0.01 * seed, 0.1, 0.01, 2.0, 0.05, 100)
             for seed in study.recipe.seeds
         ]
+    assert said in verdict(study, rows)
     assert verdict(study, rows).endswith(
         ". The student of least calibrated NLL is kd-gaussian (0.110 ± 0.010),"
         " ahead of every other student: the 95 % interval of the difference, paired over 3 seeds, leaves out"

@@ -18,8 +18,8 @@ from polyphony.data.archives import open_zip
 from polyphony.data.files import damaged, regular
 from polyphony.words import first_line
 
-NESTS = ("state_dict", "model", "model_state_dict", "network")  # under which trainers keep the weights
-PREFIXES = ("module.", "_orig_mod.", "model.", "network.")  # that wrappers put before every name
+NESTS = ("state_dict", "model", "model_state_dict", "network", "net")  # under which trainers keep the weights
+PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")  # that wrappers put before every name
 
 
 class WeightsError(DataError):
@@ -41,7 +41,8 @@ def load_weights(network: nn.Module, path: Path) -> None:
     for name, value in named.items():
         if value.shape != wanted[name].shape:
             raise WeightsError(
-                f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(wanted[name].shape)}"
+                f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(wanted[name].shape)}:"
+                " is it of another network, or of another number of classes?"
             )
         if value.layout != torch.strided or value.is_meta or value.is_complex() or value.is_quantized:
             raise WeightsError(f"{path}: '{name}' is no plain tensor of numbers: save it as one")

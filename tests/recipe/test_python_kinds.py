@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from polyphony.nn import MemberBatchNorm
 from polyphony.perturb import ODS, Chain
 from polyphony.recipe import Recipe, RecipeError, Surroundings, read_recipe, shipped
 from polyphony.recipe.points import toml
-from polyphony.recipe.python import PythonTable
+from polyphony.recipe.python import PythonTable, own_faults_named
 
 MODULE = """
 from dataclasses import dataclass
@@ -48,6 +51,18 @@ def three(**given):
 def broken(**given):
     raise OSError("no disk")
 """
+OWN = {"own_parts", "raises_nets", "own_package", "own_blocks", "own_lib", "own_late"}
+HELPERS = {  # what lies beside the module, and what of it the module imports
+    "own_parts.py": "import json, own_blocks as b\ndef make(**_):\n    from own_lib.deep import late\n",
+    "own_blocks.py": "import own_parts\nfrom own_lib import *\nwidth = 1\n",
+    "own_lib/__init__.py": "from . import near\n",
+    "own_lib/near.py": "from .sub.leaf import leaf\n",
+    "own_lib/sub/leaf.py": "leaf = 1\n",
+    "own_lib/deep/__init__.py": "",
+    "own_lib/deep/late.py": "late = 1\n",
+    "own_unused.py": "raise SystemExit\n",
+    "own_lib/unused.py": "raise SystemExit\n",
+}
 NETWORK = 'teachers.network={ kind = "python", name = "own_parts:make", args = { width = 5 } }'
 
 
@@ -58,8 +73,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own_parts.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("own_parts", "raises_nets", "own_package", "own_package.nets"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+        del sys.modules[name]
 
 
 def read(folder: Path, *overrides: str) -> Recipe:
@@ -116,6 +131,53 @@ def test_what_the_module_says_is_part_of_the_key_and_where_it_lies_is_not(folder
     assert read(elsewhere, NETWORK).teachers.network.spec() != first
 
 
+@pytest.fixture
+def helped(folder) -> PythonTable:
+    """A module that imports others beside it, directly and through each other, at once and when called."""
+    for name, text in HELPERS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return PythonTable(kind="python", name="own_parts:make", folder=str(folder))
+
+
+def test_the_files_are_those_that_python_itself_imports(helped, folder):
+    script = (
+        "import sys, own_parts; own_parts.make();"
+        "[print(getattr(module, '__file__', None)) for module in sys.modules.values()]"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    )
+    imported = {Path(line) for line in run.stdout.splitlines() if line.startswith(str(folder))}
+    assert set(helped.files().values()) == imported
+    assert PythonTable(kind="python", name="json:loads").files() == {}  # nor of what is installed
+
+
+def test_what_the_modules_beside_it_say_is_part_of_the_key_where_there_are_any(helped, folder):
+    first = helped.spec()["source"]
+    for name, text in HELPERS.items():
+        (folder / name).write_text(f"{text}more = 1\n")
+        assert (helped.spec()["source"] == first) is ("unused" in name), name
+        (folder / name).write_text(text)
+    assert helped.spec()["source"] == first
+    (folder / "own_parts.py").write_text(MODULE)
+    assert helped.spec()["source"] == hashlib.sha256(MODULE.encode()).hexdigest()  # as it was without them
+
+
+def test_of_helpers_of_one_name_it_is_the_one_beside_the_module(tmp_path):
+    for width, folder in enumerate((tmp_path / "one", tmp_path / "other"), 1):
+        folder.mkdir()
+        (folder / "own_parts.py").write_text("from own_blocks import width\nimport random")
+        (folder / "own_blocks.py").write_text(f"width = {width}")
+        (folder / "random.py").write_text("")  # is not put in the place of Python's own
+    tables = [
+        PythonTable(kind="python", name="own_parts:width", folder=str(tmp_path / name))
+        for name in ("one", "other", "one")
+    ]
+    assert [table.load() for table in tables] == [1, 2, 1]
+    assert sys.modules["random"] is random
+
+
 @pytest.mark.parametrize("file", ["own_parts.py", "own_package/nets.py", "own_package/nets/__init__.py"])
 @pytest.mark.parametrize("regular", [True, False])
 def test_of_modules_of_one_name_it_is_the_one_beside_the_recipe(tmp_path, file, regular):
@@ -161,6 +223,7 @@ def test_a_recipe_is_printed_without_its_code(folder, capsys):
     ("name", "sentence"),
     [
         ("nowhere:make", "'nowhere' cannot be imported (ModuleNotFoundError: No module named 'nowhere')"),
+        ("own_parts.py:make", "is not a package): name the module without '.py'"),
         ("own_parts:mak", "'own_parts:mak' is not there: the module has no 'mak'"),
         ("own_parts:number", "'own_parts:number' raised TypeError: 'int' object is not callable"),
         ("own_parts:broken", "'own_parts:broken' raised OSError: no disk"),
@@ -221,6 +284,22 @@ def test_a_network_that_fails_amid_its_training_is_one_sentence_with_the_line(
     found = capsys.readouterr().err
     assert f"raises_nets.py, line 12, {said}" in found
     assert found.count("\n") == 1
+
+
+def test_the_line_of_a_fault_may_be_in_a_module_beside_it(folder):
+    (folder / "raises_nets.py").write_text("from own_blocks import Bad")
+    (folder / "own_blocks.py").write_text(RAISES)
+    table = read(folder, 'teachers.network={ kind = "python", name = "raises_nets:Bad" }').teachers.network
+    network = table.make(classes=2, channels=1, what="raise ValueError('boom')")
+    with (
+        pytest.raises(RecipeError, match=r"own_blocks\.py, line 12, raised ValueError: boom"),
+        own_faults_named(),
+    ):
+        network(torch.zeros(1, 1, 8, 8))
+    (folder / "own_blocks.py").write_text("def")
+    del sys.modules["own_blocks"], sys.modules["raises_nets"]
+    with pytest.raises(RecipeError, match=r"'raises_nets' cannot be imported \(SyntaxError.*own_blocks\.py"):
+        table.spec()
 
 
 def test_a_network_that_exits_when_it_is_tried_is_one_sentence(folder):

@@ -49,10 +49,10 @@ class Traced:
     def definitions(self) -> set[Place]:
         """The functions and classes of modules in which these stand."""
         found = set()
-        for code in self.called:
-            path = Path(code.co_filename)
-            if path.is_relative_to(PACKAGE) and code.co_name != "<module>":
-                found.add(definition_at(path, code.co_firstlineno))
+        for each in self.called:
+            path = Path(each.co_filename)
+            if path.is_relative_to(PACKAGE) and each.co_name != "<module>":
+                found.add(definition_at(path, each.co_firstlineno))
         return found
 
 

@@ -24,7 +24,7 @@ from polyphony.recipe import read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.study.draft import NORMALISATIONS, toml_paths, tried
 
-MODULE = """
+BLOCKS = """
 from torch import nn
 
 class Block(nn.Module):
@@ -36,6 +36,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + self.down(x)).relu()
+"""
+MODULE = """
+from draft_blocks import Block, nn
 
 def make(classes, channels):
     pool = nn.AdaptiveAvgPool2d(1)
@@ -60,8 +63,9 @@ def made(tmp_path_factory):
             images.append(torch.from_numpy(picture[:12, :12]).permute(2, 0, 1) / 255)
             labels.append(label)
     (folder / "draft_nets.py").write_text(MODULE)
+    (folder / "draft_blocks.py").write_text(BLOCKS)
     names: dict = {}
-    exec(MODULE, names)
+    exec(BLOCKS + MODULE.replace("from draft_blocks", "# "), names)
     x, y = torch.stack(images), torch.tensor(labels)
     x = (x - MEAN.view(3, 1, 1)) / STD.view(3, 1, 1)
     for j in range(4):
@@ -84,7 +88,12 @@ def place(made, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path
-    sys.modules.pop("draft_nets", None)
+    forget_modules()
+
+
+def forget_modules() -> None:
+    for name in ("draft_nets", "draft_blocks"):
+        sys.modules.pop(name, None)
 
 
 def command(*arguments: str) -> int:
@@ -103,6 +112,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert recipe.data.resolution == 12
     assert recipe.teachers.network.mean == pytest.approx(MEAN.tolist())
     assert recipe.student.optimizer.kind == "sgd"
+    assert recipe.data.augment.flip
     shares = dict(re.findall(r"([\d.]+)% with ([^,.]+)", said))
     assert float({name: share for share, name in shares.items()}["ImageNet's"]) > 90
     assert re.search(
@@ -137,6 +147,7 @@ def check_the_way_out(pictures, capsys):
     found = [list(row["probabilities"].values()) for row in told]
     np.testing.assert_allclose(found, answers.probabilities[:3], atol=1e-6)
     assert command("pack", "runs/own", "kd-ods", "--to", "packed") == 0
+    assert ", with its code, draft_blocks.py and draft_nets.py." in capsys.readouterr().out
     session = onnxruntime.InferenceSession("packed/model.onnx")
     for batch in (1, 7, 64):
         found = session.run(None, {"pixels": pictures[:batch].transpose(0, 3, 1, 2)})
@@ -144,8 +155,9 @@ def check_the_way_out(pictures, capsys):
             expected = getattr(answers, output.name)
             expected = expected[:, :batch] if output.name == "members" else expected[:batch]
             np.testing.assert_allclose(value, expected, atol=1e-5, err_msg=output.name)
-    Path("draft_nets.py").rename("packed/draft_nets.py")
-    sys.modules.pop("draft_nets")
+    Path("draft_nets.py").unlink()
+    Path("draft_blocks.py").unlink()
+    forget_modules()
     packed = ("predict", "packed", "unlabelled", "--json")
     assert command(*packed) == 2
     assert "which loading runs only with code=True: give --code if you trust it" in capsys.readouterr().err
@@ -189,6 +201,24 @@ def test_files_called_alike_are_told_apart_and_copies_are_refused(place, capsys)
     assert read_recipe("own.toml").data.name == str(Path("mnist").absolute())
     assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--to", "b.toml") == 2
     assert "run0/best.pt holds the same as 0.pt" in capsys.readouterr().err
+
+
+def test_mirrored_images_are_shown_only_where_the_networks_know_them(place, capsys):
+    """Of pictures brighter on one side a network that knows the side is always wrong when mirrored."""
+    for side in ("left", "right"):
+        (place / "sides" / side).mkdir(parents=True)
+        for i in range(20):
+            ramp = np.linspace(100 + i, 0, 8) if side == "left" else np.linspace(0, 100 + i, 8)
+            Image.fromarray(np.tile(ramp.astype(np.uint8), (8, 1))).save(place / "sides" / side / f"{i}.png")
+    make = "return nn.Sequential(nn.Flatten(), nn.Linear(192, 2))"
+    text = f"from torch import nn\ndef make(classes, channels):\n    {make}"
+    (place / "draft_nets.py").write_text(text)
+    left = torch.linspace(1, -1, 8).expand(3, 8, 8).flatten()
+    for size, name in ((1.0, "a.pt"), (2.0, "b.pt")):
+        torch.save({"1.weight": size * torch.stack([left, -left]), "1.bias": torch.zeros(2)}, name)
+    assert command("init", "sides", "a.pt", "b.pt", "--network", "draft_nets:make") == 0
+    assert "a.pt on mirrored images: 0.0%; students are not shown such." in capsys.readouterr().out
+    assert not read_recipe("own.toml").data.augment.flip
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")

@@ -24,7 +24,7 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.store import ChangedError, spec_key
 from polyphony.study import Study, Sweep, Upto, check_trained, open_study, run_study
-from polyphony.study.given import refuse_unfit
+from polyphony.study.given import refuse_unfit, swapped
 from polyphony.study.runner import Here
 from polyphony.study.study import weights_hash
 from polyphony.weights import WeightsError
@@ -95,7 +95,8 @@ def folder(tmp_path, monkeypatch):
             optimiser.step()
         save(net.state_dict(), tmp_path / name)
     yield tmp_path
-    sys.modules.pop("outside_nets", None)
+    for name in ("outside_nets", "outside_blocks"):
+        sys.modules.pop(name, None)
 
 
 def save(weights: dict, path: Path) -> None:
@@ -166,6 +167,17 @@ def test_classes_in_another_order_are_noticed(folder):
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
 
 
+def test_copies_of_one_network_are_no_two_teachers(folder):
+    weights = torch.load(folder / "a.pt")["model"]
+    torch.save({name.removeprefix("module."): value for name, value in weights.items()}, folder / "c.pt")
+    assert (folder / "a.pt").read_bytes() != (folder / "c.pt").read_bytes()
+    with pytest.raises(RecipeError, match=r"c\.pt holds the same as .*a\.pt: an ensemble's networks differ"):
+        run(folder, 'teachers.weights=["a.pt", "c.pt"]')
+    with pytest.raises(RecipeError, match=r"a\.pt is given twice"):
+        run(folder, 'teachers.weights=["a.pt", "a.pt"]')
+    assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
+
+
 @pytest.fixture
 def turned(folder) -> tuple[str, str]:
     """Overrides for digits, and for the same images with their classes in another order."""
@@ -204,6 +216,66 @@ def test_classes_in_the_order_of_their_digits_are_noticed_although_some_agree():
     refuse_unfit(mostly_right, labels, classes, Path("a.pt"))
 
 
+def swap(labels: torch.Tensor, names: dict[int, int], share: float) -> torch.Tensor:
+    """The labels, with this share of the images of some classes called by other names."""
+    drawn = torch.rand(len(labels), generator=torch.Generator().manual_seed(0)) < share
+    renamed = torch.tensor([names.get(each, each) for each in labels.tolist()])
+    return torch.where(drawn, renamed, labels)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({3: 7, 7: 3}, "it answers 'h' for 'd' and 'd' for 'h'); order its outputs"),
+        ({1: 4, 4: 6, 6: 1}, "it answers 'e' for 'b', 'g' for 'e' and 'b' for 'g'); order its outputs"),
+    ],
+)
+@pytest.mark.parametrize(("images", "share"), [(5, 1.0), (40, 0.8)])
+def test_a_few_swapped_classes_among_many_are_named(names, said, images, share):
+    labels = torch.arange(12).repeat(images)
+    with pytest.raises(WeightsError, match=re.escape(said)):
+        refuse_unfit(swap(labels, names, share), labels, "abcdefghijkl", Path("a.pt"))
+
+
+@pytest.mark.parametrize(
+    ("names", "images", "share"),
+    [
+        ({3: 7}, 40, 1.0),  # confused one way
+        ({3: 7, 7: 3}, 40, 0.5),  # that nobody can tell apart
+        ({3: 7, 7: 3}, 4, 1.0),  # of too few images
+        ({2: 3, 3: 7, 8: 7}, 40, 0.9),
+    ],
+)
+def test_classes_that_are_confused_are_not_called_swapped(names, images, share):
+    labels = torch.arange(12).repeat(images)
+    refuse_unfit(swap(labels, names, share), labels, "abcdefghijkl", Path("a.pt"))
+
+
+def test_honest_teachers_however_bad_have_no_swapped_classes():
+    """Networks of few steps on few images, half of whose labels are wrong."""
+    digits = load("digits", Options(per_class=10, valid=400, test=100))
+    x, seen = pixels(digits.train.images).flatten(1), pixels(digits.valid.images).flatten(1)
+    for seed in range(30):
+        torch.manual_seed(seed)
+        noise = torch.where(torch.rand(100) < 0.5, digits.train.labels, torch.randint(10, (100,)))
+        net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        optimiser = torch.optim.Adam(net.parameters(), 0.01)
+        for _ in range(seed):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x), noise).backward()
+            optimiser.step()
+        assert swapped(net(seen).argmax(-1), digits.valid.labels, 10) == []
+
+
+def test_a_swap_in_a_trained_network_is_noticed(folder):
+    weights = torch.load(folder / "a.pt")["model"]
+    for name in ("module.out.weight", "module.out.bias"):
+        weights[name][[2, 6]] = weights[name][[6, 2]]
+    torch.save(weights, folder / "a.pt")
+    with pytest.raises(WeightsError, match="it answers '6' for '2' and '2' for '6'"):
+        run(folder)
+
+
 def test_an_order_that_a_few_images_would_fit_by_chance_is_no_fault():
     labels = torch.arange(100)
     answers = torch.randperm(100, generator=torch.Generator().manual_seed(0))
@@ -230,13 +302,18 @@ def test_the_runs_copy_stands_for_a_file_that_is_gone(folder):
     assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_a_student_whose_code_was_edited_since_is_refused(folder):
+@pytest.mark.parametrize("edited", ["outside_nets.py", "outside_blocks.py"])
+def test_a_student_whose_code_was_edited_since_is_refused(folder, edited):
+    (folder / "outside_nets.py").write_text("from outside_blocks import *")
+    (folder / "outside_blocks.py").write_text(MODULE)
     run(folder, "methods={scratch={}}")
     assert load_student(folder / "run").description.method == "scratch"
-    (folder / "outside_nets.py").write_text(MODULE.replace(".relu()", ".tanh()"))
+    with (folder / edited).open("a") as file:
+        file.write("\nMine.forward = lambda self, x: self.out(self.conv(x).tanh().flatten(1))\n")
     sys.modules.pop("outside_nets")
-    with pytest.raises(ChangedError, match=r"scratch/0 was made with another network\.source"):
-        load_student(folder / "run")
+    for use in (load_student, lambda _: run(folder, "methods={scratch={}}")):
+        with pytest.raises(ChangedError, match=r"scratch/0 was made with another network\.source"):
+            use(folder / "run")
 
 
 @pytest.mark.parametrize(

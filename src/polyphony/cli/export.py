@@ -51,11 +51,13 @@ def pack(
 ) -> None:
     """Make a model folder of a student as the Hugging Face Hub has it; 'hf upload' publishes it.
 
-    It holds config.json, model.safetensors, model.onnx and a model card, README.md.
+    It holds config.json, model.safetensors, model.onnx, a model card, README.md, and your own code, if any.
     """
     from polyphony.serve.pack import pack_student
     from polyphony.study import open_study
+    from polyphony.words import listed
 
     images = open_study(folder, data, "cpu").splits.test.images
     student = pack_student(folder, method, seed, to, images, licence)
-    terminal.line(f"{to}: {student.words}.")
+    code = sorted(str(path.relative_to(to)) for path in to.rglob("*.py"))
+    terminal.line(f"{to}: {student.words}{f', with its code, {listed(code)}' if code else ''}.")

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -18,6 +17,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from polyphony.machine import out_of_memory
+from polyphony.recipe.sources import LIBRARY, file_of, is_installed, own_files, packages, source
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.words import first_line
 
@@ -42,11 +42,14 @@ class PythonTable(Table):
         return folder or str((info.context or {}).get("folder", ""))
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """Not where the module lies, but what it says."""
+        """Not where the module lies, but what it says, and what the modules say that it imports beside it."""
         with explained(self.name):
-            text = inspect.getsource(self.module()).encode()
+            module = self.module()
+            helpers = [path for name, path in self.files().items() if name != module.__name__]
+            texts = [inspect.getsource(module), *map(source, helpers)]
+        whole = "\0".join(text for text in texts if text.strip())  # of one alone it is the text itself
         return super().spec(type(self).model_fields.keys() - {"folder"}) | {
-            "source": hashlib.sha256(text).hexdigest()
+            "source": hashlib.sha256(whole.encode()).hexdigest()
         }
 
     @property
@@ -57,13 +60,18 @@ class PythonTable(Table):
     def module(self) -> ModuleType:
         """The module, imported."""
         name = self.name.partition(":")[0]
-        prefer(self.folder, name)
         try:
+            prefer(self.folder, name)
             module = importlib.import_module(name)
+            _files.update(map(str, (getattr(module, "__file__", ""), *files_of(module).values())))
         except (Exception, SystemExit) as error:
-            raise RecipeError(f"'{name}' cannot be imported ({said(error)})") from error
-        _files.add(getattr(module, "__file__", None) or "")
+            hint = ": name the module without '.py'" if name.endswith(".py") else ""
+            raise RecipeError(f"'{name}' cannot be imported ({said(error)}){hint}") from error
         return module
+
+    def files(self) -> dict[str, Path]:
+        """The files of the module and of those it imports beside it, by name; none if it is installed."""
+        return files_of(self.module())
 
     def load(self) -> Any:
         """What the name stands for."""
@@ -120,39 +128,57 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def own_code(value: Any) -> list[str]:
-    """The names of kind "python" anywhere in a table, each once: what runs code of the user's."""
+def own_tables(value: Any) -> Iterator[PythonTable]:
+    """The tables of kind "python" anywhere in a table."""
     if isinstance(value, PythonTable):
-        return [value.name]
+        yield value
+        return
     values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
     inner = [getattr(value, key) for key in type(value).model_fields] if isinstance(value, Table) else values
-    return list(dict.fromkeys(name for each in inner for name in own_code(each)))
+    for each in inner:
+        yield from own_tables(each)
+
+
+def own_code(value: Any) -> list[str]:
+    """The names of kind "python" anywhere in a table, each once: what runs code of the user's."""
+    return list(dict.fromkeys(table.name for table in own_tables(value)))
 
 
 def prefer(folder: str, name: str) -> None:
-    """Look for a module in this folder first, also where another of that name is imported already."""
+    """Look for a module in this folder first, also where another of that name is imported already.
+
+    So are the modules that it imports from there, but for those that are called as installed ones.
+    """
     if not folder:
         return
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
-    packages = accumulate(name.split("."), "{}.{}".format)  # "a", "a.b" and, the module itself, "a.b.c"
-    is_here = any(path.is_file() for path in files_of(name, folder))
-    if is_here and any(is_from_elsewhere(each, folder) for each in packages):
-        for each in [each for each in sys.modules if each.partition(".")[0] == name.partition(".")[0]]:
-            del sys.modules[each]
+    parts = {part for each in own_files(name, Path(folder)) for part in packages(each)}
+    others = {top(each) for each in parts if is_from_elsewhere(each, Path(folder), top(each) == top(name))}
+    for each in [each for each in sys.modules if top(each) in others]:
+        del sys.modules[each]
 
 
-def is_from_elsewhere(name: str, folder: str) -> bool:
-    """Whether a module of this name is imported that does not lie in the folder."""
+def is_from_elsewhere(name: str, folder: Path, installed: bool) -> bool:
+    """Whether a module of this name is imported that does not lie in the folder, and may be `installed`."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is not None and Path(file) not in files_of(name, folder)
+    return (
+        file is not None
+        and Path(file) != file_of(name, folder)
+        and (installed or not is_installed(Path(file)))
+    )
 
 
-def files_of(name: str, folder: str) -> tuple[Path, Path]:
-    """Where in a folder a module of this name may lie."""
-    *packages, last = name.split(".")
-    place = Path(folder, *packages)
-    return place / f"{last}.py", place / last / "__init__.py"
+def top(name: str) -> str:
+    """The first part of a module's name."""
+    return name.partition(".")[0]
+
+
+def files_of(module: ModuleType) -> dict[str, Path]:
+    """The files of a module and of those that it imports beside it, by name."""
+    file = Path(getattr(module, "__file__", None) or LIBRARY)
+    place = file.parent if file.name == "__init__.py" else file
+    return own_files(module.__name__, place.parents[module.__name__.count(".")])
 
 
 @contextmanager

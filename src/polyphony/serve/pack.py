@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polyphony.machine import whole_folder
-from polyphony.recipe import own_code
+from polyphony.recipe.python import own_code, own_tables
 from polyphony.report.figures.diversity import Group, diversity_chart
 from polyphony.report.run import Run
 from polyphony.rows import Score, headings
@@ -71,8 +71,8 @@ def pack_student(
 ) -> Student:
     """Make a folder of a run's student: config.json, model.safetensors, model.onnx, README.md, a figure.
 
-    Images, uint8 [n c h w], are what the ONNX file is compared with the student on. A StoreError if there is
-    something at `to` already.
+    Code of the user's own that builds it is put there too. Images, uint8 [n c h w], are what the ONNX file is
+    compared with the student on. A StoreError if there is something at `to` already.
     """
     if to.exists():
         raise StoreError(f"{to} is there already: name a folder that is not")
@@ -84,12 +84,23 @@ def pack_student(
     with whole_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.told(), indent=1) + "\n")
         shutil.copyfile(stage_of(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
+        put_code(student.description, beside)
         export_student(student, beside / GRAPH, images)
         drawn = diversity(run, student.description)
         if drawn:
             (beside / FIGURE).write_bytes(drawn)
         (beside / CARD).write_text(card(run, student, to.name, bool(drawn)), encoding="utf-8")
     return student
+
+
+def put_code(description: Description, folder: Path) -> None:
+    """Copy the user's own files that build a student, as they lie beside each other; nothing installed."""
+    for table in own_tables(description):
+        for name, path in table.files().items():
+            depth = 1 + name.count(".") + (path.name == "__init__.py")
+            place = folder.joinpath(*path.parts[-depth:])
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def diversity(run: Run, description: Description) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median_low
@@ -22,12 +22,13 @@ from polyphony.predictions import predict
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.table import Name
-from polyphony.study.study import weights_hash
+from polyphony.study.given import refuse_copies
 from polyphony.weights import WeightsError, load_weights
 from polyphony.words import counted, printable
 
 LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
 LARGEST_SIDE = 224
+MIRRORED = 0.9  # share of what a network knows that it must know of mirrored images, for students to see them
 LONG = 100  # letters of a line
 LARGEST_BATCH, FEWEST_STEPS = 128, 8  # an epoch
 NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -47,7 +48,7 @@ members = {members}
 
 [data]
 name = {data}{resolution}
-augment = {{ pad = {pad}, flip = true }}  # flip = false where left and right mean something
+augment = {{ pad = {pad}, flip = {flip} }}  # flip = false where left and right mean something
 
 [teachers]
 network = {network}
@@ -88,7 +89,7 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
     `network` is "module:function", "timm:NAME" or "transformers:FOLDER"; `file` is where the recipe will be,
     beside which modules are looked for. Pictures are brought to `size`, or to what most of them have room
     for. Of the usual normalisations it takes the one with which the first network is right most often; the
-    other networks are tried with it, too.
+    other networks are tried with it, too. Students see mirrored images if that network knows them.
     """
     if len(weights) < 2:
         raise RecipeError(
@@ -110,14 +111,17 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
     first, *others = called(weights)
     right = [tried(table, {}, path, splits)[0] for path in weights[1:]]
     each = ", ".join(f"{name} {share:.1%}" for name, share in zip(others, right, strict=True))
+    mirrored = tried(table, {}, weights[0], with_mirrored(splits))[0]
+    flip = mirrored >= MIRRORED * scores[best][0]
     height, width = splits.train.images.shape[-2:]
     findings = (
         f"{len(splits.train):,} training images of {len(splits.classes)} classes, {width}×{height} pixels.",
         f"{first} is right on so many of {min(LOOKED_AT, len(splits.valid))} validation images,"
         f" by normalisation: {shares}.",
         f"The other networks, with {best}: {each}.",
+        f"{first} on mirrored images: {mirrored:.1%}; students are {'' if flip else 'not '}shown such.",
     )
-    return Draft(written(source, weights, table, file, side, splits, findings), findings)
+    return Draft(written(source, weights, table, file, side, flip, splits, findings), findings)
 
 
 def check_name(file: Path) -> None:
@@ -138,17 +142,6 @@ def check_text(path: Path) -> None:
         raise RecipeError(f"{path} is no UTF-8, in which recipes are written: rename it") from None
 
 
-def refuse_copies(weights: Sequence[Path]) -> None:
-    """A RecipeError where two files are the same, or hold the same."""
-    found: dict[str, Path] = {}
-    for path in weights:
-        if weights.count(path) > 1:
-            raise RecipeError(f"{path} is given twice: an ensemble's networks differ")
-        known = found.setdefault(weights_hash(path), path)
-        if known != path:
-            raise RecipeError(f"{path} holds the same as {known}: an ensemble's networks differ")
-
-
 def called(weights: Sequence[Path]) -> list[str]:
     """The files' names, or their paths where some have the same name."""
     names = [path.name for path in weights]
@@ -161,6 +154,7 @@ def written(
     table: ForeignTable,
     file: Path,
     side: int | None,
+    flip: bool,
     splits: Splits,
     findings: Sequence[str],
 ) -> str:
@@ -176,6 +170,7 @@ def written(
         data=toml(source),
         resolution="" if side is None else f"\nresolution = {side}",
         pad=min(4, shape[-1] // 8),
+        flip=toml(flip),
         network=toml(table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
         weights=toml_paths([str(path.absolute()) for path in weights]),
         batch=batch,
@@ -207,6 +202,12 @@ def picture_size(path: Path) -> tuple[int, int]:
             return picture.size
     except Exception:
         return (LARGEST_SIDE, LARGEST_SIDE)
+
+
+def with_mirrored(splits: Splits) -> Splits:
+    """The splits with validation images, as many as are looked at, whose left is right."""
+    valid = splits.valid.some(LOOKED_AT)
+    return replace(splits, valid=replace(valid, images=valid.images.flip(-1)))
 
 
 def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Splits) -> tuple[float, float]:

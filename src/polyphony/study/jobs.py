@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.data import Split
+from polyphony.data.files import there
 from polyphony.devices import arithmetic
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
@@ -24,7 +25,7 @@ from polyphony.scores import TEACHERS
 from polyphony.seeds import generator
 from polyphony.store import Spec, Stage, spec_key
 from polyphony.study.code import code_hash
-from polyphony.study.given import take_in
+from polyphony.study.given import refuse_copies, take_in
 from polyphony.study.origin import machine, versions
 from polyphony.study.runner import Job
 from polyphony.study.study import FORMAT, Study
@@ -115,6 +116,7 @@ class TrainTeacher(TrainingJob):
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         if isinstance(teachers, GivenTeachers):
+            refuse_copies([path for path in map(Path, teachers.weights) if there(path)])
             return self.take_in(stage, Path(teachers.weights[self.j]), watch)
         number = teachers.number(self.j)
         rng = generator("teacher", number)

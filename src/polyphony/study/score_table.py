@@ -121,7 +121,9 @@ def kept_by(name: str, student: list[Score], teachers: Score, study: Study) -> s
     """What one method's students keep, over seeds."""
     share = mean_of(student, "kld").mean / teachers.kld
     dee = score_text("dee", [row.dee or 0.0 for row in student], study.teacher_count)
-    return f"{name} {f'keeps {share:.0%} of it' if share else 'has none'}, and is worth {dee} networks (DEE)"
+    keeps = f"keeps {share:.0%} of it" if share else "has none"
+    words = f"is {share:.1f} times as diverse" if share > 1.05 else keeps  # as the page says it
+    return f"{name} {words}, and is worth {dee} networks (DEE)"
 
 
 MOST_TOLD_OF = 4

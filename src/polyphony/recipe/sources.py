@@ -1,0 +1,72 @@
+"""The user's own files: a module and what it imports beside it, found without running any of them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import tokenize
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from importlib.util import resolve_name
+from itertools import accumulate
+from pathlib import Path
+
+LIBRARY = Path(os.__file__).parent  # Python's own
+
+
+def own_files(name: str, folder: Path) -> dict[str, Path]:
+    """The files of a module in a folder, of its packages and of all that these import from there, by name.
+
+    Nothing where the module is not there or is installed. Imports are statements, wherever in a source they
+    stand: what is imported by a call, or by a changed sys.path, is not seen.
+    """
+    found: dict[str, Path] = {}
+    wanted = [] if is_installed(folder) or not file_of(name, folder) else [*packages(name)]
+    while wanted:
+        each = wanted.pop()
+        if each not in found and (path := file_of(each, folder)):
+            found[each] = path
+            wanted += imports(each, path.name == "__init__.py", source(path), str(path))
+    return dict(sorted(found.items()))
+
+
+def packages(name: str) -> Iterator[str]:
+    """ "a", "a.b" and, the module itself, "a.b.c" """
+    return accumulate(name.split("."), "{}.{}".format)
+
+
+def file_of(name: str, folder: Path) -> Path | None:
+    """Where in a folder a module of this name lies, if it does; a package comes first, as in Python."""
+    place = folder.joinpath(*name.split("."))
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((path for path in files if path.is_file()), None)
+
+
+def is_installed(path: Path) -> bool:
+    """Whether this is a place of Python's own modules or of installed ones."""
+    return path.is_relative_to(LIBRARY) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def source(path: Path) -> str:
+    """A module's text, in the encoding that it says."""
+    with tokenize.open(path) as stream:
+        return stream.read()
+
+
+@lru_cache
+def imports(name: str, is_package: bool, text: str, path: str) -> tuple[str, ...]:
+    """The modules that a source may import, with their packages; some of these names may be none."""
+    found: list[str] = []
+    with warnings.catch_warnings(action="ignore"):  # whoever imports it is told of them
+        tree = ast.parse(text, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = name if is_package else name.rpartition(".")[0]
+            with suppress(ImportError):  # beyond the topmost package
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                found += [f"{base}.{alias.name}" for alias in node.names]
+    return tuple(dict.fromkeys(each for whole in found for each in packages(whole)))
