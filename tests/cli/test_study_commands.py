@@ -147,7 +147,7 @@ def test_the_parts_add_up_to_a_study(say, tiny, begun, tmp_path):
     assert sorted(path.name for path in (begun / "teachers").iterdir()) == ["0", "1", "2"]
     assert not (begun / "students").exists()
     distilled = say(*tiny("distill", "--out", begun))
-    assert "6 parts were run, 3 were done before" in distilled.out
+    assert "6 jobs were run, 3 were done before" in distilled.out
     assert not (begun / "scores.csv").exists()
     assert say("evaluate", begun, "--workers", "1").code == 0
     assert (begun / "scores.csv").exists()

@@ -68,7 +68,7 @@ def test_trainings_that_were_taken_over_are_not_said_to_have_been_done_before(sw
     more = sweep(
         "--method", "kd-ods", "--alpha", "0.5,1", "--seeds", "0", "--workers", "1", "--out", "runs/two"
     )
-    assert "2 parts were run, 5 were done before." in more.out
+    assert "2 jobs were run, 5 were done before." in more.out
 
 
 @pytest.mark.skipif(

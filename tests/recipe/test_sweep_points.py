@@ -67,7 +67,7 @@ def test_without_values_the_grids_are_those_of_the_papers_two_tables(digits):
     assert {(point.alpha, point.temperature) for point in points} == {
         (cell.alpha, cell.temperature) for cell in paper.tuning() if cell.experiment == "cifar10-resnet32-be4"
     }
-    assert {point.step_size for point in points} == {24 / 255}
+    assert {point.step_size for point in points} == {72 / 255}
 
 
 def test_what_is_not_given_stays_as_the_recipe_has_it(digits):
