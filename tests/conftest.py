@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,6 +67,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     def folder(name: str, make: Callable[[Path], object]) -> Path:
         with FileLock(root / f"{name}.lock"):
             if not (root / f"{name}.made").exists():
+                shutil.rmtree(root / name, ignore_errors=True)  # of one that failed
                 (root / name).mkdir()
                 make(root / name)
                 (root / f"{name}.made").touch()

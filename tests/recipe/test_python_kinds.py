@@ -151,6 +151,7 @@ def test_the_files_are_those_that_python_itself_imports(helped, folder):
     imported = {Path(line) for line in run.stdout.splitlines() if line.startswith(str(folder))}
     assert set(helped.files().values()) == imported
     assert PythonTable(kind="python", name="json:loads").files() == {}  # nor of what is installed
+    assert PythonTable(kind="python", name="polyphony.nn:resnet").files() == {}  # also where it was written
 
 
 def test_what_the_modules_beside_it_say_is_part_of_the_key_where_there_are_any(helped, folder):

@@ -156,7 +156,10 @@ def test_a_method_may_have_a_schedule_of_its_own(small):
         ("methods.kd={perturb = 'diversify', step_size = 'match'}", "methods.kd.step_size cannot be matched"),
         ("members=1", "methods.kd-ods.step_size cannot be matched: one teacher does not disagree"),
         ("methods.kd={perturb = 'diversify', form = 'single'}", "needs a student with two members or more"),
-        ("methods.kd={perturb = 'mixup', source = 'extra'}", "methods.kd.source needs a perturbation that takes directions"),
+        (
+            "methods.kd={perturb = 'mixup', source = 'extra'}",
+            "methods.kd.source needs a perturbation that takes directions",
+        ),
     ],
 )
 def test_an_impossible_form_or_perturbation_is_one_sentence(small, override, sentence):

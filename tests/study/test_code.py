@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -12,8 +12,11 @@ from types import CodeType, FrameType
 import pytest
 
 import polyphony
+from polyphony.recipe.foreign import PythonNetwork
+from polyphony.recipe.forms import FormTable, PythonForm
+from polyphony.recipe.perturbations import PythonPerturbTable
 from polyphony.study import Study, code
-from polyphony.study.code import Place, Source, code_hash, parsed, reached
+from polyphony.study.code import Place, Source, code_hash, decides, parsed, reached
 from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
 from polyphony.train import Unwatched
 
@@ -24,10 +27,14 @@ BESIDE += ("recipe.schema", "recipe.table", "study.code", "study.origin")
 BESIDE += ("recipe.methods.Method", "recipe.perturbations.as_tables", "metrics.diversity.disagreement")
 
 
-def places(job: TrainingJob) -> list[Place]:
+def roots(job: TrainingJob) -> tuple[type, ...]:
     """Where the reading of a job's code begins."""
-    roots = (type(job), Study, *map(type, job.tables))
-    return [(each.__module__.removeprefix("polyphony."), each.__qualname__) for each in roots]
+    return (type(job), Study, *map(type, job.tables))
+
+
+def places(job: TrainingJob) -> list[Place]:
+    """The same as places in modules."""
+    return [(each.__module__.removeprefix("polyphony."), each.__qualname__) for each in roots(job)]
 
 
 class Traced:
@@ -96,10 +103,10 @@ def test_whatever_runs_in_a_training_is_part_of_its_code(tiny_recipe, tmp_path, 
 
 
 @pytest.fixture
-def edited(monkeypatch) -> Callable[[TrainingJob, str, str, str], str]:
-    """A job's code if other words stood in the one place of a module where these do."""
+def edited(monkeypatch) -> Callable[[Sequence[type], str, str, str], str]:
+    """The code of some classes if other words stood in the one place of a module where these do."""
 
-    def code_if(job: TrainingJob, name: str, old: str, new: str) -> str:
+    def code_if(classes: Sequence[type], name: str, old: str, new: str) -> str:
         text = (PACKAGE / name).read_text()
         assert text.count(old) == 1
         module = ".".join(Path(name).with_suffix("").parts)
@@ -107,7 +114,7 @@ def edited(monkeypatch) -> Callable[[TrainingJob, str, str, str], str]:
         monkeypatch.setattr(
             code, "parsed", lambda package, asked: other if asked == module else parsed(package, asked)
         )
-        return code_hash.__wrapped__(type(job), Study, *map(type, job.tables))
+        return code_hash.__wrapped__(*classes)
 
     return code_if
 
@@ -143,8 +150,8 @@ def jobs(tiny_recipe, tmp_path) -> list[TrainingJob]:
     ],
 )
 def test_an_edit_that_decides_nothing_is_no_other_code(edited, jobs, name, old, new):
-    for job in jobs:
-        assert edited(job, name, old, new) == job.code
+    before = [job.code for job in jobs]
+    assert [edited(roots(job), name, old, new) for job in jobs] == before
 
 
 @pytest.mark.parametrize(
@@ -168,5 +175,37 @@ def test_an_edit_that_decides_nothing_is_no_other_code(edited, jobs, name, old, 
 def test_an_edit_that_decides_something_is_other_code_of_whom_it_concerns(
     edited, jobs, name, old, new, whose
 ):
-    changed = [edited(job, name, old, new) != job.code for job in jobs]
-    assert changed == [whose == "both", True]
+    before = [job.code for job in jobs]
+    after = [edited(roots(job), name, old, new) for job in jobs]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [whose == "both", True]
+
+
+class OwnForm(FormTable):
+    """As a user writes one."""
+
+
+@pytest.mark.parametrize("own", [OwnForm, PythonForm, PythonNetwork, PythonPerturbTable])
+def test_code_of_ones_own_may_reach_anything(edited, own):
+    edit = ("losses.py", "AGREEMENT = 1e-6", "AGREEMENT = 1e-5")
+    alone, with_own = (TrainStudent, Study), (TrainStudent, Study, own)
+    before = [code_hash(*alone), code_hash(*with_own)]
+    after = [edited(alone, *edit), edited(with_own, *edit)]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [False, True]
+
+
+def test_no_source_has_what_the_reading_of_code_does_not_see():
+    """Definitions under a condition, modules imported by more than a name, and all names of a module."""
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if not decides(module):
+            continue
+        for node in statements(path):
+            hidden = [*ast.walk(node)] if isinstance(node, ast.If | ast.Try | ast.With | ast.For) else []
+            assert not any(isinstance(each, ast.FunctionDef | ast.ClassDef) for each in hidden), path
+            assert not isinstance(node, ast.AsyncFunctionDef), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("polyphony") for alias in node.names), path
+            if isinstance(node, ast.ImportFrom):
+                assert all(alias.name != "*" for alias in node.names), path
+                assert not node.level, path

@@ -173,6 +173,13 @@ def test_copies_of_one_network_are_no_two_teachers(folder):
     assert (folder / "a.pt").read_bytes() != (folder / "c.pt").read_bytes()
     with pytest.raises(RecipeError, match=r"c\.pt holds the same as .*a\.pt: an ensemble's networks differ"):
         run(folder, 'teachers.weights=["a.pt", "c.pt"]')
+    copied = {
+        name: nn.Parameter(value.to(memory_format=torch.channels_last) if value.dim() == 4 else value, False)
+        for name, value in weights.items()
+    }
+    torch.save(copied, folder / "d.pt")
+    with pytest.raises(RecipeError, match=r"d\.pt holds the same as .*a\.pt: an ensemble's networks differ"):
+        run(folder, 'teachers.weights=["a.pt", "d.pt"]')
     with pytest.raises(RecipeError, match=r"a\.pt is given twice"):
         run(folder, 'teachers.weights=["a.pt", "a.pt"]')
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"

@@ -13,7 +13,10 @@ from importlib.util import resolve_name
 from itertools import accumulate
 from pathlib import Path
 
+import polyphony
+
 LIBRARY = Path(os.__file__).parent  # Python's own
+OURS = Path(polyphony.__file__).parent  # which may be installed where it was written
 
 
 def own_files(name: str, folder: Path) -> dict[str, Path]:
@@ -46,7 +49,8 @@ def file_of(name: str, folder: Path) -> Path | None:
 
 def is_installed(path: Path) -> bool:
     """Whether this is a place of Python's own modules or of installed ones."""
-    return path.is_relative_to(LIBRARY) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    known = path == OURS.parent or path.is_relative_to(OURS) or path.is_relative_to(LIBRARY)
+    return known or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def source(path: Path) -> str:

@@ -130,12 +130,13 @@ class Difference:
     judged: Judged
     paired: MeanSd
     ahead: int
+    known: int  # pairs of which it can be said: not where both DEEs are past the curve
     over_sets: MeanSd | None
 
     @property
     def text(self) -> str:
         """For people: the mean difference with its 95 % intervals, and the count where one side is better."""
-        count = f"{self.ahead} of {self.paired.n}" if self.judged.better else ""
+        count = f"{self.ahead} of {self.known}" if self.judged.better else ""
         if not math.isfinite(self.paired.mean):
             return count
         behind = "; ".join(filter(None, (count, self._sets)))
@@ -243,10 +244,11 @@ def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -
     pairs = [pair for pair in mine if pair in theirs]
     if len(pairs) < 2:
         return None
-    apart = {pair: mine[pair] - theirs[pair] for pair in pairs}  # of two DEEs past the curve: not known
+    apart = {pair: mine[pair] - theirs[pair] for pair in pairs}
     ahead = sum(judged.better * each > 0 for each in apart.values())
+    known = sum(not math.isnan(each) for each in apart.values())
     words, paired = _words(study.first.recipe, method, reference), metrics.paired(list(apart.values()))
-    return Difference(study.name, method, reference, words, judged, paired, ahead, _over_sets(apart))
+    return Difference(study.name, method, reference, words, judged, paired, ahead, known, _over_sets(apart))
 
 
 def _words(recipe: Recipe, method: str, reference: str) -> str:

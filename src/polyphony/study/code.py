@@ -1,8 +1,8 @@
 """Which code decides a training: the definitions that it reaches by name, and their hash.
 
-A definition is a function, class or constant of a module. What a key of the recipe is set to stands in the
-stage's key, and so the fields of a recipe's tables are no part of the code; neither are comments, docstrings
-and what is said when something fails.
+A definition is a function, class or constant of a module, a class as a whole. What a key of the recipe is set
+to stands in the stage's key, and so the fields of a recipe's tables are no part of the code; neither are
+comments, docstrings and what is said when something fails.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import polyphony
+from polyphony.recipe.python import PythonTable
 
 MODULES = (  # in which something decides weights; images have fingerprints of their own
     "train",
@@ -53,9 +54,13 @@ Place = tuple[str, str]  # a module's name below the package, and a definition's
 
 @cache
 def code_hash(*roots: type) -> str:
-    """The hash of what these classes do, and of all that they lead to."""
+    """The hash of what these classes do, and of all that they lead to.
+
+    A class outside the package, or a table that names code there, may lead anywhere in it.
+    """
+    package = Path(polyphony.__file__).parent
     places = [(each.__module__.removeprefix("polyphony."), each.__qualname__) for each in roots]
-    found = reached(places, Path(polyphony.__file__).parent)
+    found = reached(everything(package) if any(map(is_own, roots)) else places, package)
     return hashlib.sha256(
         "\n".join(f"{place}\n{found[place]}" for place in sorted(found)).encode()
     ).hexdigest()
@@ -70,10 +75,23 @@ def reached(roots: Iterable[Place], package: Path) -> dict[Place, str]:
         if place in found or not decides(place[0]):
             continue
         source = parsed(package, place[0])
-        nodes = source.definitions.get(place[1], [])
+        nodes = source.definitions[place[1]]
         found[place] = "\n".join(map(ast.unparse, nodes))
         todo += [there for node in nodes for there in source.names_in(node)]
     return found
+
+
+def is_own(root: type) -> bool:
+    """Whether a class is the user's own, or stands for something that is."""
+    return issubclass(root, PythonTable) or not root.__module__.startswith("polyphony.")
+
+
+def everything(package: Path) -> Iterator[Place]:
+    """All definitions in modules that decide something."""
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__")
+        if decides(module):
+            yield from ((module, name) for name in parsed(package, module).definitions)
 
 
 def decides(module: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,7 +16,6 @@ from polyphony.ensembles import Single
 from polyphony.nn import Adapted
 from polyphony.predictions import predict
 from polyphony.recipe import RecipeError
-from polyphony.store import sha256
 from polyphony.study.study import weights_hash
 from polyphony.weights import WeightsError, load_weights, read_weights
 from polyphony.words import listed
@@ -40,9 +39,11 @@ def refuse_copies(weights: Sequence[Path]) -> None:
 @lru_cache
 def numbers_hash(path: Path, file_hash: str) -> str:
     """The hash of the tensors in a file, in the order of their names, which prefixes do not change."""
-    stream = io.BytesIO()
-    torch.save([value for _, value in sorted(read_weights(path).items())], stream)
-    return sha256(stream.getvalue())
+    digest = hashlib.sha256()
+    for _, value in sorted(read_weights(path).items()):
+        digest.update(f"{value.dtype} {list(value.shape)} ".encode())
+        digest.update(value.detach().flatten().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def take_in(network: nn.Module, path: Path, valid: Split, classes: Sequence[str], device: str) -> None:

@@ -64,6 +64,7 @@ class TrainingJob(Job):
 
     def run(self, watch: Watch) -> None:
         """Train in the stage, which the first process claims; nothing where the result is there by now."""
+        self.code  # noqa: B018 (read before the training, in which somebody may edit it)
         if (stage := group_from_environment().from_first(lambda: self.stage.start())) is not None:
             self.train(stage, watch)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -28,9 +28,9 @@ class SavedRows(Generic[Kind]):
 
     def load(self) -> list[Kind] | None:
         """The rows, or nothing where there are none, they depend on something else or have other columns."""
-        if not self.path.exists() or read_json(self.path).get("columns") != columns(self.kind):
+        if not self.path.exists():
             return None
-        return load_rows(self.path, self.key, self.kind)
+        return load_rows(self.path, self.key, self.kind, columns(self.kind))
 
     def save(self, rows: Iterable[Kind]) -> None:
         """Keep rows, whole."""
@@ -41,10 +41,15 @@ class SavedRows(Generic[Kind]):
         )
 
 
-def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind] | None:
-    """The rows of a file whose key begins so, or nothing; columns of other versions are passed over."""
+def load_rows(
+    path: Path, start: str, kind: type[Kind], exactly: Sequence[str] | None = None
+) -> list[Kind] | None:
+    """The rows of a file whose key begins so, or nothing; or only where it has `exactly` these columns.
+
+    Otherwise columns that another version had are passed over, and those with a default may be missing.
+    """
     found: dict[str, Any] = read_json(path)
-    if not str(found.get("key")).startswith(start):
+    if not str(found.get("key")).startswith(start) or exactly not in (None, found.get("columns")):
         return None
     try:
         rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
