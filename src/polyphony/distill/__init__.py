@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyphony.distill.distribution import DistillDistribution, DistillProxy
-from polyphony.distill.labels import CrossEntropy, accuracy
+from polyphony.distill.labels import CrossEntropy
 from polyphony.distill.match import match_step_size
 from polyphony.distill.mean import DistillMean
 from polyphony.distill.one_to_one import Distill, Passes
@@ -15,6 +15,5 @@ __all__ = [
     "DistillMean",
     "DistillProxy",
     "Passes",
-    "accuracy",
     "match_step_size",
 ]
