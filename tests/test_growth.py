@@ -250,10 +250,14 @@ def test_at_most_two_files_are_edited(kind):
     assert len(CHANGES[kind].new) <= 1
 
 
-@pytest.fixture(scope="module")
-def grown(tmp_path_factory):
+@pytest.fixture
+def grown(made_once):
     """A folder with a run of a copy of the package, to which all toys were added afterwards."""
-    folder = tmp_path_factory.mktemp("grown")
+    return made_once("grown", grow)
+
+
+def grow(folder: Path) -> None:
+    """Make that folder."""
     shutil.copytree(PACKAGE, folder / "polyphony", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "plain.toml").write_text(PLAIN)
     command(folder, "distill", "plain.toml", "--out", "runs/before")
@@ -269,7 +273,6 @@ def grown(tmp_path_factory):
                 assert found, f"{name} has no {line!r}"
                 path.write_text(before + text + found.strip("!") + after)
     (folder / "toy.toml").write_text(RECIPE)
-    return folder
 
 
 def command(folder: Path, *words: str) -> str:
