@@ -44,9 +44,14 @@ def load_weights(network: nn.Module, path: Path) -> None:
                 f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(wanted[name].shape)}:"
                 " is it of another network, or of another number of classes?"
             )
-        if value.layout != torch.strided or value.is_meta or value.is_complex() or value.is_quantized:
+        if not is_plain(value):
             raise WeightsError(f"{path}: '{name}' is no plain tensor of numbers: save it as one")
     network.load_state_dict(named)
+
+
+def is_plain(value: Tensor) -> bool:
+    """Whether a tensor holds real numbers, each in its place: what a network's weights are."""
+    return value.layout == torch.strided and not (value.is_meta or value.is_complex() or value.is_quantized)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

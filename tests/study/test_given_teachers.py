@@ -185,6 +185,20 @@ def test_copies_of_one_network_are_no_two_teachers(folder):
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
 
 
+@pytest.mark.parametrize("odd", ["sparse", "without numbers", "conjugated"])
+def test_weights_that_are_no_plain_numbers_are_one_sentence(folder, odd):
+    weights = torch.load(folder / "a.pt")["model"]
+    name = next(name for name, value in weights.items() if value.dim() == 2)
+    weights[name] = {
+        "sparse": weights[name].to_sparse(),
+        "without numbers": torch.empty_like(weights[name], device="meta"),
+        "conjugated": weights[name].to(torch.complex64).conj(),
+    }[odd]
+    torch.save(weights, folder / "a.pt")
+    with pytest.raises(WeightsError, match="is no plain tensor of numbers"):
+        run(folder)
+
+
 @pytest.fixture
 def turned(folder) -> tuple[str, str]:
     """Overrides for digits, and for the same images with their classes in another order."""

@@ -17,7 +17,7 @@ from polyphony.nn import Adapted
 from polyphony.predictions import predict
 from polyphony.recipe import RecipeError
 from polyphony.study.study import weights_hash
-from polyphony.weights import WeightsError, load_weights, read_weights
+from polyphony.weights import WeightsError, is_plain, load_weights, read_weights
 from polyphony.words import listed
 
 SURE = 3.0  # standard deviations above chance that a teacher must be
@@ -42,7 +42,8 @@ def numbers_hash(path: Path, file_hash: str) -> str:
     digest = hashlib.sha256()
     for _, value in sorted(read_weights(path).items()):
         digest.update(f"{value.dtype} {list(value.shape)} ".encode())
-        digest.update(value.detach().flatten().contiguous().view(torch.uint8).numpy().data)
+        if is_plain(value):  # others no network takes, which is said when it is given them
+            digest.update(value.detach().flatten().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
