@@ -17,13 +17,11 @@ from filelock import FileLock
 
 import polyphony as package
 from polyphony.cli import main
-from polyphony.compiler import import_compiler_late
 
 # A virtual machine may announce AMX and not permit it: PyTorch's bfloat16 would end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 
 gc.disable()  # until everything is imported, of which nothing can be freed
-import_compiler_late()
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow, not wrong
 hypothesis.settings.load_profile("any machine")
 

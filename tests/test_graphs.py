@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -156,9 +153,3 @@ def test_a_recipe_says_so_and_keys_stay(tiny_digits, tmp_path: Path):
     assert compiled.plan(compiled.recipe.teachers).compile
     assert not plain.plan(plain.recipe.teachers).compile
     assert compiled.teacher_stage(0).key == plain.teacher_stage(0).key
-
-
-def test_nobody_else_waits_for_the_compiler():
-    code = "import polyphony.train, polyphony.study, sys; sys.exit('torch._dynamo' in sys.modules)"
-    path = str(Path(graphs.__file__).parents[1])
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -20,7 +20,7 @@ LAYERS = (
     ("ensembles",),
     ("losses", "metrics", "data", "nn", "rows", "optimise"),
     ("parallel",),
-    ("machine", "devices", "compiler", "limits", "mixture", "seeds", "words"),
+    ("machine", "devices", "limits", "mixture", "seeds", "words"),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 PARTS = sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")})

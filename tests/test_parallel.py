@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from cases import FORMS, PERTURBATIONS, loss_of, losses_of, seeded, split
-from polyphony.compiler import import_compiler_late
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.limits import SettingError
@@ -41,7 +40,6 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "a pair"}
     torch.set_num_threads(1)
-    import_compiler_late()
     group = group_from_environment()
     while (asked := pipe.recv()) is not None:
         function, arguments = asked

@@ -22,7 +22,7 @@ from polyphony.train import Unwatched
 
 PACKAGE = Path(polyphony.__file__).parent
 # What keeps a training and says where it ran; what its log measures beside the accuracy; what is in its key.
-BESIDE = ("store", "machine", "limits", "compiler", "collapse", "metrics.health", "nn.distance")
+BESIDE = ("store", "machine", "limits", "collapse", "metrics.health", "nn.distance")
 BESIDE += ("recipe.schema", "recipe.table", "study.code", "study.origin")
 BESIDE += ("recipe.methods.Method", "recipe.perturbations.as_tables", "metrics.diversity.disagreement")
 

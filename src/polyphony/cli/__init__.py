@@ -14,7 +14,6 @@ from polyphony.cli import analyse, check, data, export, init, predict, report, s
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
-from polyphony.compiler import import_compiler_late
 from polyphony.limits import SettingError
 from polyphony.machine import Terminated, WriteError, out_of_memory, terminable
 from polyphony.words import SentenceError, first_line
@@ -52,7 +51,6 @@ app.command(data.app)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
-    import_compiler_late()
     words = sys.argv[1:] if arguments is None else arguments
     try:
         refuse_empty(words)

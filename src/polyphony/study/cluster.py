@@ -21,7 +21,6 @@ from typing import Any, Self
 
 import torch
 
-from polyphony.compiler import import_compiler_late
 from polyphony.devices import choose_device
 from polyphony.machine import Terminated
 from polyphony.parallel import GoneError
@@ -81,7 +80,6 @@ class Place:
             os.chdir(self.folder)
         os.environ.update(self.variables)
         torch.set_num_threads(self.threads)
-        import_compiler_late()
         try:
             choose_device(self.device)
         except ValueError as error:

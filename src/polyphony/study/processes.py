@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import torch
 
-from polyphony.compiler import import_compiler_late
 from polyphony.machine import Terminated, cores, end_with_parent
 from polyphony.study.runner import Board, Event, Graph, Here, JobError, Relay, pass_on, run_job
 from polyphony.study.study import Study
@@ -150,7 +149,6 @@ def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     end_with_parent()
     torch.set_num_threads(threads)
-    import_compiler_late()
     while (job := todo.get()) is not None:
         try:
             run_job(job, Relay(events.put))

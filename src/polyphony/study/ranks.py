@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from polyphony.compiler import import_compiler_late
 from polyphony.machine import end_with_parent
 from polyphony.parallel import group_from_environment
 from polyphony.study.processes import SHUTDOWN_SECONDS, context, next_event, sendable
@@ -64,7 +63,6 @@ def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, event
     """A process of a training, from start to end; whichever fails says why."""
     end_with_parent()
     os.environ.update(told)
-    import_compiler_late()
 
     def lead() -> None:
         Together(torch.get_num_threads(), group=group).run_one(job, Relay(events.put))
