@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from polyphony.metrics import detect
+from polyphony.metrics.detection import energy, max_logit
 
 
 @settings(max_examples=60, derandomize=True)
@@ -44,3 +47,20 @@ def test_exactly_95_percent_is_enough():
 def test_both_sides_are_needed():
     with pytest.raises(ValueError, match="one known and one unknown"):
         detect(torch.zeros(3), torch.zeros(0))
+
+
+def test_energy_and_largest_logit_are_of_the_mean_logits(cases):
+    for name, case in cases.items():
+        mean = case.logits.double().numpy().mean(0)
+        with np.errstate(divide="ignore"):
+            expected = [-np.logaddexp.reduce(row) for row in mean]
+        np.testing.assert_allclose(energy(case.logits), expected, rtol=1e-12, err_msg=name)
+        assert max_logit(case.logits).tolist() == [-max(row) for row in mean], name
+
+
+def test_nan_is_rejected():
+    nan = torch.tensor([0.0, math.nan])
+    with pytest.raises(ValueError, match="NaN"):
+        detect(torch.zeros(2), nan)
+    with pytest.raises(ValueError, match="NaN"):
+        energy(nan[None, None])

@@ -25,10 +25,32 @@ class Detection:
     """Share of knowns that raise the alarm at the highest threshold where 95 % of unknowns do."""
 
 
+def energy(logits: Tensor) -> Tensor:
+    """−log Σ_k exp z̄_k of the members' mean logits z̄ (Liu et al. 2020). [m n k] → [n]
+
+    Of the mean prediction it would be 0 for every image: probabilities sum to 1.
+    """
+    return -mean_logits(logits).logsumexp(-1)
+
+
+def max_logit(logits: Tensor) -> Tensor:
+    """−max_k z̄_k of the members' mean logits z̄ (Hendrycks et al. 2022). [m n k] → [n]"""
+    return -mean_logits(logits).amax(-1)
+
+
+def mean_logits(logits: Tensor) -> Tensor:
+    """Mean over members in float64; ValueError for a NaN. [m n k] → [n k]"""
+    if bool(logits.isnan().any()):
+        raise ValueError("logits are NaN; the network that made them has diverged.")
+    return logits.double().mean(0)
+
+
 def detect(known: Tensor, unknown: Tensor) -> Detection:
     """The scores of one uncertainty, larger for less certain. known [n], unknown [u], neither empty"""
     if not len(known) or not len(unknown):
         raise ValueError("detection needs at least one known and one unknown example.")
+    if bool(known.isnan().any() | unknown.isnan().any()):
+        raise ValueError("an uncertainty is NaN; the network that made it has diverged.")
     values, group = torch.unique(torch.cat([known, unknown]).double(), return_inverse=True)
     # How many have each value, the most uncertain first. Counts stay whole numbers until the last division:
     # a recall of exactly 95 % must count as one.

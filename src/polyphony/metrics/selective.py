@@ -1,0 +1,74 @@
+"""Answer only the certain images: error rate against the share that is answered.
+
+Examples are answered in ascending order of an uncertainty. The risk r_i, at coverage i/n, is the error rate
+among the first i of n examples. Equal uncertainties have no order: r_i is the mean over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from polyphony.metrics.detection import detect
+from polyphony.metrics.ties import in_order
+
+ROUNDING = 1e-9
+"""A share this close below a whole number of images is that number: 0.55 × 100 is 55, not 56."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selective:
+    """The risk–coverage curve of one uncertainty."""
+
+    uncertainty: Tensor
+    """Larger for less certain. [n]"""
+    errors: Tensor
+    """1 where the prediction is wrong, else 0. [n]"""
+
+    @cached_property
+    def risk(self) -> Tensor:
+        """r_i, the error rate among the i most certain examples, for i = 1..n. [n]"""
+        _, expected = in_order(self.uncertainty, self.errors)
+        return expected.cumsum(0) / torch.arange(1, len(expected) + 1)
+
+    @property
+    def aurc(self) -> float:
+        """Area under the curve: (1/n) Σ_i r_i (Geifman and El-Yaniv 2017). Lower is better."""
+        return float(self.risk.mean())
+
+    @property
+    def excess_aurc(self) -> float:
+        """AURC minus the AURC of the best order: all errors last (Geifman et al. 2019). 0 at best."""
+        best = Selective(self.errors, self.errors)
+        return max(0.0, self.aurc - best.aurc)
+
+    def risk_at(self, coverage: float) -> float:
+        """Error rate among the ⌈coverage · n⌉ most certain examples."""
+        return float(self.risk[answered(coverage, len(self.errors)) - 1])
+
+    def coverage_at(self, risk: float) -> float:
+        """The largest coverage at which the error rate is at most `risk`; 0 where there is none."""
+        enough = (self.risk <= risk + ROUNDING).nonzero()
+        return (int(enough[-1]) + 1) / len(self.errors) if len(enough) else 0.0
+
+    @property
+    def auroc(self) -> float | None:
+        """Probability that an error is less certain than a correct answer, ties counting half.
+
+        None where there are no errors, or nothing else.
+        """
+        wrong = self.errors.bool()
+        if not bool(wrong.any()) or bool(wrong.all()):
+            return None
+        return detect(self.uncertainty[~wrong], self.uncertainty[wrong]).auroc
+
+
+def answered(coverage: float, count: int) -> int:
+    """How many of so many images make up a coverage: ⌈coverage · count⌉, at least one."""
+    if not 0 < coverage <= 1:
+        raise ValueError(f"a coverage must be above 0 and at most 1; got {coverage}.")
+    return max(1, math.ceil(coverage * count - ROUNDING))
