@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -25,6 +26,7 @@ from polyphony.recipe.points import plan_sweep
 from polyphony.store import ChangedError, spec_key
 from polyphony.study import Study, Sweep, Upto, check_trained, open_study, run_study
 from polyphony.study.given import refuse_unfit, swapped
+from polyphony.study.jobs import TrainStudent
 from polyphony.study.runner import Here
 from polyphony.study.study import weights_hash
 from polyphony.weights import WeightsError
@@ -414,30 +416,57 @@ def test_each_teacher_may_have_a_network_of_its_own(folder):
     assert [net.network.conv.out_channels for net in built] == [6, 9]
 
 
-def test_a_student_that_starts_from_a_teacher_begins_as_good_as_it_is(folder):
+@pytest.mark.parametrize("kind", ["batch_ensemble", "hydra"])
+def test_a_student_that_starts_from_a_teacher_has_its_weights_times_the_papers_factors(folder, kind):
     run(folder, "methods={scratch={}}")
-    study = Study(read_recipe(folder / "own.toml", ["student.start=teacher"]), folder / "run")
-    test = study.splits.test
+    recipe = read_recipe(folder / "own.toml", ["student.start=teacher", f"student.form={kind}"])
+    study = Study(recipe, folder / "run")
+    student = study.fresh_student("kd", torch.Generator().manual_seed(0))
+    taught = study.load_teachers(1).networks[0].network.out.weight
+    weights = torch.stack([student.member(j).network.out.weight for j in range(2)])
+    if kind == "hydra":
+        factors = (weights / taught).flatten()
+    else:
+        layer = student.network.network.out
+        assert torch.equal(layer.shared.weight, taught)
+        factors = torch.cat([layer.r.flatten(), layer.s.flatten()])
+    assert abs(float(factors.detach().mean()) - 1) < 0.1
+    assert abs(float(factors.detach().std()) - 0.5) < 0.1
 
-    def right(model) -> float:
-        return float((predict(model, test).logits.argmax(-1) == test.labels).double().mean())
 
-    teacher = right(study.load_teachers(1))
-    near = study.fresh_student("kd", torch.Generator().manual_seed(0))
-    form = "student.form={ kind = 'batch_ensemble', factor_std = 0.5 }"
-    far = read_recipe(folder / "own.toml", ["student.start=teacher", form])
-    lost = Study(far, folder / "run").fresh_student("kd", torch.Generator().manual_seed(0))
-    assert right(near) > teacher - 0.05
-    assert right(lost) < teacher - 0.1
-    keys = [Study(r, folder / "run").student_stage("scratch", 0).key for r in (far, study.recipe)]
-    fresh = Study(read_recipe(folder / "own.toml"), folder / "run").student_stage("scratch", 0).key
-    assert len({*keys, fresh}) == 3
+def test_where_a_student_starts_is_part_of_its_key(folder):
+    run(folder, "methods={scratch={}}")
+    small = "student.form={ kind = 'batch_ensemble', factor_std = 0.02 }"
+    changes = [[], ["student.start=teacher"], ["student.start=teacher", small], [small]]
+    recipes = [read_recipe(folder / "own.toml", change) for change in changes]
+    assert len({Study(recipe, folder / "run").student_stage("kd", 0).key for recipe in recipes}) == 4
+
+
+def test_a_method_may_have_a_start_of_its_own(folder):
+    run(folder, "methods={scratch={}}")
+    methods = "methods={ born = { perturb = 'clean', start = 'teacher' }, kd = { perturb = 'clean' } }"
+    mixed = Study(read_recipe(folder / "own.toml", [methods]), folder / "run")
+    fresh = Study(read_recipe(folder / "own.toml"), folder / "run")
+    born = Study(read_recipe(folder / "own.toml", ["student.start=teacher"]), folder / "run")
+    assert mixed.student_stage("kd", 0).key == fresh.student_stage("kd", 0).key
+    assert mixed.student_stage("born", 0).key == born.student_stage("kd", 0).key
+    assert [len(TrainStudent(mixed, name, 0).needs) for name in ("born", "kd")] == [2, 2]
+    drawn = [
+        study.fresh_student(name, torch.Generator().manual_seed(0)).state_dict()
+        for study, name in ((mixed, "born"), (born, "kd"), (mixed, "kd"), (fresh, "kd"))
+    ]
+    same = [all(torch.equal(a[key], b[key]) for key in a) for a, b in itertools.pairwise(drawn)]
+    assert same == [True, False, True]
 
 
 def test_students_of_every_form_that_may_begin_as_good_as_the_teacher_do(folder):
     run(folder, "methods={scratch={}}")
     started = [form for form in FORMS if form != "mimo"]
-    methods = ", ".join(f"{form} = {{ perturb = 'clean', form = '{form}' }}" for form in started)
+    small = dict.fromkeys(("batch_ensemble", "hydra"), ", factor_std = 0.02")
+    methods = ", ".join(
+        f"{form} = {{ perturb = 'clean', form = {{ kind = '{form}'{small.get(form, '')} }} }}"
+        for form in started
+    )
     recipe = read_recipe(folder / "own.toml", ["student.start=teacher", f"methods={{ {methods} }}"])
     study = Study(recipe, folder / "run")
     test = study.splits.test

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from polyphony.recipe.methods import Distillation
 
 
-NEAR = 0.02  # the spread of factors that leaves trained weights as good as they are
-
 Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that members share
 
 
@@ -47,8 +45,8 @@ class FormTable(Table):
         """What stands behind it: itself, or the form that the user's own module makes."""
         return self
 
-    def near(self) -> FormTable:
-        """The form of a student that starts from a teacher's weights: its members begin as good as it is."""
+    def from_teacher(self) -> FormTable:
+        """The form of a student that starts from a teacher's weights."""
         return self
 
     def copies(self, members: int) -> int:
@@ -72,17 +70,22 @@ class FormTable(Table):
         return student
 
 
-class BatchEnsembleForm(FormTable):
+class FactorForm(FormTable):
+    """A form whose members start as a network's weights times factors N(1, factor_std²)."""
+
+    factor_std: NonNegativeFloat | None = None
+
+    def from_teacher(self) -> FormTable:
+        return self.model_copy(update={"factor_std": FACTOR_STD}) if self.factor_std is None else self
+
+
+class BatchEnsembleForm(FactorForm):
     """Members by rank-one factors, the paper's student."""
 
     words: ClassVar[str] = "BatchEnsemble"
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
-    factor_std: NonNegativeFloat | None = None  # the paper's; small for a student that starts from a teacher
     keep: Keep = ()
-
-    def near(self) -> FormTable:
-        return self.model_copy(update={"factor_std": NEAR}) if self.factor_std is None else self
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         std = FACTOR_STD if self.factor_std is None else self.factor_std
@@ -108,16 +111,12 @@ class MIMOForm(FormTable):
         return MIMO(network, members, **repetitions)
 
 
-class HydraForm(FormTable):
-    """Members by classifiers of their own on one trunk."""
+class HydraForm(FactorForm):
+    """Members by classifiers of their own on one trunk; fresh ones without a `factor_std`."""
 
     words: ClassVar[str] = "Hydra"
     kind: Literal["hydra"]
     head: str | None = None  # the classifier that heads take the place of; the network's last layer
-    factor_std: NonNegativeFloat | None = None  # fresh heads; or the classifier's weights, each with a factor
-
-    def near(self) -> FormTable:
-        return self.model_copy(update={"factor_std": NEAR}) if self.factor_std is None else self
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return Hydra(network, members, head=self.head, factor_std=self.factor_std, rng=rng)

@@ -13,11 +13,14 @@ from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb, Surroundings
 from polyphony.recipe.table import Count, Share, StepSize, Table, Temperature
 
+Start = Literal["fresh", "teacher"]  # weights of its own, or the first teacher's
+
 
 class Method(Table):
     """One way to train a student; what it leaves open is as in `student`. No perturb: on the labels alone."""
 
     form: Form | None = None
+    start: Start | None = None
     perturb: Perturb | None = None
     source: Literal["extra"] | None = None  # ODS directions from an extra teacher, not from those learnt from
     alpha: Share | None = None

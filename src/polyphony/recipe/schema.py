@@ -23,7 +23,7 @@ from polyphony.distill import Passes
 from polyphony.limits import MOST_MEMBERS
 from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
-from polyphony.recipe.methods import Distillation, Method
+from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
 from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperature
 from polyphony.recipe.training import Crop, Schedule
@@ -117,7 +117,7 @@ class Student(Schedule):
     """The compact network, and what all methods have in common."""
 
     network: Network | None = None  # the teachers' unless it is given
-    start: Literal["fresh", "teacher"] = "fresh"  # from weights of its own, or from the first teacher's
+    start: Start = "fresh"
     form: Form = BatchEnsembleForm()
     alpha: Share = 0.9
     temperature: Temperature = 4.0
@@ -152,11 +152,15 @@ class Recipe(Table):
     def form(self, name: str) -> FormTable:
         """The form that a method's student takes."""
         form = self.form_table(name).resolved()
-        return form if self.student.start == "fresh" else form.near()
+        return form.from_teacher() if self.starts_from_teacher(name) else form
 
     def form_table(self, name: str) -> FormTable:
         """The form as the recipe says it."""
         return self.methods[name].form or self.student.form
+
+    def starts_from_teacher(self, name: str) -> bool:
+        """Whether a method's student starts from the first teacher's weights."""
+        return bool(self.setting(name, "start") == "teacher")
 
     def schedule(self, name: str) -> Schedule:
         """How a method's student is trained."""
@@ -183,8 +187,9 @@ class Recipe(Table):
         teachers, wanted = self.teachers, self.members + self.teachers.extra
         if teachers.networks and self.student.network is None and len(set(map(str, teachers.networks))) > 1:
             raise ValueError("student.network must be given where teachers have networks of their own")
-        if self.student.start == "teacher" and self.student_network != teachers.network_of(0):
-            raise ValueError('student.start = "teacher" needs the network of the first teacher')
+        taken = any(map(self.starts_from_teacher, self.methods))
+        if taken and self.student_network != teachers.network_of(0):
+            raise ValueError('start = "teacher" needs the network of the first teacher')
         lists = {"networks": teachers.networks, "weights": getattr(teachers, "weights", ())}
         for key, found in lists.items():
             if found and len(found) != wanted:
@@ -205,7 +210,7 @@ class Recipe(Table):
         method, form = self.methods[name], self.form(name)
         if name in ("teachers", "external"):
             return ": that name is taken; choose another"
-        if self.student.start == "teacher" and form.copies(2) > 1:
+        if self.starts_from_teacher(name) and form.copies(2) > 1:
             return f": a {self.form_table(name).label} student cannot start from a teacher's weights"
         if method.source and not method.has(lambda traits: traits.takes_source):
             return ".source needs a perturbation that takes directions from networks, such as 'ods'"

@@ -194,7 +194,7 @@ def departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) ->
         "the student is another network": not _is(recipe.student_network, experiment.student),
         "the student is of another form": experiment.form not in {form.label for form in forms},
         "the members start otherwise": any(getattr(form, "factor_std", None) is not None for form in forms),
-        "the students start from a teacher": recipe.student.start != "fresh",
+        "the students start from a teacher": any(map(recipe.starts_from_teacher, recipe.methods)),
         "the students' optimiser or its schedule is another": _optimised_otherwise(recipe.student),
         "the teachers were trained elsewhere": not isinstance(recipe.teachers, Schedule),
     }

@@ -168,7 +168,7 @@ def _factors(run: Run, method: str) -> list[str]:
     if not distances:
         return []
     own_start = getattr(run.recipe.form_table(method), "factor_std", 0.0) is not None
-    fresh = run.recipe.student.start == "fresh" and not own_start
+    fresh = not (run.recipe.starts_from_teacher(method) or own_start)
     beside = " (fresh ones: about 0.85)" if fresh else ""
     return [f"Their rank-one factors are apart by {statistics.fmean(distances):.2f} of their norm{beside}."]
 

@@ -155,7 +155,9 @@ class TrainStudent(TrainingJob):
         """The teachers it learns from, and the one after them if that gives the directions."""
         method = self.study.recipe.distillation(self.method)
         recipe = self.study.recipe
-        count = recipe.members + bool(method.source) if method else int(recipe.student.start == "teacher")
+        count = int(recipe.starts_from_teacher(self.method))
+        if method:
+            count = recipe.members + bool(method.source)
         if isinstance(recipe.teachers, GivenTeachers):  # all are judged before anything is trained
             count = self.study.teacher_count
         return [TrainTeacher(self.study, j) for j in range(count)]

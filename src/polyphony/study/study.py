@@ -28,7 +28,7 @@ TAUGHT = ("teachers", "start", "source")  # what a student's key holds of teache
 # Keys that decide no training, or stand in a stage's spec in another way; all others are in it as they are.
 OF_RECIPE = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
 OF_SCHEDULE = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
-OF_METHOD = {"form", "perturb", "source", "epochs", "learning_rate"}
+OF_METHOD = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
 SETTINGS = {"alpha", "temperature", "step_size", "passes"}  # of a method, or of all
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
@@ -100,7 +100,7 @@ class Study:
         if method:
             stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
             spec["teachers"] = [stage.done()["weights"] for stage in stages]
-        if self.recipe.student.start == "teacher":
+        if self.recipe.starts_from_teacher(name):
             spec["start"] = self.teacher_stage(0).done()["weights"]
         if method and method.source:
             spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
@@ -108,7 +108,8 @@ class Study:
 
     def untaught_stage(self, name: str, seed: int) -> Stage:
         """The folder of one student, and its settings alone, without what its teachers are."""
-        method, form = self.recipe.distillation(name), self.recipe.form_table(name).spec()
+        method, table = self.recipe.distillation(name), self.recipe.form_table(name)
+        form = table.spec()
         spec = self._spec("student", seed, self.recipe.schedule(name)) | {
             "members": self.recipe.members,
             "network": self.recipe.student_network.spec(),
@@ -116,6 +117,8 @@ class Study:
             **({"form": form} if form else {}),
             **self.recipe.methods[name].spec_but(OF_METHOD | SETTINGS),
         }
+        if self.recipe.starts_from_teacher(name) and getattr(table, "factor_std", 0) is None:
+            spec |= self.recipe.form(name).spec({"factor_std"})  # early runs, without this key, had 0.02
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
         if method and (others := self._other_networks()):
@@ -174,7 +177,7 @@ class Study:
         """A method's student before training; without a generator its weights are only to be replaced."""
         members, form = self.recipe.members, self.recipe.form(name)
         network = self.network(self.recipe.student_network, rng, form.copies(members))
-        if rng is not None and self.recipe.student.start == "teacher":
+        if rng is not None and self.recipe.starts_from_teacher(name):
             network.load_state_dict(self.teacher_stage(0).weights())
         try:
             return form.build(network, members, rng)
