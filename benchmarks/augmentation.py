@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from polyphony._util.files import processor
 from polyphony.data import Augmentation, Split, batches
-from polyphony.machine import processor
 from polyphony.nn import resnet
-from polyphony.rows import csv_text
+from polyphony.runs.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "augmentation.csv"
 SIZE, ROUNDS = 128, 15

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from polyphony.machine import processor
+from polyphony._util.files import processor
 from polyphony.recipe import read_recipe
-from polyphony.rows import csv_text
+from polyphony.runs.rows import csv_text
 from polyphony.study import Study, costs
 from polyphony.study.cost import blank, step, trainings
 from polyphony.study.sketch import sketched_on

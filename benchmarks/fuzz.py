@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
 from judge import PATIENCE, SECONDS, FaultError, Kind, Outcome, judge, status
 from kinds import ALL as KINDS
 
-from polyphony.machine import processor
-from polyphony.rows import csv_text
+from polyphony._util.files import processor
+from polyphony.runs.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.csv"
 SPARE = 6 << 30  # bytes of memory beyond which an input must not drive a process

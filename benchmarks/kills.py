@@ -39,9 +39,9 @@ import torch
 
 import polyphony.cli
 import polyphony.report
-import polyphony.train
-from polyphony.machine import processor
-from polyphony.rows import csv_text
+import polyphony.training.fit
+from polyphony._util.files import processor
+from polyphony.runs.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "kills.csv"
 SETTINGS = (
@@ -76,7 +76,7 @@ class Death:
 def prepare() -> None:
     """Give trainings here a clock that counts looks; and die amid a write if the environment says so."""
     looks = itertools.count()
-    polyphony.train.time = SimpleNamespace(perf_counter=lambda: float(next(looks)))  # type: ignore[assignment]
+    polyphony.training.fit.time = SimpleNamespace(perf_counter=lambda: float(next(looks)))  # type: ignore[assignment]
     if AMID_WRITE not in os.environ:
         return
     bomb = json.loads(os.environ[AMID_WRITE])

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from polyphony import BatchEnsemble, Single, export_student, resnet
-from polyphony.machine import processor
-from polyphony.rows import csv_text
+from polyphony._util.files import processor
+from polyphony.runs.rows import csv_text
 from polyphony.serve import Student
 from polyphony.serve.description import Description
 

@@ -38,8 +38,8 @@ from polyphony import (
     resnet,
 )
 from polyphony.nn.ways import set_way
-from polyphony.rows import csv_text
-from polyphony.train import Loss
+from polyphony.runs.rows import csv_text
+from polyphony.training.fit import Loss
 
 RESULTS = Path(__file__).parent / "results" / "launches.csv"
 MEMBERS, CLASSES, WIDTH, BATCH, SIDE = 4, 10, 2, 2, 8

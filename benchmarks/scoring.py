@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from polyphony import metrics
-from polyphony.machine import processor
+from polyphony._util.files import processor
 from polyphony.metrics import Predictions
-from polyphony.rows import csv_text
+from polyphony.runs.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "scoring.csv"
 EXAMPLES, MEMBERS, CLASSES, TEACHERS = 10_000, 4, 10, 8

@@ -31,10 +31,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import textbook
 from polyphony import ODS, BatchEnsemble, DeepEnsemble, Distill, Single
+from polyphony._util.files import processor
 from polyphony.ensembles import Ensemble
-from polyphony.machine import processor
 from polyphony.nn import resnet
-from polyphony.rows import csv_text
+from polyphony.runs.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "step.csv"
 DEPTH, CLASSES, MEMBERS, BATCH, SIZE = 32, 10, 4, 64, 32

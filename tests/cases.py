@@ -16,6 +16,7 @@ from polyphony.distill import (
     DistillMean,
     DistillProxy,
 )
+from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
 from polyphony.ensembles import (
     MIMO,
     BatchEnsemble,
@@ -26,8 +27,7 @@ from polyphony.ensembles import (
     LatentBE,
     Single,
 )
-from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
-from polyphony.train import Loss
+from polyphony.training.fit import Loss
 
 MEMBERS, CLASSES = 2, 3
 STEP = 0.05

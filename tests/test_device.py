@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 import device
 from cases import FORMS, cases, loss_of, seeded, split, teachers
-from polyphony import analysis, train
+from polyphony import analysis
 from polyphony.data import Splits, batches, pixels
 from polyphony.distill import CrossEntropy, match_step_size
+from polyphony.distill.perturb import ODS, Gaussian
 from polyphony.ensembles import Ensemble
-from polyphony.optimise import AdamW
-from polyphony.perturb import ODS, Gaussian
-from polyphony.predictions import predict
-from polyphony.store import Stage
-from polyphony.train import LOOK_EVERY, Plan, fit
+from polyphony.runs.store import Stage
+from polyphony.training import fit as train
+from polyphony.training.fit import LOOK_EVERY, Plan, fit
+from polyphony.training.optimise import AdamW
+from polyphony.training.predict import predict
 
 TRAIN, VALID = split(22, 1), split(12, 3)
 PLAN = Plan(epochs=2, batch=8, learning_rate=0.05, warm_up=1)
@@ -228,7 +229,7 @@ def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch
             seen.append((*switches(), torch.are_deterministic_algorithms_enabled()))
             return real(*details)
 
-        monkeypatch.setattr("polyphony.train.validate", validate)
+        monkeypatch.setattr("polyphony.training.fit.validate", validate)
         fit(FORMS["single"](), loss, TRAIN, VALID, replace(PLAN, epochs=1, **settings), seeded())
         assert set(seen) == {expected}
         assert validating == [(False, False, *expected[2:])]

@@ -148,7 +148,7 @@ def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
 '''
             },
             "recipe/training.py": {
-                "from polyphony.recipe.table import": "from polyphony.optimise import linear\n",
+                "from polyphony.recipe.table import": "from polyphony.training.optimise import linear\n",
                 "class CosineTable(": '''class LinearTable(Table):
     """Straight down."""
 
@@ -166,7 +166,7 @@ def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
             "cli/where.py": {
                 '    device: Device = "auto"': "    aloud: bool = False\n",
                 "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads)\n",
-                "from polyphony.machine import": "from polyphony.study.aloud import Aloud\n",
+                "from polyphony._util.files import": "from polyphony.study.aloud import Aloud\n",
             }
         },
         {

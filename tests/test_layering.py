@@ -15,12 +15,13 @@ LAYERS = (
     ("serve",),
     ("study", "report"),
     ("recipe", "analysis"),
-    ("train", "distill", "prediction_files", "scores"),
-    ("graphs", "perturb", "predictions", "collapse", "tally", "weights", "store"),
+    ("distill",),
+    ("training", "runs"),
     ("ensembles",),
-    ("losses", "metrics", "data", "nn", "rows", "optimise"),
-    ("parallel",),
-    ("machine", "devices", "limits", "mixture", "seeds", "words"),
+    ("metrics", "nn"),
+    ("data",),
+    ("compute",),
+    ("_util",),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 PARTS = sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")})

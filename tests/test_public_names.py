@@ -10,7 +10,7 @@ import polyphony
 
 @pytest.mark.parametrize("name", polyphony.__all__)
 def test_a_public_name_is_no_module(name):
-    for module in ("train", "predictions", "distill", "perturb", "recipe", "study", "report"):
+    for module in ("training.fit", "training.predict", "distill", "recipe", "study", "report"):
         import_module(f"polyphony.{module}")
     assert not isinstance(getattr(polyphony, name), ModuleType)
 

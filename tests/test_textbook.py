@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.distill import Distill
+from polyphony.distill.perturb import ODS
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble
 from polyphony.nn import resnet
-from polyphony.perturb import ODS
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
         DistillProxy,
         match_step_size,
     )
+    from polyphony.distill.perturb import (
+        ODS,
+        Adversarial,
+        Chain,
+        Clean,
+        Diversify,
+        Gaussian,
+        Mixup,
+        Perturbation,
+    )
     from polyphony.ensembles import (
         MIMO,
         BatchEnsemble,
@@ -31,11 +41,10 @@ if TYPE_CHECKING:
     )
     from polyphony.metrics import Predictions
     from polyphony.nn import Normalize, adapt, add_members, resnet, wide_resnet
-    from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
-    from polyphony.predictions import predict
     from polyphony.recipe import Recipe, read_recipe
     from polyphony.serve import Answers, Student, export_student, load_student
-    from polyphony.train import Plan, fit
+    from polyphony.training.fit import Plan, fit
+    from polyphony.training.predict import predict
 
 __version__ = "0.1.0"
 
@@ -84,7 +93,17 @@ __all__ = [
     "wide_resnet",
 ]
 
-_MODULES = ("ensembles", "distill", "perturb", "train", "predictions", "data", "nn", "recipe", "serve")
+_MODULES = (
+    "ensembles",
+    "distill",
+    "distill.perturb",
+    "training.fit",
+    "training.predict",
+    "data",
+    "nn",
+    "recipe",
+    "serve",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from polyphony.analysis.jacobians import cosines, jacobian_cosines, softmax_jaco
 from polyphony.data import Split, pixels
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble
 from polyphony.nn import resnet
-from polyphony.train import Unwatched
+from polyphony.training.fit import Unwatched
 
 DIGITS = 500  # 1 − p is e⁻⁸⁰⁰ below
 

@@ -4,7 +4,7 @@ import torch
 
 from polyphony.analysis import member_views
 from polyphony.data import Split
-from polyphony.perturb import Gaussian
+from polyphony.distill.perturb import Gaussian
 
 
 def test_views_are_each_members_probabilities_on_both_versions(linear_ensemble, linear_student):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from polyphony.analysis.snr import Moments, gradient_snr, signal_to_noise
+from polyphony.distill.perturb import ODS, Gaussian
 from polyphony.ensembles import Single
-from polyphony.perturb import ODS, Gaussian
 
 
 def naive(samples):

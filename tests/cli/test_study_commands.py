@@ -14,18 +14,18 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from polyphony._util.limits import SettingError
 from polyphony.cli import exit_code
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
-from polyphony.limits import SettingError
 from polyphony.nn.conversion import ConversionError
 from polyphony.recipe import read_recipe
-from polyphony.rows import Score
+from polyphony.runs.rows import Score
+from polyphony.runs.store import ChangedError, FolderError
 from polyphony.serve import AnswerError
-from polyphony.store import ChangedError, FolderError
 from polyphony.study import Cluster, Here, Share, Study, TooLargeError
 from polyphony.study.processes import WorkerLostError
-from polyphony.tally import DivergedError
+from polyphony.training.tally import DivergedError
 
 MORE = (
     "seeds=[0, 1]",

@@ -6,7 +6,7 @@ import pytest
 
 from polyphony.cli.tensorboard import TensorBoard
 from polyphony.recipe import read_recipe
-from polyphony.store import Stage, write_json
+from polyphony.runs.store import Stage, write_json
 from polyphony.study import Board
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from polyphony._util.files import whole
 from polyphony.data import Split
 from polyphony.data.cache import cached
 from polyphony.data.dataset import Contents
-from polyphony.machine import whole
 
 
 class Reader:

@@ -45,7 +45,7 @@ import resource, sys
 import torch
 import polyphony.study, polyphony.report
 from polyphony.cli import main
-from polyphony.machine import memory
+from polyphony._util.files import memory
 
 def said(field):
     lines = open("/proc/self/status").read().splitlines()

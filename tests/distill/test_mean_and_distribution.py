@@ -9,13 +9,12 @@ import torch
 from scipy.stats import dirichlet
 from torch import Tensor, nn
 
-from polyphony import losses
 from polyphony.data import Augmentation, Split
-from polyphony.distill import DistillDistribution, DistillMean, DistillProxy
+from polyphony.distill import DistillDistribution, DistillMean, DistillProxy, losses
+from polyphony.distill.perturb import Clean
 from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Dirichlet, Single
 from polyphony.nn import resnet
-from polyphony.perturb import Clean
-from polyphony.train import Plan, fit
+from polyphony.training.fit import Plan, fit
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from polyphony.data import Split, Splits
 from polyphony.distill import CrossEntropy, Distill, match_step_size
 from polyphony.distill.match import STEP_SIZES
+from polyphony.distill.perturb import ODS, Clean, Gaussian
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single
 from polyphony.nn import resnet
-from polyphony.perturb import ODS, Clean, Gaussian
-from polyphony.predictions import batch_for, predict
+from polyphony.training.predict import batch_for, predict
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
 
@@ -182,7 +182,7 @@ def test_equal_generators_match_equal_step_sizes_whatever_memory_there_is(monkey
     teachers, data = DeepEnsemble([small(j).float() for j in range(MEMBERS)]), splits()
     sizes = []
     for memory in (2**34, 2**20):
-        monkeypatch.setattr("polyphony.predictions.memory", lambda memory=memory: memory)
+        monkeypatch.setattr("polyphony.training.predict.memory", lambda memory=memory: memory)
         sizes.append(match_step_size(ODS, teachers, data, 4.0, seeded(7)))
     assert batch_for(teachers, data.train.images.shape[1:]) < len(data.train)
     assert sizes[0] == pytest.approx(sizes[1], rel=1e-6)

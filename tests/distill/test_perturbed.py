@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.distill import Distill, DistillMean
+from polyphony.distill.perturb import ODS, Clean, Diversify, Gaussian
 from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE, Single
 from polyphony.nn import resnet
-from polyphony.perturb import ODS, Clean, Diversify, Gaussian
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
 

@@ -10,7 +10,7 @@ from polyphony.data import Split
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Dirichlet, Single
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.nn import resnet
-from polyphony.predictions import predict
+from polyphony.training.predict import predict
 
 
 def seeded(seed: int = 0) -> torch.Generator:

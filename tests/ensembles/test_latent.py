@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyphony.compute.parallel import Group
 from polyphony.data import Split
 from polyphony.distill import CrossEntropy, Distill
+from polyphony.distill.perturb import Clean
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, LatentBE
 from polyphony.nn import factor_distance, resnet
 from polyphony.nn.rank_one import RankOne
-from polyphony.optimise import SGD
-from polyphony.parallel import Group
-from polyphony.perturb import Clean
-from polyphony.train import Plan, Training, fit
+from polyphony.training.fit import Plan, Training, fit
+from polyphony.training.optimise import SGD
 
 DOUBLE = torch.float64
 MEMBERS = 3

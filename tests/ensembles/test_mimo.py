@@ -12,7 +12,7 @@ from polyphony.data import Augmentation, Split
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import MIMO, as_seen
 from polyphony.nn import resnet, wide_resnet
-from polyphony.train import Plan, fit
+from polyphony.training.fit import Plan, fit
 
 MEMBERS, CHANNELS, CLASSES = 3, 2, 5
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from polyphony.data import Augmentation, Split
 from polyphony.distill import Distill
+from polyphony.distill.perturb import ODS, Chain, Diversify, Mixup
 from polyphony.ensembles import MIMO, DeepEnsemble, Ensemble, Hydra, LatentBE
-from polyphony.perturb import ODS, Chain, Diversify, Mixup
-from polyphony.train import Loss, Plan, fit
+from polyphony.training.fit import Loss, Plan, fit
 
 MEMBERS = 2
 

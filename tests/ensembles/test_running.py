@@ -12,7 +12,7 @@ from polyphony.data import Augmentation, Split
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Dirichlet, Hydra, LatentBE, Single
 from polyphony.nn import add_members, merge_member, resnet
-from polyphony.train import Plan, fit
+from polyphony.training.fit import Plan, fit
 
 MEMBERS, CLASSES = 2, 3
 

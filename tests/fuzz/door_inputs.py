@@ -24,7 +24,8 @@ from judge import Call, Kind
 from PIL import Image
 
 from polyphony import Single, Student, export_student, load_student, resnet
-from polyphony.limits import SettingError
+from polyphony._util.limits import SettingError
+from polyphony._util.text import SentenceError
 from polyphony.recipe import foreign_table, read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.recipe.forms import PythonForm
@@ -35,7 +36,6 @@ from polyphony.serve.export import ExportError
 from polyphony.serve.load import CONFIG, WEIGHTS
 from polyphony.study.draft import draft
 from polyphony.study.status import run_status
-from polyphony.words import SentenceError
 
 OWN = (SentenceError, SettingError)
 KEPT = Path(__file__).parents[1] / "study" / "kept"
@@ -226,7 +226,7 @@ def saved(random: Random, folder: Path) -> Call:
     file.write_bytes(damaged(random, content) if random.random() < 0.3 else content)
     if random.random() < 0.03:
         special(file)
-    from polyphony.weights import load_weights
+    from polyphony.nn.weights import load_weights
 
     return lambda: load_weights(resnet(8, 3, width=2), file)
 
@@ -305,7 +305,7 @@ MODULES = (
     "def make(**given):\n    import torch\n    return torch.nn.Module()",
     "from torch.nn import Identity as make",
     "from polyphony.recipe.forms import FormTable as make",
-    "from polyphony.perturb import ODS as make",
+    "from polyphony.distill.perturb import ODS as make",
     "def __getattr__(name): raise ZeroDivisionError",
 )
 

@@ -16,9 +16,9 @@ from judge import Call, Kind
 from polyphony import ODS, Adversarial, DeepEnsemble, Distill, Gaussian, Mixup, Plan, Predictions, resnet
 from polyphony.data import DataError
 from polyphony.distill import DistillMean
-from polyphony.prediction_files import load_predictions, save_predictions
-from polyphony.store import Stage, StoreError
-from polyphony.weights import load_weights
+from polyphony.nn.weights import load_weights
+from polyphony.runs.predictions import load_predictions, save_predictions
+from polyphony.runs.store import Stage, StoreError
 
 ODD = (nan, inf, -inf, 0, -1, -0.0, 1e308, 1e-320, 2, 0.5, True)
 

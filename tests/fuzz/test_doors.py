@@ -14,11 +14,11 @@ from door_inputs import bomb, packed, student
 
 from polyphony import load_student, resnet
 from polyphony.data import DataError
+from polyphony.nn.weights import WeightsError, load_weights
 from polyphony.recipe import RecipeError
 from polyphony.recipe.foreign import PythonNetwork
+from polyphony.runs.store import StoreError, read_json
 from polyphony.serve.load import CONFIG, WEIGHTS
-from polyphony.store import StoreError, read_json
-from polyphony.weights import WeightsError, load_weights
 
 
 @pytest.mark.parametrize(

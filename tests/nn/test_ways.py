@@ -13,7 +13,7 @@ from polyphony.data import Augmentation
 from polyphony.nn import ways
 from polyphony.nn.rank_one import RankOne
 from polyphony.nn.ways import fastest, rank_ones, set_way
-from polyphony.train import Plan, fit
+from polyphony.training.fit import Plan, fit
 
 CPU = torch.device("cpu")
 LAYERS = {name: lambda kind=kind: nn.Conv2d(4, 8, **kind) for name, kind in CONVOLUTIONS.items()} | {

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from polyphony.cli import main
+from polyphony.distill.perturb import ODS, Chain
 from polyphony.nn import MemberBatchNorm
-from polyphony.perturb import ODS, Chain
 from polyphony.recipe import Recipe, RecipeError, Surroundings, read_recipe, shipped
 from polyphony.recipe.points import toml
 from polyphony.recipe.python import PythonTable, own_faults_named
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from torch import nn
 from polyphony.ensembles import BatchEnsemble
-from polyphony.perturb import Traits
+from polyphony.distill.perturb import Traits
 from polyphony.recipe import FormTable
 
 def make(classes, channels, width=4):

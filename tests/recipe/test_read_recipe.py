@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup
 from polyphony.ensembles import MIMO, BatchEnsemble, Dirichlet, Hydra, LatentBE, Single
 from polyphony.nn import ResNet, WideResNet, resnet
-from polyphony.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup
 from polyphony.recipe import RecipeError, Surroundings, read_recipe, shipped
 
 SMALL = """

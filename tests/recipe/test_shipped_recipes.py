@@ -13,12 +13,12 @@ import torch
 
 from polyphony.data import Split, Splits, outline
 from polyphony.ensembles import DeepEnsemble
-from polyphony.predictions import predict
 from polyphony.recipe import Data, read_recipe, shipped
 from polyphony.study import Study
 from polyphony.study.cost import untaught_loss
 from polyphony.study.score_table import parameter_counts
-from polyphony.train import Plan, fit
+from polyphony.training.fit import Plan, fit
+from polyphony.training.predict import predict
 
 PARAMETERS = {  # teachers and student, from the paper's tables and exact counts of its networks
     "cifar10-resnet32-be4": (4 * 464_154, 473_324),

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from polyphony.metrics import DirichletPredictions
-from polyphony.prediction_files import KIND
+from polyphony.runs.predictions import KIND
 
 MEMBERS, EXTRA, CLASSES, EXAMPLES = 3, 2, 4, 120
 METHODS: dict[str, dict[str, str]] = {

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from polyphony.cli import main
 from polyphony.cli.advice import advice
 from polyphony.report import Run, report_of
-from polyphony.rows import GradientSnr
-from polyphony.store import StoreError
+from polyphony.runs.rows import GradientSnr
+from polyphony.runs.store import StoreError
 
 Damage = Callable[[Path], object]
 

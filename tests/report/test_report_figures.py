@@ -25,8 +25,8 @@ from polyphony.report.figures.members import member_predictions, visible_differe
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import by_corruption, corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import over_seeds
-from polyphony.rows import CorruptedScore
-from polyphony.scores import TEACHERS
+from polyphony.runs.rows import CorruptedScore
+from polyphony.runs.scores import TEACHERS
 
 
 def numbers(chart: object) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from polyphony.report import Run
 from polyphony.report.paper import PaperExperiments
 from polyphony.report.score_tables import corrupted_tables
 from polyphony.report.tables import PageTable
-from polyphony.store import StoreError
+from polyphony.runs.store import StoreError
 
 PAPER = PaperExperiments(("cifar10-resnet32-be4",), "")
 IMAGES = 10_000

@@ -21,7 +21,7 @@ from polyphony.report.score_tables import clear_winner, paper_tables, score_tabl
 from polyphony.report.study_runs import studies
 from polyphony.report.tables import Cell
 from polyphony.report.verdict import TakeHome, health_checks, take_home
-from polyphony.scores import by_quality
+from polyphony.runs.scores import by_quality
 
 
 def seeds(draws: dict[str, list[float]]) -> dict[str, dict[int | None, float]]:

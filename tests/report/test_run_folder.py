@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 from scipy.special import log_softmax, logsumexp
 
 from polyphony.report import Run
-from polyphony.scores import TEACHERS
-from polyphony.store import StoreError
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import StoreError
 
 
 def test_a_folder_that_is_no_evaluated_run_is_one_sentence(small_run: Path):

@@ -25,7 +25,7 @@ from polyphony.report.figures.sweep_map import Shade, layout
 from polyphony.report.style import MUTED
 from polyphony.report.sweep_page import sweep_report, take_home
 from polyphony.report.sweep_run import SweepRun, Tried, front, toml
-from polyphony.store import StoreError
+from polyphony.runs.store import StoreError
 
 SEEDS = (0, 1, 2)
 HEADER = (

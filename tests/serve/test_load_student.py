@@ -17,10 +17,10 @@ from scipy.special import digamma
 from polyphony import Single, load_student
 from polyphony.recipe import read_recipe
 from polyphony.report.run import Run
-from polyphony.rows import Score, from_csv, to_csv
+from polyphony.runs.rows import Score, from_csv, to_csv
+from polyphony.runs.store import ChangedError, StoreError
 from polyphony.serve import AnswerError
 from polyphony.serve.load import choose
-from polyphony.store import ChangedError, StoreError
 from polyphony.study import Study, run_study
 from polyphony.study.runner import Here
 

@@ -14,8 +14,8 @@ import pytest
 from polyphony import load_student
 from polyphony.recipe import foreign_table
 from polyphony.report.run import Run
+from polyphony.runs.store import StoreError
 from polyphony.serve.pack import card
-from polyphony.store import StoreError
 
 
 @pytest.fixture(scope="module")

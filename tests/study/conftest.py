@@ -24,7 +24,7 @@ from polyphony.study import (
     run_sweep,
 )
 from polyphony.study.jobs import TrainStudent
-from polyphony.tally import DivergedError
+from polyphony.training.tally import DivergedError
 
 MORE = (
     "seeds=[0, 1]",

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from polyphony.machine import share_file
-from polyphony.store import write_whole
+from polyphony._util.files import share_file
+from polyphony.runs.store import write_whole
 from polyphony.study.jobs import TrainTeacher
 
 WEIGHTS = "weights.safetensors"

@@ -12,13 +12,13 @@ from torch.autograd.functional import jacobian
 
 from polyphony.cli.analyse import analyse as command
 from polyphony.cli.where import Where
+from polyphony.compute.seeds import generator
 from polyphony.data import pixels
+from polyphony.distill.perturb import ODS
 from polyphony.ensembles import DeepEnsemble
 from polyphony.nn import factor_distance
-from polyphony.perturb import ODS
 from polyphony.recipe import check
-from polyphony.seeds import generator
-from polyphony.store import StoreError
+from polyphony.runs.store import StoreError
 from polyphony.study import Study, analysis_jobs, run_study
 from polyphony.study.analyses import ANALYSES, analyse, one_to_one, plain_student, with_factors
 from polyphony.study.score_table import parameter_counts

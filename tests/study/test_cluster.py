@@ -22,14 +22,14 @@ import torch
 from safetensors.torch import load_file
 
 import polyphony as package
-from polyphony.machine import Terminated
-from polyphony.parallel import GoneError
+from polyphony._util.files import Terminated
+from polyphony.compute.parallel import GoneError
 from polyphony.recipe import read_recipe
 from polyphony.study import Board, Cluster, ClusterError, Graph, Share, Study, run_study
 from polyphony.study.cluster import GIB, LostError, Place, run_there
 from polyphony.study.nodes import compare
 from polyphony.study.processes import WorkerLostError
-from polyphony.tally import DivergedError
+from polyphony.training.tally import DivergedError
 
 pytest.importorskip("ray", reason="a cluster needs Ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

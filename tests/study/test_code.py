@@ -18,7 +18,7 @@ from polyphony.recipe.perturbations import PythonPerturbTable
 from polyphony.study import Study, code
 from polyphony.study.code import Place, Source, code_hash, decides, parsed, reached
 from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
-from polyphony.train import Unwatched
+from polyphony.training.fit import Unwatched
 
 PACKAGE = Path(polyphony.__file__).parent
 # What keeps a training and says where it ran; what its log measures beside the accuracy; what is in its key.

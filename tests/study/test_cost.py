@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from polyphony.compute.seeds import generator
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Ensemble, Single
 from polyphony.nn import resnet
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.seeds import generator
 from polyphony.study import Study, costs, sketched
 from polyphony.study.cost import (
     MOST_FLOPS,
@@ -30,7 +30,7 @@ from polyphony.study.cost import (
 )
 from polyphony.study.counting import FEW, Count, Counting
 from polyphony.study.sketch import sketched_on
-from polyphony.train import fit
+from polyphony.training.fit import fit
 
 SMALL = ("teachers.network={kind='resnet', depth=8, width=2}", "data.per_class=8", "data.resolution=8")
 

@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from polyphony.data import DataError, Split, load_unknown, pixels
 from polyphony.data.regenerate import regenerate
 from polyphony.recipe import check
-from polyphony.store import StoreError
+from polyphony.runs.store import StoreError
 from polyphony.study import Study, run_study
 from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
 from polyphony.study.shifts import Corruptions

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyphony import store
 from polyphony.recipe import read_recipe
+from polyphony.runs import store
 from polyphony.study import Study, analysis_jobs, jobs
 from polyphony.study.analysis_jobs import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import Predict, TrainStudent, TrainTeacher
 from polyphony.study.shifts import Unknown
-from polyphony.train import Unwatched
+from polyphony.training.fit import Unwatched
 
 SETTINGS = (
     "members=2",

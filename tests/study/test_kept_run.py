@@ -18,8 +18,8 @@ from polyphony.recipe import Recipe, check
 from polyphony.recipe.methods import Method
 from polyphony.recipe.schema import Student, Teachers
 from polyphony.report import write_report
-from polyphony.rows import Score, from_csv
-from polyphony.store import ChangedError
+from polyphony.runs.rows import Score, from_csv
+from polyphony.runs.store import ChangedError
 from polyphony.study import Study, open_study, run_study
 from polyphony.study.jobs import TrainingJob
 from polyphony.study.run import students_of, teachers_of

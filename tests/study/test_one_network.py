@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 
 from polyphony.data import load_unknown, pixels
 from polyphony.metrics import Predictions
-from polyphony.prediction_files import load_predictions
 from polyphony.recipe import check
+from polyphony.runs.predictions import load_predictions
 from polyphony.study import Study, run_study, verdict
 from polyphony.study.analyses import analyse
 from polyphony.study.evaluation import evaluate_unknown

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from polyphony.machine import Terminated
-from polyphony.store import StoreError
+from polyphony._util.files import Terminated
+from polyphony.runs.store import StoreError
 from polyphony.study import Graph, Here, JobError, Processes, default_workers, visible_gpus
 from polyphony.study.processes import WorkerLostError, next_event, work
 from polyphony.study.runner import pass_on
@@ -240,7 +240,7 @@ PROC = Path("/proc")
 SCRIPT = """
 import multiprocessing, os, signal, time
 from types import SimpleNamespace
-from polyphony.machine import Terminated, terminable
+from polyphony._util.files import Terminated, terminable
 from polyphony.study import Graph, Processes
 
 class Terminate:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polyphony._util.limits import SettingError
+from polyphony.compute.parallel import GoneError
 from polyphony.data import DataError
-from polyphony.limits import SettingError
-from polyphony.parallel import GoneError
 from polyphony.study import Study
 from polyphony.study.jobs import TrainTeacher
 from polyphony.study.processes import WorkerLostError

@@ -18,12 +18,12 @@ import safetensors.torch
 import torch
 from scipy.special import logsumexp
 
+from polyphony.compute.seeds import generator
 from polyphony.data import pixels
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.seeds import generator
-from polyphony.store import ChangedError, Stage, StoreError
+from polyphony.runs.store import ChangedError, Stage, StoreError
 from polyphony.study import (
     Board,
     Graph,
@@ -41,7 +41,7 @@ from polyphony.study.run import write_provenance
 from polyphony.study.runner import Job, run_job
 from polyphony.study.score_table import told_of
 from polyphony.study.study import load_splits
-from polyphony.train import fit
+from polyphony.training.fit import fit
 
 COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,rank_correlation,distance,voice"
 METHODS = ("scratch", "kd", "kd-gaussian", "kd-ods", "kd-confods")

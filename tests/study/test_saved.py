@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from polyphony.rows import FactorDistance, TableRow
-from polyphony.store import StoreError
+from polyphony.runs.rows import FactorDistance, TableRow
+from polyphony.runs.store import StoreError
 from polyphony.study.saved import SavedRows, write_table
 
 ROWS = [FactorDistance("kd", 0, 0.1 + 0.2), FactorDistance("a, b", 1, math.inf)]

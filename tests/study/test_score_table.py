@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from polyphony.metrics import Predictions
-from polyphony.rows import Score, SweepScore, TeacherScore
+from polyphony.runs.rows import Score, SweepScore, TeacherScore
 from polyphony.study.score_table import by_calibration
 
 BOUNDS = (0.05, 1e4)  # where temperatures are looked for

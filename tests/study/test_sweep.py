@@ -18,12 +18,12 @@ from scipy.special import log_softmax, logsumexp
 from polyphony.data import Split
 from polyphony.recipe import Recipe, RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
-from polyphony.store import StoreError
+from polyphony.runs.store import StoreError
 from polyphony.study import Study, open_study, run_study
 from polyphony.study import study as of_study
 from polyphony.study.run import Upto
 from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
-from polyphony.tally import DivergedError
+from polyphony.training.tally import DivergedError
 
 GRID = {"alpha": "0.5,1", "temperature": "1,4"}
 POINTS = ("a0.5-t1-s24_255", "a0.5-t4-s24_255", "a1-t1-s24_255", "a1-t4-s24_255")

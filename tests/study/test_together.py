@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polyphony._util.limits import SettingError
+from polyphony.compute.parallel import GoneError, GroupError
 from polyphony.data import DataError
-from polyphony.limits import SettingError
-from polyphony.parallel import GoneError, GroupError
 from polyphony.recipe import RecipeError
 from polyphony.study.together import follow
-from polyphony.tally import DivergedError
+from polyphony.training.tally import DivergedError
 
 
 @pytest.fixture

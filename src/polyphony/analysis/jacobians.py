@@ -10,7 +10,7 @@ from torch.linalg import vecdot
 
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble, evaluating
-from polyphony.train import Unwatched, Watch
+from polyphony.training.fit import Unwatched, Watch
 
 
 def jacobian_cosines(

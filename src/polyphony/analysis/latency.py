@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyphony.devices import wait_for
+from polyphony.compute.devices import wait_for
 from polyphony.ensembles import Ensemble, evaluating
-from polyphony.train import Unwatched, Watch
+from polyphony.training.fit import Unwatched, Watch
 
 
 def latencies(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from polyphony.data import Split, pixels
+from polyphony.distill.perturb import Perturbation
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
-from polyphony.perturb import Perturbation
 
 
 def member_views(

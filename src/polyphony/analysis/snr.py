@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polyphony import losses
+from polyphony.distill import losses
+from polyphony.distill.perturb import Perturbation
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
-from polyphony.perturb import Perturbation
-from polyphony.train import Unwatched, Watch
+from polyphony.training.fit import Unwatched, Watch
 
 
 class Moments:

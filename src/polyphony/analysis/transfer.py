@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from polyphony.data import Split
+from polyphony.distill.perturb import ODS, applied
 from polyphony.ensembles import DeepEnsemble
 from polyphony.metrics import Predictions
-from polyphony.perturb import ODS, applied
-from polyphony.predictions import predict
+from polyphony.training.predict import predict
 
 
 def external_predictions(

@@ -10,13 +10,13 @@ from itertools import pairwise
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
+from polyphony._util.files import Terminated, WriteError, out_of_memory, terminable
+from polyphony._util.limits import SettingError
+from polyphony._util.text import SentenceError, first_line
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
-from polyphony.limits import SettingError
-from polyphony.machine import Terminated, WriteError, out_of_memory, terminable
-from polyphony.words import SentenceError, first_line
 
 MAKING = ("study", "teach", "distill", "sweep")  # the verbs that take --out and --redo
 MISUSED = CycloptsError | UsageError  # a command that cannot be followed
@@ -108,7 +108,7 @@ def sentence(error: Exception, verb: str) -> str:
     if isinstance(error, MISUSED):  # for which nobody need wait for PyTorch
         return str(error)
     from polyphony.data import MissingDataError
-    from polyphony.store import ChangedError, CodeError, FileError, FolderError
+    from polyphony.runs.store import ChangedError, CodeError, FileError, FolderError
     from polyphony.study.processes import WorkerLostError
 
     replace = "give --out another folder, or --redo to replace it"
@@ -140,9 +140,9 @@ def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
     if isinstance(error, MISUSED | SentenceError | SettingError | OSError):
         return 2
-    from polyphony.parallel import GroupError
+    from polyphony.compute.parallel import GroupError
     from polyphony.study import JobError
-    from polyphony.tally import DivergedError
+    from polyphony.training.tally import DivergedError
 
     failed = isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error)
     return 1 if failed else None

@@ -7,9 +7,9 @@ import time
 
 from rich.table import Table
 
+from polyphony._util.text import duration
 from polyphony.cli import terminal
 from polyphony.cli.where import Device, chosen
-from polyphony.words import duration
 
 
 def check(*, device: Device = "auto") -> None:

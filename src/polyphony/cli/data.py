@@ -13,9 +13,9 @@ from rich import progress
 from rich.columns import Columns
 from rich.text import Text
 
+from polyphony._util.files import whole
 from polyphony.cli.options import DataRoot
 from polyphony.cli.terminal import console, errors, line
-from polyphony.machine import whole
 
 if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers at once
     from polyphony.data import Split

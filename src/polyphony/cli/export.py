@@ -53,9 +53,9 @@ def pack(
 
     It holds config.json, model.safetensors, model.onnx, a model card, README.md, and your own code, if any.
     """
+    from polyphony._util.text import listed
     from polyphony.serve.pack import pack_student
     from polyphony.study import open_study
-    from polyphony.words import listed
 
     images = open_study(folder, data, "cpu").splits.test.images
     student = pack_student(folder, method, seed, to, images, licence)

@@ -34,7 +34,7 @@ def init(
     """
     if to.exists():
         raise UsageError(f"{to} is there already: give --to another file, or remove it")
-    from polyphony.store import write_whole
+    from polyphony.runs.store import write_whole
     from polyphony.study.draft import draft
 
     drafted = draft(images, weights, network, to, size)

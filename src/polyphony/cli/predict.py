@@ -13,10 +13,10 @@ from cyclopts import Parameter, validators
 from rich.table import Column, Table
 from rich.text import Text
 
+from polyphony._util.text import printable
 from polyphony.cli import terminal
 from polyphony.cli.options import RunFolder, Seed, flag
 from polyphony.cli.where import Device, UsageError, chosen
-from polyphony.words import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,9 +50,9 @@ def predict(
         raise UsageError("give --json or --csv, not both")
     if not images:
         raise UsageError("give one or more pictures, or folders of them, after the run")
+    from polyphony.runs.store import write_whole
     from polyphony.serve import load_student
     from polyphony.serve.table import contact_sheet
-    from polyphony.store import write_whole
 
     if code:
         sys.path.append("")  # which may lie in this folder, where it is not in the packed one
@@ -90,7 +90,7 @@ def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[li
 
 def show(rows: list[Answered], as_csv: bool) -> None:
     """A table for people, or CSV."""
-    from polyphony.rows import headings, to_csv
+    from polyphony.runs.rows import headings, to_csv
     from polyphony.serve.table import Answered
 
     if as_csv:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from rich.markup import escape
 from rich.table import Table
 
+from polyphony._util.text import counted, duration
 from polyphony.cli import terminal
 from polyphony.cli.options import RunFolder, flag
-from polyphony.words import counted, duration
 
 if TYPE_CHECKING:
     from polyphony.study.status import Status, TrainingStatus

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from polyphony._util.text import counted
 from polyphony.cli import terminal
 from polyphony.cli.advice import missing_data
 from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, repeatable
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
-from polyphony.words import counted
 
 if TYPE_CHECKING:
     from polyphony.study import Board, Cost, Runner, Study
@@ -125,7 +125,7 @@ def outlined_if_absent(study: Study) -> Study:
 
 def measurable(study: Study) -> Study:
     """The study with a device that is here, to measure what it costs."""
-    from polyphony.devices import choose_device
+    from polyphony.compute.devices import choose_device
 
     try:
         choose_device(study.device)

@@ -10,11 +10,11 @@ from cyclopts import Parameter
 from rich import box
 from rich.table import Table
 
+from polyphony._util.text import counted
 from polyphony.cli import terminal
 from polyphony.cli.options import RecipeName, Running
 from polyphony.cli.study import expected_costs, watched
 from polyphony.cli.where import AtLeastOne, chosen_for, runner
-from polyphony.words import counted
 
 if TYPE_CHECKING:
     from polyphony.recipe.points import Swept
@@ -109,7 +109,7 @@ def show(run: SweepRun, outcome: SweepOutcome) -> None:
 
 def table(run: SweepRun) -> Table:
     """The points, that of least calibrated validation NLL first."""
-    from polyphony.scores import HEADINGS
+    from polyphony.runs.scores import HEADINGS
 
     n = run.best.nll.n
     found = Table(
@@ -128,7 +128,7 @@ def cells(each: Tried) -> list[str]:
     """A point's settings and scores as text."""
     from polyphony.recipe.points import text_of
     from polyphony.report.sweep_run import OTHER
-    from polyphony.scores import JUDGE, mean_text
+    from polyphony.runs.scores import JUDGE, mean_text
 
     shown = ((JUDGE, "nll"), (OTHER, "nll"), (JUDGE, "acc"), (JUDGE, "kld"))
     scores = (mean_text(column, each.scores[kind][column]) for kind, column in shown)

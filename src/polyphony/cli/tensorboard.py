@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyphony._util.text import extra
 from polyphony.cli.where import UsageError
-from polyphony.words import extra
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from polyphony.collapse import Row
     from polyphony.study import Board
+    from polyphony.training.collapse import Row
 
 
 class TensorBoard:

@@ -15,14 +15,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.syntax import Syntax
 from rich.table import Table
 
-from polyphony.words import count, counted, duration
-from polyphony.words import sentence as one_sentence
+from polyphony._util.text import count, counted, duration
+from polyphony._util.text import sentence as one_sentence
 
 if TYPE_CHECKING:
-    from polyphony.collapse import Row
     from polyphony.recipe import Recipe
-    from polyphony.rows import Score
+    from polyphony.runs.rows import Score
     from polyphony.study import Board, Cost, Outcome, Study, SweepOutcome
+    from polyphony.training.collapse import Row
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
@@ -214,7 +214,7 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
 
 def score_table(study: Study, rows: list[Score]) -> Table:
     """The paper's Table 1: test images, calibrated scores, mean ± s.d. over seeds."""
-    from polyphony.scores import HEADINGS, select
+    from polyphony.runs.scores import HEADINGS, select
 
     recipe, n = study.recipe, len(study.recipe.seeds)
     table = Table(
@@ -232,7 +232,7 @@ def score_table(study: Study, rows: list[Score]) -> Table:
 
 def cells(rows: list[Score], teachers: int) -> list[str]:
     """A model's scores as text."""
-    from polyphony.scores import HEADINGS, score_text
+    from polyphony.runs.scores import HEADINGS, score_text
 
     scores = [score_text(column, [getattr(row, column) for row in rows], teachers) for column in HEADINGS]
     return [count(rows[0].params), *map(narrow, scores)]

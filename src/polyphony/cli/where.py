@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from polyphony.machine import cores
+from polyphony._util.files import cores
 
 if TYPE_CHECKING:
     from polyphony.study import Runner, Share, Study
@@ -40,7 +40,7 @@ class Where:
 
 def chosen(device: str) -> str:
     """The device a person means."""
-    from polyphony.devices import choose_device
+    from polyphony.compute.devices import choose_device
 
     try:
         return choose_device(device)
@@ -55,7 +55,7 @@ def chosen_for(where: Where) -> str:
 
 def runner(study: Study, where: Where) -> Runner:
     """Where the jobs of a command run: every command asks here, once."""
-    from polyphony.parallel import group_from_environment
+    from polyphony.compute.parallel import group_from_environment
     from polyphony.study import Cluster, Here, Processes, Together, default_workers, visible_gpus
 
     group, on_cpu = group_from_environment(), study.device == "cpu"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from polyphony._util.files import writing
 from polyphony.data.errors import DataError
 from polyphony.data.files import Inflated, bound, damaged, read_bytes, regular, there, walk
-from polyphony.machine import writing
 
 
 @dataclass(frozen=True)

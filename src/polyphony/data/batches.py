@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyphony._util.limits import counts
+from polyphony.compute.devices import send
+from polyphony.compute.parallel import drawn, share
 from polyphony.data.splits import Split
-from polyphony.devices import send
-from polyphony.limits import counts
-from polyphony.parallel import drawn, share
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from polyphony._util.files import clear_leftovers, whole
 from polyphony.data.dataset import Contents, as_labels, sound
 from polyphony.data.files import cache_root, regular, walk
 from polyphony.data.splits import Split
-from polyphony.machine import clear_leftovers, whole
 
 FORMAT = 2  # raise it when a reader's result changes
 

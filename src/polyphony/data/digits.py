@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polyphony._util.text import extra
 from polyphony.data.dataset import Contents, Dataset, Place
 from polyphony.data.errors import DataError
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
-from polyphony.words import extra
 
 
 def read(path: Path, options: Options) -> Contents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyphony.words import SentenceError
+from polyphony._util.text import SentenceError
 
 
 class DataError(SentenceError, ValueError):

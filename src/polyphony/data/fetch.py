@@ -11,11 +11,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from polyphony._util.files import LOCK, writing
 from polyphony.data.archives import unpack
 from polyphony.data.dataset import Download
 from polyphony.data.errors import DataError
 from polyphony.data.files import file_md5, there
-from polyphony.machine import LOCK, writing
 
 Progress = Callable[[int], None]  # told how many bytes are there
 

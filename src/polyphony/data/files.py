@@ -12,8 +12,8 @@ from functools import partial
 from hashlib import file_digest, md5
 from pathlib import Path
 
+from polyphony._util.files import WriteError
 from polyphony.data.errors import DataError
-from polyphony.machine import WriteError
 
 LARGEST = 1 << 30  # no official file that is read whole into memory comes near a gigabyte
 RATIO, SLACK = 100, 1 << 24  # of what a file may unpack to

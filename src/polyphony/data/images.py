@@ -18,10 +18,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
 
+from polyphony._util.files import cores, end_with_parent
 from polyphony.data.errors import DataError
 from polyphony.data.files import most_unpacked
 from polyphony.data.splits import room
-from polyphony.machine import cores, end_with_parent
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")

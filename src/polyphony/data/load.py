@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyphony._util.text import suggestion
 from polyphony.data.cache import cached
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.check import check
@@ -17,7 +18,6 @@ from polyphony.data.files import data_root, readable, there
 from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
 from polyphony.data.splits import Resize, Split, Splits
-from polyphony.words import suggestion
 
 EVERYTHING = Options()
 SUPERCLASSES = 20  # of CIFAR-100

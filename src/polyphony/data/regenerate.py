@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from polyphony._util.files import whole_folder
 from polyphony.data.cifar_c import MARK, SEVERITIES
 from polyphony.data.corruptions import CORRUPTIONS, corrupt
 from polyphony.data.errors import DataError
 from polyphony.data.splits import Split
-from polyphony.machine import whole_folder
 
 
 def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[tuple[str, int]]:

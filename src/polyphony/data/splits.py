@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyphony._util.files import memory
 from polyphony.data.errors import DataError
 from polyphony.data.files import cache_root
-from polyphony.machine import memory
 
 SMALL = 1 << 28  # bytes of images that any machine has memory for
 CHUNK = 1 << 24  # bytes of images that are counted at a time

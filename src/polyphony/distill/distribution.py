@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyphony import losses
+from polyphony._util.limits import counts, positive, shares
+from polyphony.distill import losses
 from polyphony.distill.labels import accuracy
 from polyphony.distill.mean import all_teachers
+from polyphony.distill.perturb import Clean, Perturbation
 from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
-from polyphony.graphs import Drawn, TwoPart
-from polyphony.limits import counts, positive, shares
-from polyphony.perturb import Clean, Perturbation
+from polyphony.training.graphs import Drawn, TwoPart
 
 
 @dataclass(frozen=True)

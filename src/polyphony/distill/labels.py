@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyphony import losses
+from polyphony.distill import losses
 from polyphony.ensembles import Ensemble, as_seen
-from polyphony.graphs import Drawn, TwoPart
+from polyphony.training.graphs import Drawn, TwoPart
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 
 from polyphony import metrics
 from polyphony.data import Splits
+from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble
-from polyphony.perturb import Perturbation, applied
-from polyphony.predictions import predict
+from polyphony.training.predict import predict
 
 STEP_SIZES = (1e-4, 0.5)  # within which a step size is matched
 MATCH_IMAGES = 1000

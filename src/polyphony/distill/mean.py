@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polyphony import losses
+from polyphony.distill import losses
 from polyphony.distill.one_to_one import Distill
+from polyphony.distill.perturb import Clean, Perturbation
 from polyphony.ensembles import DeepEnsemble, known_to
-from polyphony.perturb import Clean, Perturbation
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polyphony import losses
+from polyphony._util.limits import one_of, positive, shares
+from polyphony.distill import losses
 from polyphony.distill.labels import accuracy
+from polyphony.distill.perturb import ODS, Perturbation
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
-from polyphony.graphs import Drawn, TwoPart
-from polyphony.limits import one_of, positive, shares
-from polyphony.perturb import ODS, Perturbation
+from polyphony.training.graphs import Drawn, TwoPart
 
 Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
 

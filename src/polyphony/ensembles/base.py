@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from polyphony.limits import SettingError
+from polyphony._util.limits import SettingError
+from polyphony.compute.parallel import whole
 from polyphony.metrics import Predictions
 from polyphony.nn import Size, check_members
 from polyphony.nn.folding import fold_norms
-from polyphony.parallel import whole
 
 Asking = Callable[[nn.Module, Tensor], Tensor]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyphony._util.limits import not_negative
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
-from polyphony.limits import not_negative
 from polyphony.metrics import DirichletPredictions
 
 

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from polyphony._util.limits import MOST_MEMBERS, counts
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
-from polyphony.limits import MOST_MEMBERS, counts
 from polyphony.nn.conversion import around_one, replace
 from polyphony.nn.probe import without_hooks
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyphony._util.limits import MOST_MEMBERS, counts, shares
+from polyphony.compute.parallel import drawn
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
-from polyphony.limits import MOST_MEMBERS, counts, shares
-from polyphony.parallel import drawn
 
 
 class MIMO(Ensemble):

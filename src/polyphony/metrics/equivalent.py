@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from polyphony.metrics.mixture import mean_log_probs
 from polyphony.metrics.predictions import Predictions
 from polyphony.metrics.probabilities import check, member_log_probs
 from polyphony.metrics.quality import label_nll
 from polyphony.metrics.temperature import fit_temperatures
-from polyphony.mixture import mean_log_probs
 
 EVERY = 4096
 """A curve is a mean over every subset where there are no more of all sizes together: up to 12 teachers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyphony.mixture import mean_log_probs
+from polyphony.metrics.mixture import mean_log_probs
 
 
 def member_log_probs(logits: Tensor) -> Tensor:

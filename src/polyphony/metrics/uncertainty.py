@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polyphony.mixture import mean_log_probs
+from polyphony.metrics.mixture import mean_log_probs
 
 
 def entropy(log_probs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from polyphony.limits import SettingError, counts
+from polyphony._util.limits import SettingError, counts
 
 
 class Normalize(nn.Module):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyphony._util.text import SentenceError
 from polyphony.nn.rank_one import InTurn, MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
-from polyphony.words import SentenceError
 
 Places = list[tuple[str, nn.Module]]
 Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer

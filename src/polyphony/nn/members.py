@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyphony.limits import MOST_MEMBERS, counts, not_negative
+from polyphony._util.limits import MOST_MEMBERS, counts, not_negative
 from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import OfMembers

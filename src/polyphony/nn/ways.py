@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from polyphony.devices import can_be_timed, wait_for
+from polyphony.compute.devices import can_be_timed, wait_for
 from polyphony.nn.rank_one import RankOne, Way
 
 AUTO = "auto"  # the default on a CPU, elsewhere the fastest, timed with the first rows a layer gets

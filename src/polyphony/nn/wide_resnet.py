@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyphony.limits import counts
+from polyphony._util.limits import counts
 from polyphony.nn.common import Normalize, initialise, stages
 
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat
 from torch import nn
 
 from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
+from polyphony.distill.perturb import Perturbation
 from polyphony.ensembles import (
     MIMO,
     BatchEnsemble,
@@ -20,10 +21,9 @@ from polyphony.ensembles import (
     Single,
 )
 from polyphony.nn import FACTOR_STD
-from polyphony.perturb import Perturbation
 from polyphony.recipe.python import PythonTable
 from polyphony.recipe.table import RecipeError, Share, Table, as_table, as_tuple
-from polyphony.train import Loss
+from polyphony.training.fit import Loss
 
 if TYPE_CHECKING:
     from polyphony.recipe.methods import Distillation

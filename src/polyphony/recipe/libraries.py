@@ -21,10 +21,10 @@ from pydantic import (
 )
 from torch import nn
 
+from polyphony._util.text import extra
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
 from polyphony.recipe.python import said
 from polyphony.recipe.table import RecipeError, as_spec
-from polyphony.words import extra
 
 # Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import PositiveFloat, field_serializer
 
 from polyphony.distill import Passes
-from polyphony.perturb import Chain, Perturbation, Traits
+from polyphony.distill.perturb import Chain, Perturbation, Traits
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb, Surroundings
 from polyphony.recipe.table import Count, Share, StepSize, Table, Temperature

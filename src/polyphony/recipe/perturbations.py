@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
-from polyphony import perturb
+from polyphony.distill import perturb
+from polyphony.distill.perturb import ODS, Perturbation, Traits
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.perturb import ODS, Perturbation, Traits
 from polyphony.recipe.python import PythonTable
 from polyphony.recipe.table import RecipeError, Table, Temperature, as_table
 

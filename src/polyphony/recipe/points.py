@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from polyphony._util.text import suggestion
 from polyphony.recipe.methods import Method
 from polyphony.recipe.read import check, explain
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError
-from polyphony.words import suggestion
 
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255

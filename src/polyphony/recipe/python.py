@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 
-from polyphony.machine import out_of_memory
+from polyphony._util.files import out_of_memory
+from polyphony._util.text import first_line
 from polyphony.recipe.sources import LIBRARY, file_of, is_installed, own_files, packages, source
 from polyphony.recipe.table import RecipeError, Table
-from polyphony.words import first_line
 
 _files: set[str] = set()  # of the modules that were imported here
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from polyphony._util.text import suggestion
 from polyphony.data.files import there
 from polyphony.recipe.forms import Form
 from polyphony.recipe.networks import Network
@@ -18,7 +19,6 @@ from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
-from polyphony.words import suggestion
 
 LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
 

@@ -16,11 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from polyphony._util.limits import MOST_MEMBERS
 from polyphony.data import Options
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.files import there
 from polyphony.distill import Passes
-from polyphony.limits import MOST_MEMBERS
 from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method, Start

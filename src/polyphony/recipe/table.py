@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from polyphony.words import SentenceError
+from polyphony._util.text import SentenceError
 
 
 class RecipeError(SentenceError, ValueError):

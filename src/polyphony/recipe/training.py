@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 
 from polyphony.data import Augmentation
 from polyphony.nn.ways import AUTO
-from polyphony.optimise import SGD, AdamW, Optimiser, Rates, cosine, trapezoid
 from polyphony.recipe.table import Count, Table, as_table, as_tuple
-from polyphony.train import Plan
+from polyphony.training.fit import Plan
+from polyphony.training.optimise import SGD, AdamW, Optimiser, Rates, cosine, trapezoid
 
 
 class Crop(Table):

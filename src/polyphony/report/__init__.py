@@ -10,7 +10,7 @@ from polyphony.report.page import Report, report_of
 from polyphony.report.run import Run
 from polyphony.report.sweep_page import gains, sweep_report
 from polyphony.report.sweep_run import SweepRun
-from polyphony.store import StoreError, write_whole
+from polyphony.runs.store import StoreError, write_whole
 
 __all__ = ["Run", "comparison", "report_of", "write_report"]
 

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from polyphony.metrics import MeanSd
 from polyphony.report.style import INKS, MUTED, RULE, TEXT, Look, Looks
 from polyphony.report.tables import Numbers
-from polyphony.scores import TEACHERS
+from polyphony.runs.scores import TEACHERS
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 
+from polyphony._util.text import cut, listed
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel, spread
 from polyphony.report.differences import difference_chart, difference_table
@@ -18,8 +19,7 @@ from polyphony.report.run import Run
 from polyphony.report.study_runs import StudyRuns, differences, studies
 from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Numbers, PageTable
-from polyphony.scores import HEADINGS, TEACHERS
-from polyphony.words import cut, listed
+from polyphony.runs.scores import HEADINGS, TEACHERS
 
 _SHOWN = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
 Scores = dict[tuple[str, str], MeanSd]  # by study and model

@@ -10,11 +10,11 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from polyphony._util.text import first_line
 from polyphony.recipe.read import explain
-from polyphony.rows import TableRow, from_csv
-from polyphony.scores import TEACHERS
-from polyphony.store import damaged, opened, read_bytes, read_json
-from polyphony.words import first_line
+from polyphony.runs.rows import TableRow, from_csv
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import damaged, opened, read_bytes, read_json
 
 Row = TypeVar("Row", bound=TableRow)
 Shape = TypeVar("Shape", bound=BaseModel)

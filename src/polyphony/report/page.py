@@ -37,7 +37,7 @@ from polyphony.report.study_runs import StudyRuns, differences
 from polyphony.report.style import INKS
 from polyphony.report.tables import PageTable
 from polyphony.report.verdict import health_checks, take_home
-from polyphony.scores import CALIBRATIONS
+from polyphony.runs.scores import CALIBRATIONS
 
 Piece = Chart | PageTable | Absent
 

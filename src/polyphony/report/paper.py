@@ -16,7 +16,7 @@ from polyphony.metrics import MeanSd
 from polyphony.recipe import NetworkTable, Recipe, Schedule
 from polyphony.recipe.points import text_of
 from polyphony.recipe.training import Crop
-from polyphony.rows import Kind, from_csv
+from polyphony.runs.rows import Kind, from_csv
 
 BATCH_ENSEMBLE = "batch_ensemble"  # the form of nearly all the paper's students
 

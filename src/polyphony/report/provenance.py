@@ -6,10 +6,10 @@ from collections import Counter
 from statistics import fmean
 from typing import Any
 
+from polyphony._util.text import counted, duration
 from polyphony.data.check import VERDICTS
 from polyphony.report.run import Run
-from polyphony.store import flat
-from polyphony.words import counted, duration
+from polyphony.runs.store import flat
 
 Lines = list[tuple[str, str]]  # what, and its value
 

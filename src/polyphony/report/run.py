@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from polyphony.metrics import MeanSd, Predictions
-from polyphony.prediction_files import CORRUPTED, prediction_path, read_predictions
 from polyphony.recipe import Recipe, RecipeError, check
 from polyphony.report.files import (
     Done,
@@ -27,9 +26,10 @@ from polyphony.report.files import (
 )
 from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.style import Look, assign
-from polyphony.rows import EnsembleNll, Score, Temperature
-from polyphony.scores import CALIBRATIONS, TEACHERS, mean_of, score_text, select
-from polyphony.store import FileError, damaged
+from polyphony.runs.predictions import CORRUPTED, prediction_path, read_predictions
+from polyphony.runs.rows import EnsembleNll, Score, Temperature
+from polyphony.runs.scores import CALIBRATIONS, TEACHERS, mean_of, score_text, select
+from polyphony.runs.store import FileError, damaged
 
 
 @dataclass(frozen=True)

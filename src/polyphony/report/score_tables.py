@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from polyphony import metrics
-from polyphony.prediction_files import CORRUPTED
+from polyphony._util.text import count, counted, duration
 from polyphony.report.paper import (
     BATCH_ENSEMBLE,
     EXPERIMENTS,
@@ -20,8 +20,9 @@ from polyphony.report.paper import (
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, PageTable, slug
 from polyphony.report.verdict import median_dee
-from polyphony.rows import CorruptedScore, Latency, Score, UnknownScore, headings
-from polyphony.scores import (
+from polyphony.runs.predictions import CORRUPTED
+from polyphony.runs.rows import CorruptedScore, Latency, Score, UnknownScore, headings
+from polyphony.runs.scores import (
     HEADINGS,
     TEACHERS,
     BySeed,
@@ -31,8 +32,7 @@ from polyphony.scores import (
     mean_text,
     score_text,
 )
-from polyphony.store import damaged
-from polyphony.words import count, counted, duration
+from polyphony.runs.store import damaged
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
 _HOW = {

@@ -14,8 +14,8 @@ from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe import ROUNDING, FormTable, Recipe
 from polyphony.report.run import Run
-from polyphony.rows import Score
-from polyphony.scores import CALIBRATIONS, TEACHERS, mean_of, score_text
+from polyphony.runs.rows import Score
+from polyphony.runs.scores import CALIBRATIONS, TEACHERS, mean_of, score_text
 
 Pair = tuple[int, int | None]  # which set of teachers, and which seed of the student
 _PLAINER = {"clean": 0, "gaussian": 1}  # perturbations that others are compared with

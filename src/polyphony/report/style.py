@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle
 from typing import Any
 
-from polyphony.scores import TEACHERS
+from polyphony.runs.scores import TEACHERS
 
 
 @dataclass(frozen=True)

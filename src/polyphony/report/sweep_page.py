@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from polyphony._util.text import counted, listed
 from polyphony.metrics import MeanSd, mean_sd
 from polyphony.recipe.points import PARAMETERS, Point, text_of
 from polyphony.report.chart import Chart
@@ -16,9 +17,8 @@ from polyphony.report.provenance import provenance
 from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun, Tried, in_words
 from polyphony.report.tables import Cell, Numbers, PageTable
 from polyphony.report.verdict import Headline, TakeHome
-from polyphony.scores import HEADINGS, JUDGE, mean_text
-from polyphony.store import StoreError
-from polyphony.words import counted, listed
+from polyphony.runs.scores import HEADINGS, JUDGE, mean_text
+from polyphony.runs.store import StoreError
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
 _COLUMNS = ("acc", "bs", "ece", "kld")

@@ -13,9 +13,9 @@ from polyphony.recipe.points import PARAMETERS, Value, text_of, toml
 from polyphony.report.files import Asked, read_object
 from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.run import Run
-from polyphony.rows import SweepScore, TeacherScore, headings
-from polyphony.scores import JUDGE, TEACHERS
-from polyphony.store import FileError, damaged
+from polyphony.runs.rows import SweepScore, TeacherScore, headings
+from polyphony.runs.scores import JUDGE, TEACHERS
+from polyphony.runs.store import FileError, damaged
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 OTHER = "standard"  # beside what decides

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from polyphony.rows import csv_text
+from polyphony.runs.rows import csv_text
 
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 Value = str | int | float | None

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
+from polyphony._util.text import listed
 from polyphony.metrics import Health, Predictions
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.report.run import Run
-from polyphony.rows import FactorDistance
-from polyphony.scores import TEACHERS, TRAINED_ONCE, Standing, differ, score_text
-from polyphony.words import listed
+from polyphony.runs.rows import FactorDistance
+from polyphony.runs.scores import TEACHERS, TRAINED_ONCE, Standing, differ, score_text
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
 WARM = 4.0  # the temperature that is suggested

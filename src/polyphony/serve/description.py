@@ -10,15 +10,15 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from polyphony import __version__
+from polyphony._util.limits import MOST_MEMBERS
 from polyphony.data.options import MOST
 from polyphony.data.splits import Resize
 from polyphony.ensembles import Ensemble
-from polyphony.limits import MOST_MEMBERS
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.recipe import Form
 from polyphony.recipe.networks import Network
 from polyphony.recipe.table import RecipeError, Table
-from polyphony.store import StoreError
+from polyphony.runs.store import StoreError
 
 Side = Annotated[int, Field(gt=0, le=MOST["resolution"])]
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from polyphony.machine import whole
+from polyphony._util.files import whole
+from polyphony._util.text import SentenceError, extra, first_line
 from polyphony.serve.graph import AnswerGraph, Levels
 from polyphony.serve.student import Answers, Student
-from polyphony.words import SentenceError, extra, first_line
 
 BATCHES = (1, 2, 7)  # at which a file is compared with the student
 TOLERANCE = 1e-5  # of every number; a temperature below one magnifies rounding, and so this

@@ -12,14 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from polyphony._util.text import first_line, suggestion
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.report.run import Run
-from polyphony.rows import Score, Temperature, headings
+from polyphony.runs.rows import Score, Temperature, headings
+from polyphony.runs.store import (
+    CodeError,
+    FileError,
+    Stage,
+    StoreError,
+    read_bytes,
+    read_json,
+    sha256,
+    spec_key,
+)
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
-from polyphony.store import CodeError, FileError, Stage, StoreError, read_bytes, read_json, sha256, spec_key
-from polyphony.words import first_line, suggestion
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from polyphony.machine import whole_folder
+from polyphony._util.files import whole_folder
+from polyphony._util.text import counted
 from polyphony.recipe.python import own_code, own_tables
 from polyphony.report.figures.diversity import Group, diversity_chart
 from polyphony.report.run import Run
-from polyphony.rows import Score, headings
-from polyphony.scores import TEACHERS, score_text
+from polyphony.runs.rows import Score, headings
+from polyphony.runs.scores import TEACHERS, score_text
+from polyphony.runs.store import StoreError
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
 from polyphony.serve.load import CONFIG, WEIGHTS, assemble, choose, describe, stage_of
 from polyphony.serve.student import Student
-from polyphony.store import StoreError
-from polyphony.words import counted
 
 GRAPH, CARD, FIGURE = "model.onnx", "README.md", "diversity.svg"
 CARD_TEXT = """---

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from polyphony._util.text import first_line
 from polyphony.data import DataError, pixels
 from polyphony.data.archives import tree
 from polyphony.data.files import damaged, read_bytes
 from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
 from polyphony.data.options import area_average, channels_first, with_channels
 from polyphony.data.splits import Resize, describe
-from polyphony.words import first_line
 
 Array = np.ndarray[Any, np.dtype[Any]] | Tensor
 Picture = str | Path | Image.Image | Array

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
+from polyphony._util.limits import counts
+from polyphony._util.text import SentenceError, counted
 from polyphony.ensembles import Ensemble, evaluating
-from polyphony.limits import counts
 from polyphony.metrics import Predictions
-from polyphony.predictions import batch_for
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
-from polyphony.words import SentenceError, counted
+from polyphony.training.predict import batch_for
 
 
 class AnswerError(SentenceError, ValueError):

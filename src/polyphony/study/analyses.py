@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyphony.nn import factors
-from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
-from polyphony.store import StoreError, locked
+from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
+from polyphony.runs.store import StoreError, locked
 from polyphony.study.analysis_jobs import (
     NOISES,
     SNR_STEPS,

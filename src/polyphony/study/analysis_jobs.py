@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from polyphony import analysis
+from polyphony._util.files import processor
+from polyphony.compute.seeds import generator
 from polyphony.data import Split, pixels
+from polyphony.distill.perturb import ODS, Gaussian, Perturbation
 from polyphony.ensembles import Ensemble
-from polyphony.machine import processor
 from polyphony.nn import factor_distance
-from polyphony.perturb import ODS, Gaussian, Perturbation
-from polyphony.prediction_files import prediction_path
-from polyphony.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
-from polyphony.scores import TEACHERS
-from polyphony.seeds import generator
-from polyphony.store import Spec, spec_key
+from polyphony.runs.predictions import prediction_path
+from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import Spec, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.runner import Job
 from polyphony.study.saved import SavedRows, SavedTensors
 from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
-from polyphony.train import Watch
+from polyphony.training.fit import Watch
 
 Kind = TypeVar("Kind", bound=TableRow)
 SNR_BATCH, SNR_SAMPLES = 32, 50

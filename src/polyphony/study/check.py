@@ -19,20 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyphony._util.text import first_line
+from polyphony.compute.devices import arithmetic, send, wait_for
 from polyphony.data import Augmentation, Split
-from polyphony.devices import arithmetic, send, wait_for
 from polyphony.distill import Distill
+from polyphony.distill.perturb import ODS, logits_of_one
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, evaluating
 from polyphony.nn import resnet
 from polyphony.nn.ways import rank_ones, set_way
-from polyphony.perturb import ODS, logits_of_one
 from polyphony.recipe import check as checked_recipe
-from polyphony.scores import TEACHERS, mean_of, select
+from polyphony.runs.scores import TEACHERS, mean_of, select
 from polyphony.study.run import run_study
 from polyphony.study.runner import Here, Relay
 from polyphony.study.study import Study
-from polyphony.train import Plan, fit
-from polyphony.words import first_line
+from polyphony.training.fit import Plan, fit
 
 MEMBERS, CLASSES, SIDE, TEMPERATURE = 3, 4, 12, 4.0
 PLAN = Plan(2, 16, 0.05, warm_up=1, augment=Augmentation(1, True), deterministic=True)

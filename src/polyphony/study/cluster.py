@@ -21,15 +21,15 @@ from typing import Any, Self
 
 import torch
 
-from polyphony.devices import choose_device
-from polyphony.machine import Terminated
-from polyphony.parallel import GoneError
+from polyphony._util.files import Terminated
+from polyphony._util.text import extra, first_line
+from polyphony.compute.devices import choose_device
+from polyphony.compute.parallel import GoneError
 from polyphony.study.jobs import TrainingJob
 from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
 from polyphony.study.processes import LOOK_SECONDS, WorkerLostError, sendable
 from polyphony.study.ranks import run_in_ranks
 from polyphony.study.runner import Board, Event, Graph, JobError, Relay, run_job
-from polyphony.words import extra, first_line
 
 RETRIES = 3  # of a job whose worker or node was lost
 CONNECT_SECONDS = 5.0  # Ray itself would try for many minutes

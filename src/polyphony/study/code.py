@@ -17,15 +17,9 @@ import polyphony
 from polyphony.recipe.python import PythonTable
 
 MODULES = (  # in which something decides weights; images have fingerprints of their own
-    "train",
-    "optimise",
-    "tally",
-    "losses",
-    "graphs",
-    "mixture",
+    "training",
+    "metrics.mixture",
     "distill",
-    "perturb",
-    "predictions",  # and three of metrics: which epoch is kept, and which step size is matched
     "metrics.diversity",
     "metrics.probabilities",
     "metrics.quality",
@@ -33,9 +27,7 @@ MODULES = (  # in which something decides weights; images have fingerprints of t
     "nn",
     "data.batches",
     "data.splits",
-    "devices",
-    "parallel",
-    "seeds",
+    "compute",
     "recipe.foreign",
     "recipe.forms",
     "recipe.libraries",

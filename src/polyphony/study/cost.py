@@ -16,16 +16,16 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
+from polyphony._util.files import memory
 from polyphony.data import batch_count
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
-from polyphony.machine import memory
-from polyphony.predictions import BATCH
 from polyphony.recipe import RecipeError, Schedule, Surroundings
 from polyphony.study.counting import FEW, Count
 from polyphony.study.sketch import Sketch, sketched, sketched_on
 from polyphony.study.study import Study, built_once
-from polyphony.train import Loss
+from polyphony.training.fit import Loss
+from polyphony.training.predict import BATCH
 
 MOST_FLOPS = 4e9  # of a measured step, if it is not one of a few images
 REPEATS, ENOUGH = 3, 0.3  # how often a step is measured, unless it has taken so many seconds

@@ -15,16 +15,16 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from polyphony import metrics
+from polyphony._util.text import counted, printable
 from polyphony.data import Options, Splits, load
 from polyphony.data.images import SUFFIXES
 from polyphony.ensembles import Single
-from polyphony.predictions import predict
+from polyphony.nn.weights import WeightsError, load_weights
 from polyphony.recipe import ForeignTable, RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.table import Name
 from polyphony.study.given import refuse_copies
-from polyphony.weights import WeightsError, load_weights
-from polyphony.words import counted, printable
+from polyphony.training.predict import predict
 
 LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
 LARGEST_SIDE = 224

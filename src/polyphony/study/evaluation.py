@@ -14,18 +14,18 @@ from typing import TypeVar
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
-from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
-from polyphony.predictions import predict
-from polyphony.rows import CorruptedScore, TableRow, UnknownScore
-from polyphony.scores import TEACHERS
-from polyphony.store import FileError, Stage, locked, spec_key
+from polyphony.runs.predictions import load_predictions, prediction_path, save_predictions
+from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import FileError, Stage, locked, spec_key
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.runner import Board, Graph, Job, Runner
 from polyphony.study.saved import SavedRows, load_rows, write_table
 from polyphony.study.score_table import read
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.study.study import Study
-from polyphony.train import Watch
+from polyphony.training.fit import Watch
+from polyphony.training.predict import predict
 
 Kind = TypeVar("Kind", bound=TableRow)
 ANALYSIS_FORMAT = 1  # raised when what is measured of trained models changes, so that it is measured again

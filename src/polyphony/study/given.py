@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyphony._util.text import listed
 from polyphony.data import Split
 from polyphony.ensembles import Single
 from polyphony.nn import Adapted
-from polyphony.predictions import predict
+from polyphony.nn.weights import WeightsError, is_plain, load_weights, read_weights
 from polyphony.recipe import RecipeError
 from polyphony.study.study import weights_hash
-from polyphony.weights import WeightsError, is_plain, load_weights, read_weights
-from polyphony.words import listed
+from polyphony.training.predict import predict
 
 SURE = 3.0  # standard deviations above chance that a teacher must be
 FEWEST = 5  # images of a class from which on it may be found to be swapped

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyphony.compute.devices import arithmetic
+from polyphony.compute.parallel import group_from_environment
+from polyphony.compute.seeds import generator
 from polyphony.data import Split
 from polyphony.data.files import there
-from polyphony.devices import arithmetic
 from polyphony.distill import CrossEntropy, match_step_size
+from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
-from polyphony.parallel import group_from_environment
-from polyphony.perturb import Perturbation, applied
-from polyphony.prediction_files import load_predictions, prediction_path, save_predictions
-from polyphony.predictions import predict, unchanged
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
 from polyphony.recipe.table import Table
-from polyphony.scores import TEACHERS
-from polyphony.seeds import generator
-from polyphony.store import Spec, Stage, spec_key
+from polyphony.runs.predictions import load_predictions, prediction_path, save_predictions
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import Spec, Stage, spec_key
 from polyphony.study.code import code_hash
 from polyphony.study.given import refuse_copies, take_in
 from polyphony.study.origin import machine, versions
 from polyphony.study.runner import Job
 from polyphony.study.study import FORMAT, Study
-from polyphony.train import Loss, Plan, Watch, fit
+from polyphony.training.fit import Loss, Plan, Watch, fit
+from polyphony.training.predict import predict, unchanged
 
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyphony.words import SentenceError, first_line
+from polyphony._util.text import SentenceError, first_line
 
 CHECK_SECONDS = 600.0  # for every node to say what it has
 

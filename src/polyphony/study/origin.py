@@ -9,8 +9,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from polyphony.machine import cores, processor
-from polyphony.parallel import group_from_environment
+from polyphony._util.files import cores, processor
+from polyphony.compute.parallel import group_from_environment
 from polyphony.recipe import Recipe
 from polyphony.study.study import Study
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from polyphony.machine import Terminated, cores, end_with_parent
+from polyphony._util.files import Terminated, cores, end_with_parent
 from polyphony.study.runner import Board, Event, Graph, Here, JobError, Relay, pass_on, run_job
 from polyphony.study.study import Study
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from polyphony.machine import end_with_parent
-from polyphony.parallel import group_from_environment
+from polyphony._util.files import end_with_parent
+from polyphony.compute.parallel import group_from_environment
 from polyphony.study.processes import SHUTDOWN_SECONDS, context, next_event, sendable
 from polyphony.study.runner import Board, Job, Relay, pass_on
 from polyphony.study.together import Together, run_together

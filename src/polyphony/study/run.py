@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
-from polyphony.rows import Score
-from polyphony.store import FileError, StoreError, locked, read_json, write_json
+from polyphony.runs.rows import Score
+from polyphony.runs.store import FileError, StoreError, locked, read_json, write_json
 from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
 from polyphony.study.origin import machine, network_kinds, versions
 from polyphony.study.runner import Board, Graph, Job, Runner, not_done

@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from polyphony.collapse import Row
-from polyphony.devices import arithmetic
+from polyphony.compute.devices import arithmetic
 from polyphony.recipe import own_faults_named
-from polyphony.train import Watch
+from polyphony.training.collapse import Row
+from polyphony.training.fit import Watch
 
 Event = tuple[Any, ...]
 """(what, name of the job, …): a call of the board's, or ("failed", name, error)."""

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from polyphony.rows import TableRow, columns, to_csv
-from polyphony.store import damaged, opened, read_json, write_whole
-from polyphony.words import first_line
+from polyphony._util.text import first_line
+from polyphony.runs.rows import TableRow, columns, to_csv
+from polyphony.runs.store import damaged, opened, read_json, write_whole
 
 Kind = TypeVar("Kind", bound=TableRow)
 

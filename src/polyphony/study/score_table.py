@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyphony import metrics
+from polyphony.compute.seeds import generator
 from polyphony.metrics import Predictions
-from polyphony.prediction_files import load_predictions
 from polyphony.recipe import Recipe
-from polyphony.rows import EnsembleNll, Score, TableRow, Temperature, columns
-from polyphony.scores import TEACHERS, by_quality, mean_of, score_text, select
-from polyphony.seeds import generator
-from polyphony.store import FileError
+from polyphony.runs.predictions import load_predictions
+from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, columns
+from polyphony.runs.scores import TEACHERS, by_quality, mean_of, score_text, select
+from polyphony.runs.store import FileError
 from polyphony.study.jobs import Predict
 from polyphony.study.saved import write_table
 from polyphony.study.sketch import sketched

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyphony._util.text import extra
 from polyphony.recipe import ROUNDING, Recipe, RecipeError
 from polyphony.recipe.methods import Method
 from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept
-from polyphony.store import Spec, spec_key
-from polyphony.words import extra
+from polyphony.runs.store import Spec, spec_key
 
 if TYPE_CHECKING:
     import optuna

@@ -12,8 +12,8 @@ from typing import Protocol
 from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load, load_unknown
 from polyphony.data.cifar_c import SEVERITIES
 from polyphony.data.load import identify
-from polyphony.prediction_files import CORRUPTED, UNKNOWN
 from polyphony.recipe import Data
+from polyphony.runs.predictions import CORRUPTED, UNKNOWN
 from polyphony.study.study import Study, load_splits
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from polyphony.ensembles import Ensemble
 from polyphony.nn import member_share
-from polyphony.scores import TEACHERS
+from polyphony.runs.scores import TEACHERS
 from polyphony.study.counting import Counting
 from polyphony.study.study import Study, built_once
 

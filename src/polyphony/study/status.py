@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from polyphony.machine import is_alive
-from polyphony.rows import Score, SweepScore
-from polyphony.store import StoreError, damaged, read_bytes, read_json
+from polyphony._util.files import is_alive
+from polyphony._util.text import first_line
+from polyphony.runs.rows import Score, SweepScore
+from polyphony.runs.store import StoreError, damaged, read_bytes, read_json
 from polyphony.study.run import stored_recipe, students_of, teachers_of
 from polyphony.study.runner import Job
 from polyphony.study.score_table import score_jobs
 from polyphony.study.study import Study
 from polyphony.study.sweep import predictions
-from polyphony.words import first_line
 
 
 @dataclass(frozen=True)

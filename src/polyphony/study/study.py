@@ -12,13 +12,13 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from polyphony._util.files import cores
 from polyphony.data import Splits, batch_count, load, outline
 from polyphony.data.files import readable, regular, there
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.machine import cores
 from polyphony.recipe import ROUNDING, Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
-from polyphony.store import Spec, Stage
-from polyphony.train import Plan
+from polyphony.runs.store import Spec, Stage
+from polyphony.training.fit import Plan
 
 Name = TypeVar("Name")
 Built = TypeVar("Built")

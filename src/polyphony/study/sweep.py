@@ -10,9 +10,9 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.recipe.points import Point, Swept
-from polyphony.rows import SweepScore, TeacherScore
-from polyphony.scores import JUDGE, TEACHERS
-from polyphony.store import FolderError, locked, read_json, write_json
+from polyphony.runs.rows import SweepScore, TeacherScore
+from polyphony.runs.scores import JUDGE, TEACHERS
+from polyphony.runs.store import FolderError, locked, read_json, write_json
 from polyphony.study.jobs import Predict
 from polyphony.study.run import Work, check_plans, students_of, teachers_of, write_provenance
 from polyphony.study.runner import Board, Runner
@@ -20,7 +20,7 @@ from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration, read
 from polyphony.study.search import Search
 from polyphony.study.study import FORMAT, Study
-from polyphony.tally import DivergedError
+from polyphony.training.tally import DivergedError
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from polyphony.devices import arithmetic
-from polyphony.parallel import GoneError, Group, GroupError, group_from_environment, leave
+from polyphony.compute.devices import arithmetic
+from polyphony.compute.parallel import GoneError, Group, GroupError, group_from_environment, leave
 from polyphony.recipe import own_faults_named
 from polyphony.study.jobs import TrainingJob
 from polyphony.study.runner import Board, Here, Job, run_job
-from polyphony.tally import DivergedError
-from polyphony.train import Unwatched
+from polyphony.training.fit import Unwatched
+from polyphony.training.tally import DivergedError
 
 Order = tuple[Job, int] | None  # what the others do, with so many threads; nothing: they are done
 

@@ -16,7 +16,7 @@ from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, Look
 from polyphony.report.tables import Numbers, binned
 from polyphony.report.verdict import share_shown
-from polyphony.scores import TEACHERS
+from polyphony.runs.scores import TEACHERS
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 

@@ -16,8 +16,8 @@ from polyphony.report.chart import Absent, Chart, Panel, spread
 from polyphony.report.run import Run
 from polyphony.report.style import TEXT, Looks
 from polyphony.report.tables import Numbers, Value
-from polyphony.rows import Latency
-from polyphony.scores import TEACHERS
+from polyphony.runs.rows import Latency
+from polyphony.runs.scores import TEACHERS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polyphony.report.chart import Absent, Chart, Panel, diagonal, grouped
 from polyphony.report.run import Run
 from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Numbers, PageTable
-from polyphony.rows import GradientSnr, JacobianCosine, columns
+from polyphony.runs.rows import GradientSnr, JacobianCosine, columns
 
 Cosines = dict[str, Tensor]  # by method
 Curves = dict[str, tuple[Tensor, Tensor]]  # false and true positive rates, by method

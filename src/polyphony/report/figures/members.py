@@ -14,7 +14,7 @@ from polyphony.report.chart import SMALL, Absent, Chart, Margins, Panel
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, Look
 from polyphony.report.tables import Numbers
-from polyphony.scores import TEACHERS
+from polyphony.runs.scores import TEACHERS
 
 MOST = 3  # examples on the page
 MODELS = 7  # models under an example, the teachers among them

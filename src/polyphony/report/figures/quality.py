@@ -17,7 +17,7 @@ from polyphony.report.chart import SMALL, Absent, Chart, Panel, diagonal
 from polyphony.report.run import Run
 from polyphony.report.style import RULE, TEXT, Look, Looks
 from polyphony.report.tables import Numbers, Value, binned
-from polyphony.scores import CALIBRATIONS, TEACHERS
+from polyphony.runs.scores import CALIBRATIONS, TEACHERS
 
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
 _DEE_TITLE = "How many teachers is a student worth?"

@@ -12,13 +12,13 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony.prediction_files import UNKNOWN
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped, write
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, Look, Looks
 from polyphony.report.tables import Numbers, Value, binned, slug
-from polyphony.rows import CorruptedScore
-from polyphony.scores import TEACHERS
+from polyphony.runs.predictions import UNKNOWN
+from polyphony.runs.rows import CorruptedScore
+from polyphony.runs.scores import TEACHERS
 
 BINS = 30
 _UNKNOWN = "Does it know what it does not know?"

@@ -16,7 +16,7 @@ from polyphony.report.figures.sweep_map import ROOMY, swept_ink
 from polyphony.report.style import MUTED, TEXT, Ink, Look
 from polyphony.report.sweep_run import SweepRun, Tried, front
 from polyphony.report.tables import Numbers, PageTable
-from polyphony.scores import HEADINGS, TEACHERS, mean_text
+from polyphony.runs.scores import HEADINGS, TEACHERS, mean_text
 
 At = tuple[float, float]  # NLL, and mean-KLD
 _TITLE = "Quality against diversity"

@@ -21,7 +21,7 @@ from polyphony.report.paper import Tuning
 from polyphony.report.style import MUTED, TEXT, Ink, Look, Looks, assign
 from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun
 from polyphony.report.tables import Numbers
-from polyphony.scores import JUDGE
+from polyphony.runs.scores import JUDGE
 
 _TITLE = "Where the best is"
 ROOMY = Margins(left=58.0, bottom=44.0)  # for three digits behind a point

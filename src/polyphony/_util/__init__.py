@@ -1,0 +1,1 @@
+"""Files, text and limits: helpers that know nothing else of Polyphony."""

@@ -1,0 +1,1 @@
+"""Where tensors live and who computes them: devices, several processes, random streams."""

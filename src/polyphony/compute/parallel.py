@@ -1,0 +1,247 @@
+"""One training in several processes: all draw the same numbers, and each works on its rows of every batch.
+
+`batch` is the whole batch, whatever the number of processes: every process holds the same generator, draws
+what one alone would draw, and keeps its rows. So the result does not depend on how many there are, but for
+rounding, and a training begun by one goes on with eight. Whoever draws for a batch (`drawn`), or needs rows
+of other processes (`whole`), asks this module; alone, both change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyphony._util.limits import SettingError
+from polyphony.compute.devices import send
+
+Made = TypeVar("Made")
+
+TIMEOUT = timedelta(hours=2)  # silent for so long, a process counts as gone; the first may predict meanwhile
+
+
+class GroupError(RuntimeError):
+    """Another process of this training failed, is gone, or is silent."""
+
+
+class GoneError(GroupError):
+    """Another process of this training is gone, or silent; it may be tried again."""
+
+
+@dataclass(eq=False)
+class Group:
+    """The processes that train one model together; by default this one, alone."""
+
+    rank: int = 0
+    size: int = 1
+    total: int = 0  # rows of the batch at hand, in all processes
+    # On CUDA, PyTorch's norms in place of ours.
+    synced: dict[nn.Module, nn.Module] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the batch is divided: one with fewer rows than processes is done whole by each."""
+        return self.size > 1 and self.total >= self.size
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The first row of the batch that is this process's, and how many are."""
+        first, end = (rank * self.total // self.size for rank in (self.rank, self.rank + 1))
+        return first, end - first
+
+    @property
+    def weight(self) -> float:
+        """What a mean over this process's rows counts in the mean over the batch."""
+        return self.rows[1] / self.total if self.shares else 1 / self.size
+
+    def own(self, batch: Tensor, dim: int = 0) -> Tensor:
+        """This process's rows of something that was made for the batch, perhaps several for each row."""
+        if not self.shares:
+            return batch
+        (first, count), times = self.rows, batch.shape[dim] // self.total
+        return batch.narrow(dim, first * times, count * times)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The values added up over all processes, in place."""
+        if self.size > 1:
+            with explained():
+                dist.all_reduce(values)
+        return values
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add every gradient up over all processes, by one reduction."""
+        if self.size == 1:
+            return
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+    def check_draws(self, rng: torch.Generator) -> None:
+        """Raise unless all processes have drawn the same numbers."""
+        found = torch.zeros(self.size, dtype=torch.int64)
+        found[self.rank] = zlib.crc32(rng.get_state().numpy().tobytes())
+        if len(set(self.sum(found).tolist())) > 1:
+            raise GroupError(
+                "the processes have drawn different numbers: draw for a batch by `parallel.drawn`"
+            )
+
+    def from_first(self, make: Callable[[], Made]) -> Made:
+        """What the first process makes, in all of them; if it fails there, all fail."""
+        if self.size == 1:
+            return make()
+        outcome: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                outcome[0] = make()
+            except Exception as error:
+                outcome[1] = f"{type(error).__name__}: {error}"
+                dist.broadcast_object_list(outcome)
+                raise
+        with explained():
+            dist.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise GroupError(f"the first process failed ({outcome[1]})")
+        return outcome[0]  # type: ignore[no-any-return]
+
+    @contextmanager
+    def training(self, model: nn.Module) -> Iterator[None]:
+        """Meanwhile batches are shared, and the model's BatchNorms normalise over all rows of a batch."""
+        global _current
+        norms = [part for part in model.modules() if isinstance(part, _BatchNorm)] if self.size > 1 else []
+        for norm in norms:
+            if type(norm).forward is not _BatchNorm.forward:
+                raise SettingError(
+                    f"a {type(norm).__name__} does more than a BatchNorm: train it in one process"
+                )
+        _current, before = self, _current
+        for norm in norms:
+            norm.forward = MethodType(self._normalise, norm)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            _current = before
+            self.synced.clear()
+            for norm in norms:
+                del norm.forward
+
+    def _normalise(self, norm: _BatchNorm, x: Tensor) -> Tensor:
+        if not (norm.training and self.shares):
+            return type(norm).forward(norm, x)
+        if not x.is_cuda:
+            return normalise(norm, x, self)
+        if norm not in self.synced:  # it has the norm's own parameters and buffers
+            self.synced[norm] = nn.SyncBatchNorm.convert_sync_batchnorm(norm).train()
+        return cast(Tensor, self.synced[norm](x))
+
+
+_current = Group()  # who shares the batch at hand
+
+
+def share(rows: Tensor) -> Tensor:
+    """This process's rows of a new batch, for which everything is drawn from now on."""
+    _current.total = len(rows)
+    return _current.own(rows)
+
+
+def drawn(
+    make: Callable[[int], Tensor], size: int, device: torch.device | str = "cpu", dim: int = 0
+) -> Tensor:
+    """What `make` draws for the whole batch, of which this process has `size` rows: these, on a device."""
+    batch = make(_current.total if _current.shares else size)
+    return send(_current.own(batch, dim).contiguous(), device)
+
+
+def whole(rows: Tensor, dim: int = 0) -> Tensor:
+    """The rows of all processes in their order, without gradients."""
+    if not _current.shares:
+        return rows
+    shape = list(rows.shape)
+    shape[dim] = shape[dim] * _current.total // _current.rows[1]
+    batch = rows.new_zeros(shape)
+    _current.own(batch, dim).copy_(rows.detach())
+    return _current.sum(batch)
+
+
+class Summed(torch.autograd.Function):
+    """Values added up over all processes; so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.sum(values.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.sum(gradients[0].clone()), None
+
+
+def summed(values: Tensor, group: Group) -> Tensor:
+    """Values added up over all processes, with gradients."""
+    return cast(Tensor, Summed.apply(values, group))  # type: ignore[no-untyped-call]
+
+
+def normalise(norm: _BatchNorm, x: Tensor, group: Group) -> Tensor:
+    """What a BatchNorm gives in training, with statistics over the rows of all processes. [b c …]"""
+    over, shape = [0, *range(2, x.dim())], (-1, *(1 for _ in x.shape[2:]))
+    values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    count = round(values.numel() / values.shape[1] / group.weight)
+    mean = summed(values.sum(over), group) / count
+    apart = values - mean.view(shape)
+    variance = summed(apart.square().sum(over), group) / count
+    remember(norm, mean.detach(), variance.detach() * count / (count - 1))
+    out = apart * (variance + norm.eps).rsqrt().view(shape)
+    if norm.affine:
+        out = out * norm.weight.view(shape) + norm.bias.view(shape)
+    return out.to(x.dtype)
+
+
+@torch.no_grad()
+def remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    """Count a batch in a BatchNorm's running statistics, as PyTorch does."""
+    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
+        return
+    norm.num_batches_tracked += 1
+    rate = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
+    norm.running_var.lerp_(variance.to(norm.running_var.dtype), rate)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """A message between processes that fails is one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GoneError("another process of this training is gone, or silent for too long") from error
+
+
+@cache
+def group_from_environment() -> Group:
+    """The group in which torchrun started this process; alone without it."""
+    if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
+        return Group()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    cuda = local <= torch.cuda.device_count()  # a GPU for each, or none
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    return Group(dist.get_rank(), dist.get_world_size())
+
+
+def leave(group: Group) -> None:
+    """End a group together: a process that ends amid its threads would be aborted."""
+    if group.size > 1:
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,283 @@
+"""x → x̃: where the teachers are asked. Steps have one length: `step_size` is their RMS per pixel.
+
+A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the temperature
+τ and a generator, and gives pixels of the same shape. Any callable of that form will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyphony._util.limits import SettingError, not_negative, positive
+from polyphony.compute.devices import full_precision
+from polyphony.compute.parallel import drawn, whole
+from polyphony.distill.losses import check_labels
+from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
+
+
+class Perturbation(Protocol):
+    """x [b c h w], y [b] → x̃ [b c h w]"""
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        """The inputs on which teachers and student are compared."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a recipe has to know of a perturbation; a class of which any is true says so, as `traits`."""
+
+    takes_step: bool = False  # of a given `step_size`
+    reads_temperature: bool = False  # of the distillation
+    needs_student: bool = False  # is made with the `student`, whose gradients it asks for
+    takes_source: bool = False  # can be made with a `source` of directions other than the teachers
+
+
+@dataclass(frozen=True)
+class Clean:
+    """x̃ = x: plain one-to-one distillation (§2.3)."""
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A step in a random direction, uniform on the sphere of radius η√D."""
+
+    traits: ClassVar[Traits] = Traits(takes_step=True)
+    step_size: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        noise = drawn(lambda rows: torch.randn(rows, *x.shape[1:], generator=rng), len(x), x.device)
+        return step(x, unit_rms(noise), self.step_size)
+
+
+@dataclass(frozen=True)
+class ODS:
+    """A step that moves one random teacher's output towards a random guide w ~ U(−1, 1)^K (§2.4, §3.1).
+
+    `scale_by_confidence` multiplies each example's step by the teacher's confidence: ConfODS. `source` gives
+    networks other than the teachers to take directions from (§4.2, transferability).
+    """
+
+    traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True, takes_source=True)
+    step_size: float = 1 / 255
+    scale_by_confidence: bool = False
+    source: DeepEnsemble | None = None
+
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        x, logits = logits_of_one(self.source or teachers, x, rng)
+        scaled = logits.detach().float() / temperature
+        guide = 2 * drawn(lambda rows: torch.rand(rows, scaled.shape[1], generator=rng), len(x), x.device) - 1
+        size: float | Tensor = self.step_size
+        if self.scale_by_confidence:
+            size = size * scaled.softmax(-1).amax(-1).view(-1, 1, 1, 1)
+        return step(x.detach(), ascent(x, logits, ods_seed(scaled, guide)), size)
+
+
+@dataclass(frozen=True)
+class Adversarial:
+    """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack)."""
+
+    traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True)
+    step_size: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        x, logits = logits_of_one(teachers, x, rng)
+        seed = adversarial_seed(logits.detach().float() / temperature, y)
+        return step(x.detach(), ascent(x, logits, seed), self.step_size)
+
+
+@dataclass(frozen=True)
+class Diversify:
+    """A step that makes two teachers disagree where two members do not yet (Nam et al., ICML 2022).
+
+    For two random members i ≠ j, along ∇ₓ [CE(T_i(x), T_j(x)) − CE(S_i(x), S_j(x))], where the first of each
+    pair is a target that is held fixed. `student` is the one being trained; it is asked in eval mode and in
+    float32, and nothing of it changes. Predictions are at `temperature`, 1 as in the authors' code: the τ of
+    the distillation has no part in it.
+    """
+
+    traits: ClassVar[Traits] = Traits(takes_step=True, needs_student=True)
+    student: Ensemble = field(repr=False)
+    step_size: float = 1 / 255
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        not_negative(step_size=self.step_size)
+        positive(temperature=self.temperature)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        i, j = two_members(teachers.members, self.student.members, rng)
+        x = x.detach().requires_grad_()
+        with torch.enable_grad(), full_precision(x.device), evaluating(self.student):
+            ours = self.student(x.expand(self.student.members, *x.shape))
+            pairs = ((teachers.ask(i, x.detach()), teachers.ask(j, x)), (ours[i], ours[j]))
+            scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
+            up, down = disagreement_seeds(scaled)
+            (_, theirs), (_, mine) = pairs
+            seeds = (up.to(theirs.dtype), -down.to(mine.dtype))
+            (gradient,) = torch.autograd.grad((theirs, mine), x, seeds)
+        return step(x.detach(), unit_rms(gradient.float()), self.step_size)
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """Each image mixed with another of its batch: λ x + (1 − λ) x', λ ~ Beta(a, a) drawn once for the batch.
+
+    It asks for no gradient. The labels are not mixed: what is learnt from x̃ are the teachers' answers.
+    """
+
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(concentration=self.concentration)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        others = whole(x)[drawn(lambda rows: torch.randperm(rows, generator=rng), len(x), x.device)]
+        return torch.lerp(others, x, beta(self.concentration, rng))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Perturbations one after the other, each from where the one before it ended."""
+
+    perturbations: Sequence[Perturbation]
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    ) -> Tensor:
+        for perturb in self.perturbations:
+            x = perturb(x, y, teachers, temperature, rng)
+        return x
+
+
+def applied(
+    perturb: Perturbation, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """x, y → x̃, all else given: what `predict` may do with images before it asks about them."""
+    return lambda x, y: perturb(x, y, teachers, temperature, rng)
+
+
+def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
+    """The direction of ∇_z wᵀ softmax(z), to float accuracy however confident z is. [b k], [b k] → [b k]
+
+    ∂/∂z_i = p_i (w_i − Σ_j p_j w_j). With k = argmax z the guide may be shifted to d = w − w_k, so that no
+    large terms cancel; the others are scaled by their own maximum, so that none underflows; and component k
+    is minus their sum, since a softmax's Jacobian has zero row sums.
+    """
+    top = logits.argmax(-1, keepdim=True)
+    d = guide - guide.gather(-1, top)
+    m = (logits.softmax(-1) * d).sum(-1, keepdim=True)
+    return completed(logits, top, d - m)
+
+
+def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
+    """The direction of ∇_z −log softmax(z)_y = p − e_y, to float accuracy for any p_y. [b k], [b] → [b k]"""
+    check_labels(logits, labels)
+    return completed(logits, labels[:, None], torch.ones_like(logits))
+
+
+def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
+    """The unit vector along v with v_j = p_j slope_j for j ≠ pivot and v_pivot = −Σ_{j≠pivot} v_j. [b k]
+
+    Where the slopes are all zero (a guide whose entries that count are equal) there is no direction: zeros.
+    """
+    if logits.shape[-1] < 2:
+        raise SettingError("the networks have one class: there is no direction in which they could differ")
+    others = logits.scatter(-1, pivot, -torch.inf)
+    v = (others - others.amax(-1, keepdim=True)).exp() * slope
+    v = v.scatter(-1, pivot, -v.sum(-1, keepdim=True))
+    return F.normalize(v, dim=-1, eps=torch.finfo(v.dtype).tiny)
+
+
+def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """∇_z CE(softmax(t), softmax(z)) = softmax(z) − softmax(t) for each pair (t, z). 2 × [b k] → [b k] each
+
+    All pairs of an example are scaled by one number, so that none underflows and their sum has the right
+    direction. With k = argmax z, component k, where confident predictions would cancel, is minus the sum of
+    the others.
+    """
+    tops = [z.argmax(-1, keepdim=True) for _, z in pairs]
+    others = [
+        [F.log_softmax(v, -1).scatter(-1, top, -torch.inf) for v in pair]
+        for pair, top in zip(pairs, tops, strict=True)
+    ]
+    largest = torch.stack([v for pair in others for v in pair]).amax((0, -1))[:, None]
+    seeds = [(z - largest).exp() - (t - largest).exp() for t, z in others]
+    return [v.scatter(-1, top, -v.sum(-1, keepdim=True)) for v, top in zip(seeds, tops, strict=True)]
+
+
+def two_members(teachers: int, members: int, rng: torch.Generator) -> tuple[int, int]:
+    """Two different members drawn at random, who are two teachers too."""
+    if members != teachers or members < 2:
+        raise ValueError(
+            f"a diversifying perturbation needs two members or more, each with a teacher: there are {members}"
+            f" members and {teachers} teachers"
+        )
+    i, j = torch.randperm(members, generator=rng)[:2].tolist()
+    return i, j
+
+
+def beta(concentration: float, rng: torch.Generator) -> float:
+    """A draw from Beta(a, a); PyTorch has none that takes a generator, so one draw of it seeds NumPy's."""
+    seed = int(torch.randint(2**63 - 1, (), generator=rng))
+    return float(np.random.default_rng(seed).beta(concentration, concentration))
+
+
+def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """x with gradients switched on, and the logits of one teacher drawn at random. [b c h w] → …, [b k]"""
+    r = int(torch.randint(teachers.members, (), generator=rng))
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = teachers.ask(r, x)
+    return x, logits
+
+
+def ascent(x: Tensor, logits: Tensor, seed: Tensor) -> Tensor:
+    """Jᵀ seed, scaled to unit RMS per pixel for each image: one backward pass to the input. [b c h w]"""
+    (gradient,) = torch.autograd.grad(logits, x, seed.to(logits.dtype))
+    return unit_rms(gradient.float())
+
+
+def unit_rms(direction: Tensor) -> Tensor:
+    """Each image's direction with a root mean square of one; an image without a direction keeps zeros."""
+    tiny = torch.finfo(direction.dtype).tiny
+    pixels = (1, 2, 3)
+    direction = direction / direction.abs().amax(pixels, keepdim=True).clamp_min(tiny)
+    return direction / direction.square().mean(pixels, keepdim=True).sqrt().clamp_min(tiny)
+
+
+def step(x: Tensor, direction: Tensor, size: float | Tensor) -> Tensor:
+    """clamp(x + size · direction, 0, 1)"""
+    return (x + size * direction).clamp(0, 1)

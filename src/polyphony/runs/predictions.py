@@ -1,0 +1,61 @@
+"""The files of predictions in a run folder: which there are, written whole, checked when they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from polyphony.data.splits import describe
+from polyphony.metrics import DirichletPredictions, Predictions
+from polyphony.runs.store import damaged, opened, write_whole
+
+KIND = "logits"  # under which a file says what they are; without it they are members'
+KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
+UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # how the splits of inputs nobody was trained for begin
+
+
+def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
+    """Where a run keeps what a model predicts on a split: the teachers together have no seed, students do."""
+    who = [model] if seed is None else [model, str(seed)]
+    return run.joinpath("predictions", *who, f"{split}.safetensors")
+
+
+def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
+    """Logits, what they are, and labels in one file, under the key of what they depend on."""
+    tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
+    # Several facts are written in any order: the usual kind goes unsaid, so that equal files are equal bytes.
+    kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
+    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
+
+
+def load_predictions(path: Path, key: str) -> Predictions | None:
+    """Predictions saved under this key, or nothing where there are none or they depend on something else."""
+    if not path.exists():
+        return None
+    with opened(path) as file:
+        return _predictions(path, file) if (file.metadata() or {}).get("key") == key else None
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Saved predictions, whatever they depend on."""
+    with opened(path) as file:
+        return _predictions(path, file)
+
+
+def _predictions(path: Path, file: Any) -> Predictions:
+    logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
+    kind = (file.metadata() or {}).get(KIND, Predictions.kind)
+    if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
+        raise damaged(path, f"its logits are {describe(logits)}, not members, images and classes")
+    if not bool(logits.isfinite().all()):
+        raise damaged(path, "its logits are not all numbers")
+    if labels.shape != logits.shape[1:2] or labels.is_floating_point():
+        raise damaged(path, f"its labels are {describe(labels)}, not those of {logits.shape[1]} images")
+    known = not path.stem.startswith(UNKNOWN)  # another data set has other classes
+    if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
+        raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
+    if kind not in KINDS:
+        raise damaged(path, f"'{kind}' is no kind of predictions known here")
+    return KINDS[kind](logits, labels)

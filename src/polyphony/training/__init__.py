@@ -1,0 +1,1 @@
+"""The training loop, its optimisers and schedules, and predictions of a trained model."""

@@ -1,0 +1,317 @@
+"""fit: the one loop. Teachers and students of every kind differ only in the loss they are given."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from polyphony import metrics
+from polyphony._util.limits import SettingError, counts, not_negative, one_of, positive
+from polyphony._util.text import SentenceError, first_line
+from polyphony.compute.devices import arithmetic
+from polyphony.compute.parallel import Group
+from polyphony.data import Augmentation, Split, batch_count, batches
+from polyphony.ensembles import Ensemble
+from polyphony.nn import factors
+from polyphony.nn.rank_one import RankOne
+from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
+from polyphony.training import collapse
+from polyphony.training.collapse import Row
+from polyphony.training.graphs import Compiled
+from polyphony.training.optimise import SGD, Optimiser, Rates, trapezoid
+from polyphony.training.predict import predict
+from polyphony.training.tally import DivergedError, Tally, last_good
+
+Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
+
+LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
+
+
+class ResumeError(SentenceError, ValueError):
+    """A saved state that cannot be taken up."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how large, how fast: the paper's B.1 in shape; its numbers are in the recipes."""
+
+    epochs: int = 200
+    batch: int = 128
+    learning_rate: float = 0.1
+    weight_decay: float = 5e-4
+    optimiser: Optimiser = field(default_factory=SGD)
+    schedule: Rates = trapezoid
+    warm_up: int = 5
+    clip: float | None = None  # the longest that the gradient of a step may be
+    factor_rate: float = 0.5  # rank-one factors learn at this share of the learning rate
+    augment: Augmentation = field(default_factory=Augmentation)
+    precision: torch.dtype = torch.float32  # of autocast; float16 scales its loss, and waits each step
+    tf32: bool = False  # whether CUDA may take TF32 for float32
+    deterministic: bool = False  # whether a device must take kernels that give the same bits each time
+    way: str = AUTO  # how rank-one layers compute: auto, weights, grouped or activations (nn/ways.py)
+    compile: bool = False  # whether the loss, teachers included, is a graph of torch.compile (graphs.py)
+
+    def __post_init__(self) -> None:
+        counts(epochs=self.epochs, batch=self.batch)
+        counts(0, warm_up=self.warm_up)
+        positive(learning_rate=self.learning_rate)
+        not_negative(weight_decay=self.weight_decay, factor_rate=self.factor_rate)
+        one_of((torch.float32, torch.bfloat16, torch.float16), precision=self.precision)
+        if self.clip is not None:
+            positive(clip=self.clip)
+
+    @property
+    def layer_way(self) -> str:
+        """How rank-one layers compute; where bits must repeat, none is chosen by a clock."""
+        return RankOne.way if self.deterministic and self.way == AUTO else self.way
+
+    @property
+    def quiet(self) -> int:
+        """Epochs in which members may be alike without a warning: the warm-up, and the first tenth."""
+        return max(self.warm_up, math.ceil(self.epochs / 10))
+
+
+class Checkpoint(Protocol):
+    """Where a run is kept between epochs."""
+
+    def load(self) -> dict[str, Any] | None:
+        """The state saved last, or nothing."""
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a state: whole or not at all."""
+
+
+class Watch(Protocol):
+    """Who is told how the training goes."""
+
+    def step(self, done: int, steps: int, row: Row) -> None:
+        """Steps done of this epoch's, with means over the epoch so far."""
+
+    def epoch(self, row: Row) -> None:
+        """An epoch is over."""
+
+    def warn(self, sentence: str) -> None:
+        """Something a person should know before the training is over."""
+
+
+class Unkept:
+    """A checkpoint that keeps nothing."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Nothing."""
+        return None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class Unwatched:
+    """A watch that does nothing."""
+
+    def step(self, done: int, steps: int, row: Row) -> None:
+        """Nothing to do."""
+
+    def epoch(self, row: Row) -> None:
+        """Nothing to do."""
+
+    def warn(self, sentence: str) -> None:
+        """Nothing to do."""
+
+
+def fit(
+    model: Ensemble,
+    loss: Loss,
+    train: Split,
+    valid: Split,
+    plan: Plan,
+    rng: torch.Generator,
+    *,
+    device: torch.device | str = "cpu",
+    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
+    group: Group | None = None,
+) -> list[Row]:
+    """Train a model and leave it with the weights that were best on validation. Returns one row an epoch.
+
+    The weights kept are those of the best validation accuracy from nine tenths of the epochs on. With a
+    checkpoint, a run that was killed goes on from its last whole epoch and ends, on CPU, with the same bits.
+    In a group every process calls this with the same arguments; the first alone keeps, watches and validates.
+    """
+    group = group or Group()
+    checkpoint = checkpoint if checkpoint and group.rank == 0 else Unkept()
+    watch = watch if watch and group.rank == 0 else Unwatched()
+    training = Training(model.to(device), plan, rng, group)
+    loss = Compiled(loss, group) if plan.compile else loss
+    training.restore(group.from_first(checkpoint.load))
+    for epoch in range(len(training.log), plan.epochs):
+        start = time.perf_counter()
+        row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
+        with group.training(model), arithmetic(plan.tf32, plan.deterministic), training.own_draws():
+            row |= run_epoch(training, loss, train, epoch, watch)
+        with arithmetic(deterministic=plan.deterministic):
+            row |= group.from_first(partial(validate, model, valid, epoch))
+        training.finish(epoch, row | {"seconds": time.perf_counter() - start})
+        if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
+            watch.warn(collapse.words(training.log[-1]))
+        group.from_first(lambda: checkpoint.save(training.state()))
+        watch.epoch(training.log[-1])
+    model.load_state_dict(training.best)
+    return training.log
+
+
+class Training:
+    """All that changes while a model trains, and so all that a resumed run needs."""
+
+    def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator, group: Group) -> None:
+        if not isinstance(model, Ensemble):
+            raise SettingError(f"an ensemble is trained, not a {type(model).__name__}: put it into a Single")
+        if rng.device.type != "cpu":
+            raise SettingError(
+                f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
+            )
+        if halves := {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}:
+            raise SettingError(
+                f"weights are trained in float32, not {halves.pop()}: give the plan a precision"
+            )
+        self.model, self.plan, self.rng, self.group = model, plan, rng, group
+        set_way(model, plan.layer_way, model.device)
+        self.optimiser = plan.optimiser(parameter_groups(model, plan))
+        self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == torch.float16)
+        self.best: dict[str, Tensor] = {}
+        self.log: list[Row] = []
+
+    def set_rate(self, epoch: int) -> float:
+        """Give every parameter group this epoch's learning rate; the base one is returned."""
+        rate = self.plan.learning_rate * self.plan.schedule(epoch, self.plan.epochs, self.plan.warm_up)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["share"]
+        return rate
+
+    def step(self, loss: Tensor) -> None:
+        """Change the weights along the gradient of a loss, a mean over this process's rows of a batch."""
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss * self.group.weight).backward()
+        self.group.sum_gradients(self.model.parameters())
+        if self.plan.clip is not None:
+            self.scaler.unscale_(self.optimiser)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+
+    @contextmanager
+    def own_draws(self) -> Iterator[None]:
+        """Meanwhile what a network draws itself, as dropout does, follows from `rng`, which is not moved."""
+        seed = int(torch.randint(2**62, (), generator=self.rng.clone_state()))
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed + self.group.rank)
+            yield
+
+    def finish(self, epoch: int, row: Row) -> None:
+        """Log an epoch, and keep its weights if they may be kept and none kept are as good."""
+        eligible = [old["valid_acc"] for old in self.log if may_be_kept(int(old["epoch"]), self.plan.epochs)]
+        if may_be_kept(epoch, self.plan.epochs) and row["valid_acc"] > max(eligible, default=-math.inf):
+            self.best = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+        self.log.append(row)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as numbers and tensors on the CPU: it may be taken up on any device."""
+        return {
+            "model": on_cpu(self.model.state_dict()),
+            "optimiser": on_cpu(self.optimiser.state_dict()),
+            "scaler": self.scaler.state_dict(),
+            "ways": ways_of(self.model),
+            "rng": self.rng.get_state(),
+            "best": self.best,
+            "log": self.log,
+        }
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Take up a state where it was saved."""
+        if state is None:
+            return
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
+            if self.plan.layer_way == AUTO:
+                restore_ways(self.model, state.get("ways", {}))
+            self.rng.set_state(state["rng"])
+            self.best, self.log = dict(state["best"]), list(state["log"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ResumeError(f"the saved state is not of this training ({first_line(error)})") from error
+
+
+def on_cpu(state: Any) -> Any:
+    """A state dict with its tensors on the CPU."""
+    if isinstance(state, dict):
+        return {name: on_cpu(value) for name, value in state.items()}
+    return state.cpu() if isinstance(state, Tensor) else state
+
+
+def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
+    """One pass over the training images: means over images of what the loss reports, and images a second."""
+    plan, model, tally = training.plan, training.model.train(), Tally(training.group)
+    steps, start = batch_count(len(train), plan.batch), time.perf_counter()
+    for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device):
+        with torch.autocast(x.device.type, plan.precision, enabled=plan.precision != torch.float32):
+            terms = loss(model, x, y, training.rng)
+        training.step(terms["loss"])
+        tally.add(terms)
+        if tally.steps % LOOK_EVERY == 0 or tally.steps == steps:
+            means = tally.look(epoch, steps)
+            means["images_per_second"] = sum(tally.rows) / (time.perf_counter() - start)
+            watch.step(tally.steps, steps, {"epoch": epoch, **means})
+    training.group.check_draws(training.rng)
+    return means
+
+
+def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
+    """Accuracy and NLL of the members' mean prediction on the validation images, and how they differ."""
+    predictions = predict(model, valid)
+    if not bool(predictions.logits.isfinite().all()):
+        raise DivergedError(
+            f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}"
+        )
+    log_probs = metrics.ensemble_log_probs(predictions.logits)
+    return {
+        "valid_acc": metrics.accuracy(log_probs, valid.labels),
+        "valid_nll": metrics.nll(log_probs, valid.labels),
+        **collapse.spread(model, predictions.logits, predictions.labels),
+    }
+
+
+def may_be_kept(epoch: int, epochs: int) -> bool:
+    """Whether an epoch (counted from 0) is one of those from nine tenths on, at the last learning rate."""
+    return 10 * (epoch + 1) >= 9 * epochs
+
+
+def parameter_groups(model: Ensemble, plan: Plan) -> list[dict[str, Any]]:
+    """Everything at the base rate with weight decay; rank-one factors at their share of it, without.
+
+    What an ensemble says is its members' own learns M times as fast, with an M-th of the decay.
+    """
+    own, special = set(model.own_parameters()), set(factors(model))
+    kinds = (
+        (set(model.parameters()) - own - special, 1.0, plan.weight_decay),
+        (special, plan.factor_rate, 0.0),
+        (own, float(model.members), plan.weight_decay / model.members),
+    )
+    groups = [
+        {
+            "params": [parameter for parameter in model.parameters() if parameter in kind],
+            "share": share,
+            "lr": plan.learning_rate * share,
+            "weight_decay": decay,
+        }
+        for kind, share, decay in kinds
+    ]
+    return [group for group in groups if group["params"]]

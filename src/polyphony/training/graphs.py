@@ -1,0 +1,102 @@
+"""Losses in two parts, what is drawn and what follows, of which PyTorch can compile the second as one graph.
+
+A graph cannot draw from a generator that is passed by hand, nor choose one of several networks by a draw. So
+what a loss draws, and the perturbation with it, is made before the graph; the network that a perturbation
+takes its direction from, and its way back to the pixels, are a graph of their own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyphony._util.limits import SettingError
+from polyphony._util.text import SentenceError, first_line
+from polyphony.compute.parallel import Group
+from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
+
+Drawn = tuple[Tensor, ...]
+
+BACKEND = "inductor"  # of torch.compile
+MOST_GRAPHS = 256  # of one function: for each size of batch and each kind of teacher there is one
+
+
+class CompileError(SentenceError, RuntimeError):
+    """PyTorch cannot compile a training here; the message says why."""
+
+
+class TwoPart:
+    """A loss in two parts: what it draws for a batch, and a function of that.
+
+    Networks that the second asks besides the student are its field `teachers`, an ensemble.
+    """
+
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+        """The loss and what else is reported, means over members and examples."""
+        return self.given(student, x, y, self.draw(student, x, y, rng))
+
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
+        """All that depends on draws, perturbed inputs included; without gradients."""
+        raise NotImplementedError
+
+    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
+        """The loss itself, which draws nothing."""
+        raise NotImplementedError
+
+
+class Compiled:
+    """A loss whose second part is one graph; the same to rounding.
+
+    Made once a training: what was compiled before, for other models, is forgotten.
+    """
+
+    def __init__(self, loss: object, group: Group) -> None:
+        if not isinstance(loss, TwoPart):
+            raise SettingError(f"a {type(loss).__name__} cannot be compiled: only a TwoPart loss can")
+        if group.size > 1:
+            raise SettingError("a training of several processes cannot be compiled: leave out compile")
+        torch.compiler.reset()
+        self.loss, self.is_settled = loss, False
+        self.graph, self.ask = as_graph(loss.given), as_graph(ask)
+
+    def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+        if not self.is_settled:
+            self.settle(student, x)
+        with compiling():
+            with asking_by(self.ask):  # so does a perturbation
+                drawn = self.loss.draw(student, x, y, rng)
+            parts: dict[str, Tensor] = self.graph(student, x, y, drawn)
+        return parts
+
+    def settle(self, student: Ensemble, x: Tensor) -> None:
+        """Let ensembles decide what they decide at their first images, which a graph cannot."""
+        for ensemble in {student, getattr(self.loss, "teachers", student)}:
+            with evaluating(ensemble):  # in which nothing of it changes
+                ensemble(x.expand(ensemble.members, *x.shape))
+        self.is_settled = True
+
+
+def as_graph(function: Callable[..., Any]) -> Any:
+    """A function compiled as one graph for each shape of its arguments, so that bits do not hang on order."""
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=BACKEND)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Meanwhile there may be many graphs, and what PyTorch cannot compile is one sentence."""
+    import torch._dynamo as dynamo  # half a second that nobody else need wait for
+    import torch._functorch.config as functorch
+
+    try:
+        at_once = functorch.patch(force_non_lazy_backward_lowering=True)  # so that gradients fail here, too
+        with dynamo.config.patch(recompile_limit=MOST_GRAPHS), at_once, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute")  # at which PyTorch itself looks
+            yield
+    except dynamo.exc.TorchDynamoException as error:
+        why = first_line(getattr(error, "inner_exception", error))  # the compiler's own words, if it has any
+        raise CompileError(f"PyTorch cannot compile this training here ({why})") from error

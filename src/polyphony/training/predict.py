@@ -1,0 +1,63 @@
+"""Any ensemble × split → Predictions: logits are made once, every number after that is a function of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from polyphony._util.files import memory
+from polyphony._util.limits import counts
+from polyphony.compute.devices import send
+from polyphony.data import Split, pixels
+from polyphony.ensembles import Ensemble, evaluating
+from polyphony.metrics import Predictions
+
+BATCH = 250  # images that are predicted at a time, where memory allows
+GROWTH = 64  # bytes that a network may take for each byte of its images, as floats
+AT_ONCE = 2**30  # bytes that one network may take for images that are changed first
+
+
+def unchanged(x: Tensor, y: Tensor) -> Tensor:
+    """The inputs as they are."""
+    return x
+
+
+def batch_for(ensemble: Ensemble, shape: Sequence[int]) -> int:
+    """How many images [c h w] all members can be asked about at a time, in a quarter of the memory."""
+    on_gpu = ensemble.device.type == "cuda"
+    there = torch.cuda.mem_get_info(ensemble.device)[0] if on_gpu else memory()
+    return _fitting(there // 4 // ensemble.members, shape)
+
+
+def _fitting(there: int, shape: Sequence[int]) -> int:
+    """How many images [c h w] one network can be asked about at a time, in so many bytes."""
+    return max(1, min(BATCH, there // (4 * math.prod(shape) * GROWTH)))
+
+
+def predict(
+    ensemble: Ensemble,
+    split: Split,
+    *,
+    batch: int | None = None,
+    before: Callable[[Tensor, Tensor], Tensor] = unchanged,
+) -> Predictions:
+    """All members on every image, in eval mode and float32; `before` may change a batch's pixels first.
+
+    The images go where the ensemble is; what comes out is on the CPU. A batch is what memory allows; where
+    pixels are changed it is a matter of the images' size alone, so that the draws for it are the same on
+    every machine.
+    """
+    shape = split.images.shape[1:]
+    asked = batch_for(ensemble, shape) if batch is None else batch
+    changed = _fitting(AT_ONCE, shape) if batch is None and before is not unchanged else asked
+    counts(batch=asked)
+    blocks = []
+    with torch.no_grad(), evaluating(ensemble):
+        for images, labels in zip(split.images.split(changed), split.labels.split(changed), strict=True):
+            x = before(pixels(send(images, ensemble.device)), send(labels, ensemble.device))
+            for some in x.split(asked):
+                blocks.append(ensemble(some.expand(ensemble.members, *some.shape)).float().cpu())
+    return ensemble.predicts(torch.cat(blocks, dim=1), split.labels.cpu())

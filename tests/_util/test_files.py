@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from polyphony._util import files as machine
+
+
+def limited(root: Path, groups: str, **files: str) -> Path:
+    """A file system in which control groups say so much."""
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys" / "fs" / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_two_who_write_one_file_do_not_meet_before_it_is_whole(tmp_path):
+    file = tmp_path / "scores.csv"
+    with machine.whole(file) as first:  # as processes of the same number on two machines do
+        first.write_text("first")
+        with machine.whole(file) as second:
+            second.write_text("second")
+        assert file.read_text() == "second"
+    assert file.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_left_half_made_by_a_killed_process_of_the_same_number_is_in_nobodys_way(tmp_path):
+    killed = machine.whole_folder(tmp_path / "packed")
+    killed.__enter__()  # and it never ends
+    with machine.whole_folder(tmp_path / "packed") as beside:
+        (beside / "a").touch()
+    assert [path.name for path in (tmp_path / "packed").iterdir()] == ["a"]
+
+
+def test_memory_is_what_the_tightest_group_gives(tmp_path):
+    files = {
+        "memory.max": "max\n",
+        "job/memory.max": "3000\n",
+        "job/step/memory.max": "max\n",
+        "other/memory.max": "1\n",
+    }
+    assert machine.memory(limited(tmp_path, "0::/job/step\n", **files)) == 3000
+
+
+def test_memory_in_the_older_layout(tmp_path):
+    files = {
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/job/memory.limit_in_bytes": "5000\n",
+    }
+    assert machine.memory(limited(tmp_path, "9:memory:/job\n8:pids:/\n", **files)) == 5000
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 64), ("250000 100000", 2), ("50000 100000", 1)]
+)
+def test_cores_are_what_a_container_gives(tmp_path, monkeypatch, quota, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    assert machine.cores(limited(tmp_path, "0::/\n", **{"cpu.max": quota})) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_cores_are_what_a_scheduler_gives():
+    given = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(given)})
+    try:
+        assert machine.cores() == 1
+    finally:
+        os.sched_setaffinity(0, given)
+
+
+def test_without_limits_all_of_the_machine_is_there(tmp_path):
+    assert machine.memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine.cores(tmp_path) >= 1

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from polyphony._util.text import count, counted, duration, listed, sentence
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (240, "4 min"), (7200, "2.0 h"), (864000, "10 d")]
+)
+def test_durations_are_in_the_unit_a_person_would_take(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("things", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M"), (512, "512")])
+def test_counts_are_short(things: int, text: str):
+    assert count(things) == text
+
+
+def test_one_thing_is_not_several():
+    assert [counted(n, "seed") for n in (0, 1, 2)] == ["0 seeds", "1 seed", "2 seeds"]
+
+
+def test_lists_end_in_and():
+    assert [listed(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+def test_a_sentence_is_one_short_printable_line() -> None:
+    assert sentence("a.npz is\n no  file") == "a.npz is no file"
+    assert sentence("\x1b[2J \udc80") == "?[2J ?"
+    long = sentence(f"/data/{'x' * 5000}.npz has the label {'9' * 5000}, outside 0..9; replace it")
+    assert len(long) <= 300
+    assert long.startswith("/data/xxx")
+    assert "has the label 999" in long
+    assert long.endswith("outside 0..9; replace it")
+    assert len(sentence("many short words " * 1000)) == 300
