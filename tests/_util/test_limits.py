@@ -31,12 +31,11 @@ from polyphony import (
     Single,
     Split,
     fit,
-    losses,
     predict,
     resnet,
 )
 from polyphony.compute.devices import choose_device
-from polyphony.distill import DistillMean
+from polyphony.distill import DistillMean, losses
 from polyphony.runs.predictions import load_predictions, save_predictions
 from polyphony.runs.store import StoreError
 from polyphony.training.fit import Loss, ResumeError
