@@ -44,7 +44,7 @@ def test_list_says_what_is_here_and_where_the_rest_is_looked_for(
     assert "no; looked for cifar-10-batches-py, cifar-10-python.tar.gz" in blocks["cifar10"]
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in blocks["cifar10"]
     assert "terms MIT" in blocks["fashion-mnist"]
-    assert "the extra demo" in blocks["digits"]
+    assert "no download needed" in blocks["digits"]
 
 
 def test_check_reports_counts_and_the_exit_code(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,5 +215,5 @@ def _where(place: Place, path: Path) -> str:
     from polyphony.data.cache import stamp
 
     if not place.path:
-        return "comes with scikit-learn, the extra demo"
+        return "installed with a package, no download needed"
     return f"{path} ({sum(size for _, size, _ in stamp(path)) / 1e6:,.1f} MB)"
