@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from polyphony.cli import terminal
+from polyphony.cli import progress, terminal
 from polyphony.cli.options import DataRoot, RunFolder
 from polyphony.cli.where import AtLeastOne, Where, chosen_for, runner
 
@@ -42,7 +42,7 @@ def analyse(
     from polyphony.study.analyses import analyse as run
 
     study = open_study(folder, data, chosen_for(where))
-    with runner(study, where) as place, terminal.board() as board:
+    with runner(study, where) as place, progress.board() as board:
         done = run(study, what or ANALYSES, place, board, examples)
     show(folder, done)
 

@@ -26,6 +26,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page about a run or sweep, and its figures and tables as files; compare several."""
-    from polyphony.report import write_report
+    with terminal.working("Writing the page"):
+        from polyphony.report import write_report
 
-    terminal.line(f"Page: {write_report(runs, out)}")
+        page = write_report(runs, out)
+    terminal.line(f"Page: {page}")

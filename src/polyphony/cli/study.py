@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from polyphony import __version__
 from polyphony._util.text import counted
-from polyphony.cli import terminal
+from polyphony.cli import progress, report, terminal
 from polyphony.cli.advice import missing_data
 from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, repeatable
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
@@ -25,10 +26,8 @@ def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
 
     A second call does only what is missing; an interrupted one goes on where it was.
     """
-    from polyphony.report import write_report
-
     done = run(recipe, running, "EVALUATE")
-    terminal.line(f"Page: {write_report([done.folder], None)}")
+    report.report((done.folder,))
 
 
 def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
@@ -62,7 +61,7 @@ def evaluate(
         run_to(study, "EVALUATE", place, redo=False)
         for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
             for name in names:
-                with terminal.board() as board:
+                with progress.board() as board:
                     rows = measure(study, name, place, board, limit)
                 terminal.line(f"{name}: {len(rows)} scores in {study.folder / 'analysis'}")
 
@@ -136,7 +135,10 @@ def measurable(study: Study) -> Study:
 
 def run(recipe: str, running: Running, upto: str) -> Study:
     """Run the study of a recipe so far."""
-    study = prepare(recipe, running)
+    terminal.say(f"Polyphony {__version__}: {recipe}")
+    with terminal.working("Loading PyTorch and the data"):
+        study = prepare(recipe, running)
+        study.splits  # noqa: B018 (loaded here, while the spinner runs)
     with runner(study, running.where) as place:
         run_to(study, upto, place, running.redo, running.tensorboard)
     return study
@@ -146,27 +148,49 @@ def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool
     """Run a study so far, and print what came out."""
     from polyphony.study import Upto, run_study
 
-    if not study.folder.exists():
-        announce(study, upto, place)
-    with watched(study.folder, tensorboard) as board:
+    whole = begun(study, upto, redo) if study.folder.exists() else announce(study, upto, place)
+    with watched(study.folder, tensorboard, whole) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
     terminal.show_outcome(study, outcome)
 
 
-def announce(study: Study, upto: str, place: Runner) -> None:
-    """Say what is about to happen, and how long it will take."""
-    if not (trainings := expected_costs(study, place)):
-        return
-    taught = len(trainings) - len(study.recipe.methods)  # teachers that are given cost nothing
+def announce(study: Study, upto: str, place: Runner) -> progress.Whole:
+    """Say what is about to happen and how long it will take; returns what each training should take."""
+    with terminal.working("Measuring how fast this machine is"):
+        trainings = expected_costs(study, place)
+    if not trainings:
+        return progress.Whole(weights(study, upto))
+    taught = len(trainings) - len(study.recipe.methods)  # pretrained teachers cost nothing
     said = f"{study.recipe.name}: {counted(study.teacher_count, 'teacher')}"
     if upto == "TEACH":
         trainings = trainings[:taught]
     else:
         said += f", then {counted(len(study.students), 'student')} ({', '.join(study.recipe.methods)})"
-    terminal.line(f"{said}.")
-    terminal.line(terminal.estimate(trainings, place.at_once))
+    terminal.say(f"{said}.")
+    terminal.say(terminal.estimate(trainings, place.at_once))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
-        terminal.line(f"It takes less where other runs in {study.folder.parent} have trained the same.")
+        terminal.say(f"It takes less if other runs in {study.folder.parent} have trained the same.")
+    return progress.Whole(weights(study, upto, {cost.name: cost.seconds for cost in trainings}))
+
+
+def begun(study: Study, upto: str, redo: bool) -> progress.Whole:
+    """How far a study is that was begun before; with `redo` nothing is known to stay."""
+    from polyphony.study.status import run_status
+
+    is_run = not redo and (study.folder / "recipe.json").exists()
+    trainings = run_status(study.folder).trainings if is_run else []
+    return progress.Whole(weights(study, upto), {each.name: each.epochs / each.of for each in trainings})
+
+
+def weights(study: Study, upto: str, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
+    """What each training should take: the seconds of its kind, or its epochs where nothing was measured."""
+    from polyphony.study.run import students_of, teachers_of
+
+    seconds = seconds or {}
+    taught = {job.name: seconds.get("teacher", job.epochs) for job in teachers_of(study)}
+    if upto == "TEACH":
+        return taught
+    return taught | {job.name: seconds.get(job.method, job.epochs) for job in students_of(study)}
 
 
 def expected_costs(study: Study, place: Runner) -> list[Cost]:
@@ -187,9 +211,9 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
 
 
 @contextmanager
-def watched(folder: Path, tensorboard: bool) -> Iterator[Board]:
-    """Where people see how the jobs of a run go; TensorBoard hears of them too, if it is asked for."""
+def watched(folder: Path, tensorboard: bool, whole: progress.Whole | None = None) -> Iterator[Board]:
+    """The board that shows the jobs of a run; with `tensorboard` it also writes them for TensorBoard."""
     from polyphony.cli.tensorboard import TensorBoard
 
-    with terminal.board() as board:
+    with progress.board(whole) as board:
         yield TensorBoard(board, folder) if tensorboard else board

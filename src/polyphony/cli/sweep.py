@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from polyphony._util.text import counted
-from polyphony.cli import terminal
+from polyphony.cli import progress, report, terminal
 from polyphony.cli.options import RecipeName, Running
-from polyphony.cli.study import expected_costs, watched
+from polyphony.cli.study import expected_costs, watched, weights
 from polyphony.cli.where import AtLeastOne, chosen_for, runner
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = R
 
 def follow(swept: Swept, trials: int | None, running: Running) -> None:
     """Run a sweep that was planned, show what came out and write its page."""
-    from polyphony.report import write_report
     from polyphony.report.sweep_run import SweepRun
     from polyphony.study.sweep import Sweep, run_sweep
 
@@ -71,25 +70,29 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     asked = Sweep(swept, folder, running.data, chosen_for(running.where))
     asked.check(trials)
     with runner(asked.study([swept.own]), running.where) as place:
-        if not folder.exists():
-            announce(asked, trials, place)
-        with watched(folder, running.tensorboard) as board:
+        whole = None if folder.exists() else announce(asked, trials, place)
+        with watched(folder, running.tensorboard, whole) as board:
             outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
-    terminal.line(f"Page: {write_report([folder], None)}")
+    report.report((folder,))
 
 
-def announce(sweep: Sweep, trials: int | None, place: Runner) -> None:
-    """What is about to happen, and how long it will take."""
-    points = trials or len(sweep.swept.grid())
-    study = sweep.study([sweep.swept.own])  # a point costs as much as any other
-    if not (trainings := expected_costs(study, place)):
-        return
-    *teacher, point = trainings  # teachers that are given cost nothing
+def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole | None:
+    """Say what will happen and how long it will take; returns what each training of a grid should take."""
+    grid = sweep.swept.grid()
+    points = trials or len(grid)
+    study = sweep.study([sweep.swept.own])  # all points cost the same
+    with terminal.working("Measuring how fast this machine is"):
+        trainings = expected_costs(study, place)
+    if not trainings:
+        return None
+    *teacher, point = trainings  # pretrained teachers cost nothing
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
-    terminal.line(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
-    terminal.line(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], place.at_once))
+    terminal.say(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
+    terminal.say(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], place.at_once))
+    seconds = {cost.name: cost.seconds for cost in teacher} | {each.name: point.seconds for each in grid}
+    return None if trials else progress.Whole(weights(sweep.study(grid), "DISTILL", seconds))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:

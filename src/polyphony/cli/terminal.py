@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
@@ -21,140 +20,54 @@ from polyphony._util.text import sentence as one_sentence
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
     from polyphony.runs.rows import Score
-    from polyphony.study import Board, Cost, Outcome, Study, SweepOutcome
-    from polyphony.training.collapse import Row
+    from polyphony.study import Cost, Outcome, Study, SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
-LINE_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
-console = Console()
+console = Console()  # results
 errors = Console(stderr=True)
+chatter = Console()  # progress; --quiet silences it
 
 
 def complain(sentence: str) -> None:
     """One sentence on standard error, of at most 300 characters."""
-    note(one_sentence(f"polyphony: {sentence}"), "bold red")
+    print_to(errors, one_sentence(f"polyphony: {sentence}"), "bold red")
 
 
 @contextmanager
-def board() -> Iterator[Board]:
-    """Bars on a terminal, lines elsewhere."""
-    if not console.is_terminal:
-        yield Lines()
+def working(text: str) -> Iterator[None]:
+    """Show that something goes on, where nothing can be counted: a spinner, on a terminal alone."""
+    if chatter.quiet or not chatter.is_terminal:
+        yield
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield Bars(progress)
-
-
-class Bars:
-    """A bar for every job that is running."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.tasks: dict[str, TaskID] = {}
-        self.done: dict[str, int] = {}  # epochs, or whatever a job without epochs counts
-
-    def started(self, name: str, epochs: int) -> None:
-        self.tasks[name] = self.progress.add_task(name, total=epochs, numbers="")
-        self.done[name] = 0
-
-    def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        completed = row.get("epoch", self.done[name]) + done / steps
-        self.progress.update(self.tasks[name], completed=completed, numbers=numbers(row))
-
-    def epoch(self, name: str, row: Row) -> None:
-        self.done[name] = int(row.get("epoch", self.done[name])) + 1
-        self.progress.update(self.tasks[name], completed=self.done[name], numbers=numbers(row))
-
-    def warn(self, name: str, sentence: str) -> None:
-        line(f"{name}: {sentence}", "yellow")
-
-    def finished(self, name: str) -> None:
-        self.progress.remove_task(self.tasks.pop(name))
-
-
-class Lines:
-    """A line when a job ends, and now and then before: for logs and pipes."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, Clock] = {}
-
-    def started(self, name: str, epochs: int) -> None:
-        self.jobs[name] = Clock(epochs)
-
-    def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        """Too fine for lines."""
-
-    def epoch(self, name: str, row: Row) -> None:
-        clock = self.jobs[name]
-        if row and clock.is_due(int(row["epoch"]) + 1):
-            line(f"{name}: epoch {clock.done}/{clock.epochs}  {numbers(row)}  {duration(clock.left)} left")
-
-    def warn(self, name: str, sentence: str) -> None:
-        line(f"{name}: {sentence}", "yellow")
-
-    def finished(self, name: str) -> None:
-        line(f"{name}: done in {duration(self.jobs.pop(name).elapsed)}")
-
-
-class Clock:
-    """How long one job has taken and will take; a resumed one did not begin at its first epoch."""
-
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
-        self.begun = self.spoke = time.monotonic()
-        self.first = self.done = 0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the job started."""
-        return time.monotonic() - self.begun
-
-    @property
-    def left(self) -> float:
-        """Seconds the rest will take at this pace."""
-        return self.elapsed / (self.done - self.first) * (self.epochs - self.done)
-
-    def is_due(self, done: int) -> bool:
-        """Note that so many epochs are done; whether it is time for a line."""
-        self.first, self.done = self.first if self.done else done - 1, done
-        if time.monotonic() - self.spoke < LINE_EVERY:
-            return False
-        self.spoke = time.monotonic()
-        return True
-
-
-def numbers(row: Row) -> str:
-    """What a progress line shows of an epoch."""
-    shown = {
-        "loss": "loss {:.4f}",
-        "acc": "acc {:.3f}",
-        "valid_acc": "valid {:.3f}",
-        "images_per_second": "{:.0f} img/s",
-    }
-    return "  ".join(text.format(row[key]) for key, text in shown.items() if key in row)
+    with chatter.status(f"{escape(text)} …"):
+        yield
 
 
 def line(text: str, style: str | None = None) -> None:
-    """A line as it is: a name may hold what looks like markup, and a path must not be broken."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    """A result, as one line."""
+    print_to(console, text, style)
+
+
+def say(text: str) -> None:
+    """A line about progress, which --quiet leaves out."""
+    print_to(chatter, text)
+
+
+def note(text: str) -> None:
+    """A line about progress on standard error, for commands whose output programs read."""
+    if not chatter.quiet:
+        print_to(errors, text)
+
+
+def print_to(where: Console, text: str, style: str | None = None) -> None:
+    """Print a line without markup, since a name may look like it, and without breaking a path."""
+    where.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def plain(text: str) -> None:
     """For programs: the text as it is."""
     console.file.write(f"{text.rstrip()}\n")
-
-
-def note(text: str, style: str | None = None) -> None:
-    """A line beside what a command prints for others to read: on standard error."""
-    errors.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_recipe(recipe: Recipe) -> None:
