@@ -21,9 +21,9 @@ def limited(root: Path, groups: str, **files: str) -> Path:
 
 def test_two_who_write_one_file_do_not_meet_before_it_is_whole(tmp_path):
     file = tmp_path / "scores.csv"
-    with machine.whole(file) as first:  # as processes of the same number on two machines do
+    with machine.atomic_path(file) as first:  # as processes of the same number on two machines do
         first.write_text("first")
-        with machine.whole(file) as second:
+        with machine.atomic_path(file) as second:
             second.write_text("second")
         assert file.read_text() == "second"
     assert file.read_text() == "first"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyphony._util.files import whole
+from polyphony._util.files import atomic_path
 from polyphony.data import Split
 from polyphony.data.cache import cached
 from polyphony.data.dataset import Contents
@@ -105,11 +105,11 @@ def test_changing_a_tensor_does_not_change_the_cache(source: Path) -> None:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "folder" / "file"
-    with suppress(RuntimeError), whole(file) as beside:
+    with suppress(RuntimeError), atomic_path(file) as beside:
         beside.write_text("half")
         raise RuntimeError
     assert list(file.parent.iterdir()) == []
-    with whole(file) as beside:
+    with atomic_path(file) as beside:
         beside.write_text("all")
         assert not file.exists()
     assert [entry.name for entry in file.parent.iterdir()] == ["file"]

@@ -25,7 +25,7 @@ from PIL import Image
 
 from polyphony import Single, Student, export_student, load_student, resnet
 from polyphony._util.limits import SettingError
-from polyphony._util.text import SentenceError
+from polyphony._util.text import UserError
 from polyphony.recipe import foreign_table, read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.recipe.forms import PythonForm
@@ -37,7 +37,7 @@ from polyphony.serve.load import CONFIG, WEIGHTS
 from polyphony.study.draft import draft
 from polyphony.study.status import run_status
 
-OWN = (SentenceError, SettingError)
+OWN = (UserError, SettingError)
 KEPT = Path(__file__).parents[1] / "study" / "kept"
 CLASSES, SIDE = ("a", "b", "c"), 8
 

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from polyphony.runs import store
-from polyphony._util.files import WriteError, whole
+from polyphony._util.files import WriteError, atomic_path
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs.predictions import load_predictions, read_predictions, save_predictions
 from polyphony.runs.store import (
@@ -232,7 +232,7 @@ def test_a_run_inside_the_folder_of_another_keeps_its_attempts(tmp_path):
 
 
 def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_on(stage):
-    late = whole(stage.folder / "weights.safetensors", stage.start().attempt)
+    late = atomic_path(stage.folder / "weights.safetensors", stage.start().attempt)
     late.__enter__().write_bytes(b"of the first")
     finished(stage)
     with pytest.raises(WriteError):

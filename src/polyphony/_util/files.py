@@ -44,7 +44,7 @@ def part_of(path: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def whole(file: Path, attempt: Path | None = None) -> Iterator[Path]:
+def atomic_path(file: Path, attempt: Path | None = None) -> Iterator[Path]:
     """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails.
 
     An attempt's files are made in its own folder, so that they cannot appear once a later one has removed it.
@@ -64,7 +64,7 @@ def whole(file: Path, attempt: Path | None = None) -> Iterator[Path]:
 
 def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
     """The same file in another place, whole: a second name for it, or a copy where there can be none."""
-    with whole(target, attempt) as beside:
+    with atomic_path(target, attempt) as beside:
         try:
             os.link(source, beside)
         except OSError:

@@ -55,7 +55,7 @@ def extra(name: str) -> str:
     return f"pip install '.[{name}]' in Polyphony's folder"
 
 
-class SentenceError(Exception):
+class UserError(Exception):
     """A fault that a person can mend, told in one sentence."""
 
     def __init__(self, fault: str) -> None:

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError
 
 from polyphony._util.files import Terminated, WriteError, out_of_memory, terminable
 from polyphony._util.limits import SettingError
-from polyphony._util.text import SentenceError, first_line
+from polyphony._util.text import UserError, first_line
 from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.terminal import complain
@@ -138,7 +138,7 @@ def sentence(error: Exception, verb: str) -> str:
 
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
-    if isinstance(error, MISUSED | SentenceError | SettingError | OSError):
+    if isinstance(error, MISUSED | UserError | SettingError | OSError):
         return 2
     from polyphony.compute.parallel import GroupError
     from polyphony.study import JobError

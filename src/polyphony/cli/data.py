@@ -13,7 +13,7 @@ from rich import progress
 from rich.columns import Columns
 from rich.text import Text
 
-from polyphony._util.files import whole
+from polyphony._util.files import atomic_path
 from polyphony.cli.options import DataRoot
 from polyphony.cli.terminal import console, errors, line
 
@@ -173,7 +173,7 @@ def preview(
     shown = plain.get("train") or plain.get("test")
     rows = class_rows(shown, kept.classes) if shown else corruption_rows(kept.parts)
     file = out or Path(f"{dataset.name}.png")
-    with whole(file) as beside:
+    with atomic_path(file) as beside:
         sheet(rows).save(beside, "PNG")
     for part, split in plain.items():
         _show_counts(part, split, kept.classes)

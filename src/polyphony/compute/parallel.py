@@ -3,7 +3,7 @@
 `batch` is the whole batch, whatever the number of processes: every process holds the same generator, draws
 what one alone would draw, and keeps its rows. So the result does not depend on how many there are, but for
 rounding, and a training begun by one goes on with eight. Whoever draws for a batch (`drawn`), or needs rows
-of other processes (`whole`), asks this module; alone, both change nothing.
+of other processes (`gather`), asks this module; alone, both change nothing.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def drawn(
     return send(_current.own(batch, dim).contiguous(), device)
 
 
-def whole(rows: Tensor, dim: int = 0) -> Tensor:
+def gather(rows: Tensor, dim: int = 0) -> Tensor:
     """The rows of all processes in their order, without gradients."""
     if not _current.shares:
         return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from polyphony._util.files import clear_leftovers, whole
+from polyphony._util.files import atomic_path, clear_leftovers
 from polyphony.data.dataset import Contents, as_labels, sound
 from polyphony.data.files import cache_root, regular, walk
 from polyphony.data.splits import Split
@@ -54,7 +54,7 @@ def keep(contents: Contents, file: Path) -> None:
     tensors = {f"{part}.labels": split.labels.contiguous() for part, split in contents.parts.items()}
     tensors |= {f"{part}.images": split.images.contiguous() for part, split in contents.parts.items()}
     facts = {"classes": contents.classes, "origin": contents.origin, "parts": list(contents.parts)}
-    with whole(file) as beside, beside.open("wb") as stream:
+    with atomic_path(file) as beside, beside.open("wb") as stream:
         stream.write(header(tensors, facts))
         for tensor in tensors.values():
             stream.write(tensor.numpy().data)  # straight from where it is, in memory or in a file

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyphony._util.text import SentenceError
+from polyphony._util.text import UserError
 
 
-class DataError(SentenceError, ValueError):
+class DataError(UserError, ValueError):
     """A fault in data on disk: one sentence that names the file, the fault and what to do."""
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyphony._util.limits import SettingError, not_negative, positive
 from polyphony.compute.devices import full_precision
-from polyphony.compute.parallel import drawn, whole
+from polyphony.compute.parallel import drawn, gather
 from polyphony.distill.losses import check_labels
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
 
@@ -164,7 +164,7 @@ class Mixup:
     def __call__(
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
     ) -> Tensor:
-        others = whole(x)[drawn(lambda rows: torch.randperm(rows, generator=rng), len(x), x.device)]
+        others = gather(x)[drawn(lambda rows: torch.randperm(rows, generator=rng), len(x), x.device)]
         return torch.lerp(others, x, beta(self.concentration, rng))
 
 

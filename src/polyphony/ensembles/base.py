@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony._util.limits import SettingError
-from polyphony.compute.parallel import whole
+from polyphony.compute.parallel import gather
 from polyphony.metrics import Predictions
 from polyphony.nn import Size, check_members
 from polyphony.nn.folding import fold_norms
@@ -74,7 +74,7 @@ def as_seen(batch: Tensor, seen: Tensor) -> Tensor:
 
 def known_to(seen: Tensor, batch: Tensor, dim: int = 0) -> Tensor:
     """The rows that `Ensemble.assign` counts in: a process's own of a batch, or those of all processes."""
-    return batch if seen.stride(0) == 0 else whole(batch, dim)
+    return batch if seen.stride(0) == 0 else gather(batch, dim)
 
 
 def share_rows(x: Tensor) -> bool:

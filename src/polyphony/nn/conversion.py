@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyphony._util.text import SentenceError
+from polyphony._util.text import UserError
 from polyphony.nn.rank_one import InTurn, MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
 
 Places = list[tuple[str, nn.Module]]
@@ -20,7 +20,7 @@ SHARED = -1  # in place of a dimension: the layer sees nothing that is a member'
 LOST = -2  # its rows are in no order that can be followed
 
 
-class ConversionError(SentenceError, ValueError):
+class ConversionError(UserError, ValueError):
     """A network cannot be given members as it is."""
 
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from polyphony._util.text import SentenceError
+from polyphony._util.text import UserError
 
 
-class RecipeError(SentenceError, ValueError):
+class RecipeError(UserError, ValueError):
     """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
 
 

@@ -23,13 +23,13 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony._util.files import LOCK, claim, clear_leftovers, remove, share_file, whereabouts, whole
-from polyphony._util.text import SentenceError, first_line
+from polyphony._util.files import LOCK, claim, clear_leftovers, remove, share_file, whereabouts, atomic_path
+from polyphony._util.text import UserError, first_line
 
 Spec = dict[str, Any]
 
 
-class StoreError(SentenceError, RuntimeError):
+class StoreError(UserError, RuntimeError):
     """A run folder cannot be used as it is; the message says why and what to do."""
 
 
@@ -283,7 +283,7 @@ def flat(spec: Spec, prefix: str = "") -> dict[str, Any]:
 
 def write_whole(path: Path, data: bytes | memoryview, attempt: Path | None = None) -> None:
     """A file that is there complete or not at all: written beside or in an attempt, flushed, renamed."""
-    with whole(path, attempt) as beside:
+    with atomic_path(path, attempt) as beside:
         beside.write_bytes(data)
 
 

@@ -53,7 +53,7 @@ class Description(Table):
             place = ".".join(map(str, fault["loc"]))
             raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
 
-    def told(self) -> dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         """As JSON for others, who need not know where code or a model lay on this machine."""
         try:
             network = self.network.portable()

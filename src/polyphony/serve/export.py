@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from polyphony._util.files import whole
-from polyphony._util.text import SentenceError, extra, first_line
+from polyphony._util.files import atomic_path
+from polyphony._util.text import UserError, extra, first_line
 from polyphony.serve.graph import AnswerGraph, Levels
 from polyphony.serve.student import Answers, Student
 
@@ -30,7 +30,7 @@ OUTPUTS = tuple(field.name for field in fields(Answers))
 Run = Callable[[Tensor], dict[str, Tensor]]
 
 
-class ExportError(SentenceError, RuntimeError):
+class ExportError(UserError, RuntimeError):
     """A student cannot be exported; the message says why, in one sentence."""
 
 
@@ -57,7 +57,7 @@ def export_student(student: Student, to: Path | str, images: Tensor, levels: Lev
         )
     data, run = makers[to.suffix](student, levels)
     compare(student, run, images, levels)
-    with whole(to) as beside:
+    with atomic_path(to) as beside:
         beside.write_bytes(data)
 
 
@@ -130,7 +130,7 @@ def without_logaddexp(program: ExportedProgram) -> ExportedProgram:
 
 def metadata(student: Student, levels: Levels) -> dict[str, str]:
     """What a file says of itself, each value as text: JSON but for words."""
-    told = student.description.told() | {"levels": levels}
+    told = student.description.to_config() | {"levels": levels}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
 
 

@@ -82,7 +82,7 @@ def pack_student(
     description = description.model_copy(update={"network": description.network.portable()})
     student = assemble(description, weights, "cpu").licensed(licence)
     with whole_folder(to) as beside:
-        (beside / CONFIG).write_text(json.dumps(student.description.told(), indent=1) + "\n")
+        (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
         shutil.copyfile(stage_of(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
         put_code(student.description, beside)
         export_student(student, beside / GRAPH, images)

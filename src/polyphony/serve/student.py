@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony._util.limits import counts
-from polyphony._util.text import SentenceError, counted
+from polyphony._util.text import UserError, counted
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.metrics import Predictions
 from polyphony.serve.description import Description
@@ -18,7 +18,7 @@ from polyphony.serve.pictures import Picture, batches_of
 from polyphony.training.predict import batch_for
 
 
-class AnswerError(SentenceError, ValueError):
+class AnswerError(UserError, ValueError):
     """A student whose network answers with what is no prediction."""
 
 

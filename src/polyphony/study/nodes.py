@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyphony._util.text import SentenceError, first_line
+from polyphony._util.text import UserError, first_line
 
 CHECK_SECONDS = 600.0  # for every node to say what it has
 
 
-class ClusterError(SentenceError, RuntimeError):
+class ClusterError(UserError, RuntimeError):
     """A cluster cannot be used as it is; the message says why."""
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony._util.limits import SettingError, counts, not_negative, one_of, positive
-from polyphony._util.text import SentenceError, first_line
+from polyphony._util.text import UserError, first_line
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import Group
 from polyphony.data import Augmentation, Split, batch_count, batches
@@ -35,7 +35,7 @@ Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
 LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
 
 
-class ResumeError(SentenceError, ValueError):
+class ResumeError(UserError, ValueError):
     """A saved state that cannot be taken up."""
 
 
@@ -102,7 +102,7 @@ class Watch(Protocol):
         """Something a person should know before the training is over."""
 
 
-class Unkept:
+class NoCheckpoint:
     """A checkpoint that keeps nothing."""
 
     def load(self) -> dict[str, Any] | None:
@@ -146,7 +146,7 @@ def fit(
     In a group every process calls this with the same arguments; the first alone keeps, watches and validates.
     """
     group = group or Group()
-    checkpoint = checkpoint if checkpoint and group.rank == 0 else Unkept()
+    checkpoint = checkpoint if checkpoint and group.rank == 0 else NoCheckpoint()
     watch = watch if watch and group.rank == 0 else Unwatched()
     training = Training(model.to(device), plan, rng, group)
     loss = Compiled(loss, group) if plan.compile else loss

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyphony._util.limits import SettingError
-from polyphony._util.text import SentenceError, first_line
+from polyphony._util.text import UserError, first_line
 from polyphony.compute.parallel import Group
 from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
 
@@ -26,7 +26,7 @@ BACKEND = "inductor"  # of torch.compile
 MOST_GRAPHS = 256  # of one function: for each size of batch and each kind of teacher there is one
 
 
-class CompileError(SentenceError, RuntimeError):
+class CompileError(UserError, RuntimeError):
     """PyTorch cannot compile a training here; the message says why."""
 
 

@@ -1,0 +1,1 @@
+"""The run folder: its stages, tables and saved predictions."""
