@@ -45,6 +45,10 @@ def split(n: int, seed: int) -> Split:
     return Split(images.to(torch.uint8), labels)
 
 
+def without_labels(images: Split) -> Split:
+    return Split(images.images, torch.full_like(images.labels, -1))
+
+
 class AsWeights(nn.Module):
     """Inputs in the precision of the weights, so that a whole training may be in float64."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import device
-from cases import FORMS, cases, loss_of, seeded, split, teachers
+from cases import FORMS, cases, loss_of, seeded, split, teachers, without_labels
 from polyphony import analysis
 from polyphony.data import Splits, batches, pixels
 from polyphony.distill import CrossEntropy, match_step_size
@@ -22,7 +22,7 @@ from polyphony.training.fit import LOOK_EVERY, Plan, fit
 from polyphony.training.optimise import AdamW
 from polyphony.training.predict import predict
 
-TRAIN, VALID = split(22, 1), split(12, 3)
+TRAIN, VALID, WITHOUT = split(22, 1), split(12, 3), without_labels(split(9, 5))
 PLAN = Plan(epochs=2, batch=8, learning_rate=0.05, warm_up=1)
 DEVICES = ("sim", "cpu")
 
@@ -54,14 +54,21 @@ def test_every_form_loss_and_perturbation_is_the_same_on_a_device(form: str):
 
 
 def trained(student: Ensemble, device: str, plan: Plan = PLAN, **settings: Any) -> list[dict[str, float]]:
-    loss = loss_of(student.to(device), "one_to_one", "confods")
-    log = fit(student, loss, TRAIN, VALID, plan, seeded(7), device=device, **settings)
+    loss, train = loss_of(student.to(device), "one_to_one", "confods"), TRAIN
+    if plan.unlabelled:
+        loss, train = replace(loss, unlabelled=True), TRAIN.joined(WITHOUT)
+    log = fit(student, loss, train, VALID, plan, seeded(7), device=device, **settings)
     timed = ("seconds", "images_per_second")
     return [{name: value for name, value in row.items() if name not in timed} for row in log]
 
 
 @pytest.mark.parametrize(
-    ("form", "plan"), [("member_norm", PLAN), ("mimo", replace(PLAN, optimiser=AdamW(), clip=0.1))]
+    ("form", "plan"),
+    [
+        ("member_norm", PLAN),
+        ("mimo", replace(PLAN, optimiser=AdamW(), clip=0.1)),
+        ("mimo", replace(PLAN, unlabelled=0.5)),
+    ],
 )
 def test_a_training_ends_with_the_same_weights_and_log(form: str, plan: Plan):
     there, here = FORMS[form](), FORMS[form]()
@@ -81,13 +88,17 @@ class StopsAfterOne(Stage):
         raise Stopped
 
 
+@pytest.mark.parametrize("unlabelled", [0.0, 0.5])
 @pytest.mark.parametrize(("first", "second"), [("sim", "cpu"), ("cpu", "sim")])
-def test_a_training_begun_on_one_device_goes_on_on_another(tmp_path, first: str, second: str):
+def test_a_training_begun_on_one_device_goes_on_on_another(
+    tmp_path, first: str, second: str, unlabelled: float
+):
     whole, begun, resumed = (FORMS["batch_ensemble"]() for _ in range(3))
-    log = trained(whole, "cpu")
+    plan = replace(PLAN, unlabelled=unlabelled)
+    log = trained(whole, "cpu", plan)
     with pytest.raises(Stopped):
-        trained(begun, first, checkpoint=StopsAfterOne(tmp_path, {}))
-    assert trained(resumed, second, checkpoint=Stage(tmp_path, {})) == log
+        trained(begun, first, plan, checkpoint=StopsAfterOne(tmp_path, {}))
+    assert trained(resumed, second, plan, checkpoint=Stage(tmp_path, {})) == log
     assert equal(on_cpu(whole), on_cpu(resumed))
 
 
@@ -160,13 +171,16 @@ class Counted:
         ("proxy_dirichlet", "clean", []),
     ],
 )
-def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, perturb, draws):
+@pytest.mark.parametrize("unlabelled", [0.0, 0.5])
+def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, perturb, draws, unlabelled):
     student = FORMS[form]().to("sim")
     student(torch.rand(student.members, 4, 1, 5, 5).to("sim"))  # the first images of a size are looked at
     loss = {"single": "mean", "dirichlet": "distribution", "proxy_dirichlet": "proxy"}.get(form, "one_to_one")
-    counted = Counted(loss_of(student, loss, perturb))
-    images = split(8 * (LOOK_EVERY + 4), 1)
-    fit(student, counted, images, VALID, replace(PLAN, epochs=1), seeded(), device="sim")
+    counted = Counted(replace(loss_of(student, loss, perturb), unlabelled=unlabelled > 0))
+    images = split(round(8 * (1 - unlabelled)) * (LOOK_EVERY + 4), 1).joined(without_labels(split(9, 5)))
+    images = images if unlabelled else split(8 * (LOOK_EVERY + 4), 1)
+    plan = replace(PLAN, epochs=1, unlabelled=unlabelled)
+    fit(student, counted, images, VALID, plan, seeded(), device="sim")
     _, *steps = counted.steps
     assert len(steps) == LOOK_EVERY + 3
     for number, step in enumerate(steps, start=1):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cases import FORMS, PERTURBATIONS, loss_of, losses_of, seeded, split
+from cases import FORMS, PERTURBATIONS, loss_of, losses_of, seeded, split, without_labels
 from polyphony._util.limits import SettingError
 from polyphony.compute.parallel import Group, GroupError, group_from_environment
 from polyphony.distill import CrossEntropy
@@ -26,7 +26,7 @@ from polyphony.training.fit import Plan, fit
 from polyphony.training.optimise import AdamW
 
 SIZE = 2
-TRAIN, VALID = split(19, 1), split(12, 3)
+TRAIN, VALID, WITHOUT = split(19, 1), split(12, 3), without_labels(split(7, 5))
 PLAN = Plan(epochs=2, batch=5, learning_rate=0.05, warm_up=1)  # 8 steps: of 5 images each, 2 and 3, or of 4
 SHORT = replace(PLAN, epochs=1)  # where a second epoch would be more of the same
 State = dict[str, Tensor]
@@ -117,7 +117,10 @@ def trained(
 ) -> tuple[State, list[dict[str, float]]]:
     """All weights and buffers after a plan's steps in float64, and the log."""
     student = FORMS[form]().double()
-    log = fit(student, loss_of(student, loss, perturb), TRAIN, VALID, plan, seeded(7), group=group)
+    made, train = loss_of(student, loss, perturb), TRAIN
+    if plan.unlabelled:
+        made, train = replace(made, unlabelled=True), TRAIN.joined(WITHOUT)
+    log = fit(student, made, train, VALID, plan, seeded(7), group=group)
     timed = ("seconds", "images_per_second")
     rows = [{name: value for name, value in row.items() if name not in timed} for row in log]
     return student.state_dict(), rows
@@ -134,7 +137,7 @@ def check(pair: Pair, *arguments: Any) -> None:
     for found, rows in pair.run(trained, *arguments):
         assert distance(state, found) < 1e-10
         for row, expected in zip(rows, log, strict=True):
-            assert row == pytest.approx(expected, abs=1e-6)  # the log is of float32 in part
+            assert row == pytest.approx(expected, abs=1e-6, rel=1e-9)  # the log is of float32 in part
 
 
 @pytest.mark.parametrize(("form", "loss"), [(form, loss) for form in FORMS for loss in losses_of(form)])
@@ -150,6 +153,22 @@ def test_two_processes_are_one_for_every_perturbation(pair: Pair, perturb: str):
 @pytest.mark.parametrize("form", ["mimo", "latent_be", "hydra"])
 def test_two_processes_are_one_where_the_student_is_asked_for_directions(pair: Pair, form: str):
     check(pair, form, "one_to_one", "diversify", SHORT)
+
+
+@pytest.mark.parametrize(
+    ("form", "loss", "perturb"),
+    [
+        ("batch_ensemble", "one_to_one", "adversarial"),
+        ("mimo", "one_pass", "mixup"),
+        ("single", "mean", "ods"),
+        ("dirichlet", "distribution", "ods"),
+        ("proxy_dirichlet", "proxy", "clean"),
+    ],
+)
+def test_two_processes_are_one_with_images_without_labels(pair: Pair, form: str, loss: str, perturb: str):
+    """Of a batch of five, the first process has two labelled rows, the second one, or none at all."""
+    for share in (0.4, 0.7):
+        check(pair, form, loss, perturb, replace(SHORT, unlabelled=share))
 
 
 def without(group: Group, method: str, *arguments: Any) -> tuple[State, list[dict]]:

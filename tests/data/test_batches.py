@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyphony.data import Augmentation, Split, batch_count, batches, pixels
+from polyphony.data import Augmentation, Split, batch_count, batches, epoch_steps, pixels
 from polyphony.data.batches import crop, resized_crop
 
 
@@ -132,3 +132,55 @@ def test_an_area_is_cut_before_the_crop_which_draws_as_ever() -> None:
     assert not torch.equal(made[0], made[2])
     assert made[0].min() >= images.min()
     assert made[0].max() <= images.max()
+
+
+def partly(labelled: int, others: int) -> Split:
+    """Images whose number is their only pixel; those from `labelled` on have no label."""
+    images = torch.arange(labelled + others).to(torch.uint8).view(-1, 1, 1, 1)
+    return Split(images, torch.where(torch.arange(labelled + others) < labelled, 0, -1))
+
+
+def numbers(split: Split, size: int, share: float, seed: int = 0) -> list[list[int]]:
+    """Which images are in each batch of an epoch."""
+    rng = torch.Generator().manual_seed(seed)
+    found = batches(split, size, Augmentation(0, False), rng, unlabelled=share)
+    made = [((255 * x).round().long().flatten(), y) for x, y in found]
+    assert all(torch.equal(split.labels[x], y) for x, y in made)
+    return [x.tolist() for x, _ in made]
+
+
+@pytest.mark.parametrize(
+    ("labelled", "others", "size", "share", "own"),
+    [(20, 50, 8, 0.5, 4), (21, 7, 10, 0.25, 8), (20, 3, 4, 0.9, 1), (9, 5, 4, 0.01, 3), (12, 4, 6, 2 / 3, 2)],
+)
+def test_an_epoch_shows_every_labelled_image_once_and_others_in_their_share(
+    labelled, others, size, share, own
+):
+    split = partly(labelled, others)
+    found = numbers(split, size, share)
+    seen = [i for batch in found for i in batch if i < labelled]
+    left_out = labelled % own == 1 and own > 1  # one labelled image alone makes no batch
+    assert sorted(seen) == sorted(set(seen))
+    assert len(seen) == labelled - left_out
+    assert len(found) == epoch_steps(split, size, share) == batch_count(labelled, own)
+    assert all(len(batch) == size for batch in found[:-1])
+    drawn = [i for batch in found for i in batch if i >= labelled]
+    often = [drawn.count(i) for i in range(labelled, labelled + others)]
+    assert max(often) - min(often) <= 1  # none is drawn again before all were
+
+
+def test_draws_of_unlabelled_images_follow_from_the_generator():
+    split = partly(20, 30)
+    assert numbers(split, 8, 0.5) == numbers(split, 8, 0.5)
+    assert numbers(split, 8, 0.5) != numbers(split, 8, 0.5, seed=1)
+
+
+def test_labelled_images_come_in_the_order_in_which_they_would_come_alone():
+    alone = numbers(partly(20, 0), 4, 0.0)
+    assert [[i for i in batch if i < 20] for batch in numbers(partly(20, 30), 8, 0.5)] == alone
+
+
+@pytest.mark.parametrize(("labelled", "others", "size"), [(20, 0, 8), (3, 9, 8), (20, 30, 1)])
+def test_a_share_that_cannot_be_drawn_is_refused(labelled, others, size):
+    with pytest.raises(ValueError, match=r"with and .* without a label cannot be drawn"):
+        numbers(partly(labelled, others), size, 0.5)

@@ -59,7 +59,8 @@ def algorithm_1(
         with torch.no_grad():
             targets = teacher.eval()(x_tilde).tolist()
         for i in range(BATCH):
-            ce.append(-naive_log_softmax(clean[j][i])[y[i]])
+            if y[i] >= 0:
+                ce.append(-naive_log_softmax(clean[j][i])[y[i]])
             log_p = naive_log_softmax([z / tau for z in targets[i]])
             log_q = naive_log_softmax([z / tau for z in perturbed[j][i]])
             kd.append(math.fsum(math.exp(a) * (a - b) for a, b in zip(log_p, log_q, strict=True)))
@@ -80,6 +81,30 @@ def test_the_loss_is_algorithm_1_by_an_explicit_loop(perturbation, tau, alpha):
     parts = loss(student, x, y, seeded())
     found = tuple(float(parts[name].detach()) for name in ("loss", "ce", "kd"))
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("without", [[], [1], [0, 3]])
+@pytest.mark.parametrize("perturbation", [Clean(), Shifted()], ids=repr)
+def test_images_without_labels_have_no_label_loss(perturbation, without):
+    networks = [small(j) for j in range(MEMBERS)]
+    student = BatchEnsemble(small(9), MEMBERS, rng=seeded()).train()
+    x, y = batch()
+    y[without] = -1
+    x_tilde = perturbation(x, y, None, 2.0, None)
+    expected = algorithm_1(copy.deepcopy(student), copy.deepcopy(networks), x, x_tilde, y, 0.3, 2.0)
+    parts = Distill(DeepEnsemble(networks), 0.3, 2.0, perturbation, unlabelled=True)(student, x, y, seeded())
+    found = tuple(float(parts[name].detach()) for name in ("loss", "ce", "kd"))
+    assert found == pytest.approx(expected, rel=1e-6)
+    right = student(x.expand(MEMBERS, *x.shape)).argmax(-1) == y
+    assert float(parts["acc"]) == pytest.approx(float(right.sum()) / (MEMBERS * (BATCH - len(without))))
+
+
+def test_a_label_of_minus_one_is_refused_where_all_images_have_labels():
+    x, y = batch()
+    y[0] = -1
+    loss = Distill(DeepEnsemble([small(j) for j in range(MEMBERS)]), perturb=Clean())
+    with pytest.raises(ValueError, match="there is a label -1"):
+        loss(BatchEnsemble(small(9), MEMBERS, rng=seeded()), x, y, seeded())
 
 
 def test_gradients_reach_the_student_and_only_the_student():

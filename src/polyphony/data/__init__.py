@@ -1,6 +1,6 @@
 """Data sets as splits of uint8 tensors: readers, augmented batches, corruptions."""
 
-from polyphony.data.batches import Augmentation, batch_count, batches, pixels
+from polyphony.data.batches import Augmentation, batch_count, batches, epoch_steps, labelled_rows, pixels
 from polyphony.data.errors import DataError, MissingCorruptedError, MissingDataError
 from polyphony.data.load import load, outline
 from polyphony.data.options import Options
@@ -19,6 +19,8 @@ __all__ = [
     "batch_count",
     "batches",
     "corrupted",
+    "epoch_steps",
+    "labelled_rows",
     "load",
     "load_unknown",
     "outline",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,17 +93,57 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def batches(
-    split: Split, size: int, augment: Augmentation, rng: torch.Generator, device: torch.device | str = "cpu"
+    split: Split,
+    size: int,
+    augment: Augmentation,
+    rng: torch.Generator,
+    device: torch.device | str = "cpu",
+    unlabelled: float = 0.0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One shuffled epoch of (x float32 in [0, 1] [b c h w] channels last, y int64 [b]).
 
-    These are `batch_count` batches. All randomness comes from `rng`.
+    These are `epoch_steps` batches. All randomness comes from `rng`. With `unlabelled`, that share of each
+    batch are images whose label is −1, and an epoch is one pass over the others.
     """
+    order = _with_unlabelled(split, size, unlabelled, rng) if unlabelled else _order(split, size, rng)
+    return (_batch(split[share(rows)], augment, rng, device) for rows in order)
+
+
+def _order(split: Split, size: int, rng: torch.Generator) -> Sequence[Tensor]:
+    """The rows of each batch of an epoch."""
     if not 0 < size <= len(split):
         raise ValueError(f"a batch of {size} cannot be drawn from {len(split)} images")
     order = send(torch.randperm(len(split), generator=rng), split.images.device)
-    batched = order.split(size)[: batch_count(len(split), size)]
-    return (_batch(split[share(rows)], augment, rng, device) for rows in batched)
+    return list(order.split(size)[: batch_count(len(split), size)])
+
+
+def _with_unlabelled(split: Split, size: int, share: float, rng: torch.Generator) -> Sequence[Tensor]:
+    """The rows of each batch, first those with a label; the others are drawn again once all were drawn."""
+    has_label = split.labels >= 0
+    labelled, others = has_label.nonzero()[:, 0], (~has_label).nonzero()[:, 0]
+    own = labelled_rows(size, share)
+    if own == size or own > len(labelled) or not len(others):
+        raise ValueError(
+            f"a batch of {own} images with and {size - own} without a label cannot be drawn from"
+            f" {len(labelled)} and {len(others)}"
+        )
+    ours = labelled[send(torch.randperm(len(labelled), generator=rng), labelled.device)].split(own)
+    ours = ours[: batch_count(len(labelled), own)]
+    counts = [round(len(rows) * (size - own) / own) for rows in ours]
+    rounds = [torch.randperm(len(others), generator=rng) for _ in range(-(-sum(counts) // len(others)))]
+    theirs = others[send(torch.cat(rounds), others.device)][: sum(counts)].split(counts)
+    return [torch.cat(rows) for rows in zip(ours, theirs, strict=True)]
+
+
+def labelled_rows(size: int, unlabelled: float) -> int:
+    """How many rows of a batch have a label, where a share has none: at least one has, and one has not."""
+    return size - min(max(1, round(unlabelled * size)), size - 1) if unlabelled else size
+
+
+def epoch_steps(split: Split, size: int, unlabelled: float = 0.0) -> int:
+    """Batches an epoch over the images that have a label."""
+    images = int((split.labels >= 0).sum()) if unlabelled else len(split)
+    return batch_count(images, labelled_rows(size, unlabelled))
 
 
 def batch_count(images: int, size: int) -> int:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import current_process, get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ ORIENTATION = 0x0112  # the Exif tag
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]  # width and height, as Pillow has them
 Chunk = list[tuple[bytes, str]]  # (content, what to call it in a message)
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file below a folder is a picture by its name, and not hidden."""
+    return name.lower().endswith(SUFFIXES) and not any(part.startswith(".") for part in Path(name).parts)
 
 
 def decode(content: bytes, where: str, size: Size | None) -> Pixels:

@@ -18,6 +18,7 @@ from polyphony.data.files import data_root, readable, there
 from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
 from polyphony.data.own import own
 from polyphony.data.splits import Resize, Split, Splits
+from polyphony.data.unlabelled import left_without_labels, read_unlabelled
 
 EVERYTHING = Options()
 SUPERCLASSES = 20  # of CIFAR-100
@@ -32,7 +33,9 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
     """
     dataset = identify(source)
     place, path = found(dataset, data_root(root))
-    return learnable(arrange(dataset, contents(dataset, place, path, options), options))
+    return learnable(
+        with_pictures(arrange(dataset, contents(dataset, place, path, options), options), options)
+    )
 
 
 def outline(source: str, options: Options = EVERYTHING) -> Splits:
@@ -52,7 +55,16 @@ def outline(source: str, options: Options = EVERYTHING) -> Splits:
         for part, count in dataset.counts.items()
     }
     names = tuple(str(label) for label in range(classes))
-    return learnable(arrange(dataset, Contents(names, parts, origin="outline"), options))
+    whole = Contents(names, parts, origin="outline")
+    return learnable(with_pictures(arrange(dataset, whole, options), options))
+
+
+def with_pictures(splits: Splits, options: Options) -> Splits:
+    """The splits with the unlabelled images of a folder or an .npz, if such are asked for."""
+    if not isinstance(options.unlabelled, str):
+        return splits
+    shape = tuple(splits.train.images.shape[1:])
+    return replace(splits, unlabelled=read_unlabelled(Path(options.unlabelled), shape))
 
 
 def learnable(splits: Splits) -> Splits:
@@ -125,10 +137,11 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         train, valid = _set_aside(train, dataset.holdout, count, options.seed)
     elif options.valid is not None:
         valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
+    spare = left_without_labels(train, options)
     squashed = options.resolution and test.images.shape[-2:] != 2 * (options.resolution,)
     train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
     resize: Resize = "squash" if squashed else "crop"  # a reader that resizes has cropped
-    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize)
+    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize, spare)
 
 
 def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[Split, Split]:

@@ -13,7 +13,7 @@ from polyphony.data.errors import DataError
 from polyphony.data.splits import Split, room
 
 MOST = {"resolution": 8192}  # pixels a side, as large as a picture may be; of images:
-MOST |= dict.fromkeys(("per_class", "limit", "valid", "test"), 10**9)
+MOST |= dict.fromkeys(("per_class", "limit", "valid", "test", "unlabelled"), 10**9)
 LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey
 
 
@@ -30,6 +30,8 @@ class Options:
                 (default: a fifth); otherwise the first so many of its test split
     seed        of the stratified split, for data sets whose split is not fixed by the paper
     coarse      CIFAR-100 only: its 20 superclasses as labels
+    unlabelled  images without labels beside the training images: a folder of pictures, an .npz, or the number
+                of training images left out by per_class and limit to use without their labels
     """
 
     per_class: int | None = None
@@ -39,11 +41,12 @@ class Options:
     test: int | None = None
     seed: int = 0
     coarse: bool = False
+    unlabelled: str | int | None = None
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
+            if isinstance(value, int) and not 1 <= value <= most:
                 bound = "at least 1" if value < 1 else f"at most {most:,}"
                 raise DataError(f"the data option {name} must be {bound}, not {value}")
         if not -(1 << 63) <= self.seed < 1 << 63:
@@ -105,6 +108,16 @@ def trim(split: Split, options: Options) -> Split:
     if options.limit is not None:
         split = first_images(split, options.limit, "training", "use per_class instead of limit")
     return split
+
+
+def left_out(split: Split, options: Options) -> Tensor:
+    """The rows of the training split that `trim` leaves out. → [n]"""
+    rows = torch.arange(len(split))
+    if options.per_class is not None:
+        rows = rows[rank_in_class(split.labels) < options.per_class]
+    left = torch.ones(len(split), dtype=torch.bool)
+    left[rows[: options.limit]] = False
+    return left.nonzero()[:, 0]
 
 
 def first_images(split: Split, count: int, what: str, advice: str) -> Split:

@@ -110,6 +110,15 @@ def read_npz(path: Path, options: Options) -> Contents:
     return Contents(names or tuple(map(str, range(count))), parts, "own")
 
 
+def images_of_npz(path: Path) -> Tensor:
+    """The training images of an .npz whose labels do not matter. uint8 [n c h w]"""
+    arrays = _arrays(path)
+    name = next((images for images, _ in KEYS["train"] if images in arrays), None)
+    if name is None:
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing known'}; it needs the array 'images'")
+    return _pixels(path, name, arrays[name])
+
+
 def _arrays(path: Path) -> dict[str, Array]:
     """Those arrays of the file whose names are known."""
     known = {"classes", *(name for pairs in KEYS.values() for pair in pairs for name in pair)}

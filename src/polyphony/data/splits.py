@@ -19,6 +19,7 @@ from polyphony._util.files import memory
 from polyphony.data.errors import DataError
 from polyphony.data.files import cache_root
 
+UNLABELLED = -1  # the label of an image without one
 SMALL = 1 << 28  # bytes of images that any machine has memory for
 CHUNK = 1 << 24  # bytes of images that are counted at a time
 Resize = Literal["crop", "squash"]  # to the shape wanted at the centre first, or not; then area-averaged
@@ -46,6 +47,12 @@ class Split:
             images = torch.index_select(self.images, 0, which, out=out)
             return Split(images, self.labels.index_select(0, which))
         return Split(self.images[which], self.labels[which])
+
+    def joined(self, other: Split) -> Split:
+        """These images, then the others, which have the same size."""
+        images = room(len(self) + len(other), *self.images.shape[1:])
+        images[: len(self)], images[len(self) :] = self.images, other.images
+        return Split(images, torch.cat([self.labels, other.labels]))
 
     def some(self, count: int) -> Split:
         """At most `count` images, evenly spaced: of data in the order of its classes, some of each."""
@@ -86,6 +93,7 @@ class Splits:
     test: Split
     origin: str = "own"  # every reader of official files says what it found
     resize: Resize = "crop"  # how images came to their size
+    unlabelled: Split | None = None  # images of the same size whose labels are all −1
 
 
 def room(*shape: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyphony._util.limits import counts, positive, shares
 from polyphony.distill import losses
-from polyphony.distill.labels import accuracy
+from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.mean import all_teachers
 from polyphony.distill.perturb import Clean, Perturbation
 from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
@@ -45,6 +45,7 @@ class DistillDistribution(TwoPart):
     gradient_limit: float = 1.0
     perturb: Perturbation = field(default_factory=Clean)
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
+    unlabelled: bool = False  # whether there are images without a label, −1
 
     def __post_init__(self) -> None:
         counts(steps=self.steps)
@@ -53,11 +54,12 @@ class DistillDistribution(TwoPart):
         shares(smoothing=self.smoothing)
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        return (self.perturb(x, y, self.teachers, self.temperature, rng),)
+        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         temperature = self.temperature_at(dirichlet(student, offset=0).steps)
-        (x_tilde,) = drawn
+        x_tilde, *labelled = drawn
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float() / temperature, dim=-1)
         targets, log_alpha = losses.smooth(teachers, self.smoothing), student(x_tilde[None])
 
@@ -66,7 +68,8 @@ class DistillDistribution(TwoPart):
             return temperature**2 * nll, nll
 
         loss, nll = losses.limited(likelihood, log_alpha, self.gradient_limit)
-        return {"loss": loss, "nll": nll, "temperature": temperature, "acc": accuracy(log_alpha, y[None])}
+        acc = accuracy(log_alpha, y[None], *labelled)
+        return {"loss": loss, "nll": nll, "temperature": temperature, "acc": acc}
 
     def temperature_at(self, step: Tensor) -> Tensor:
         """T after so many steps: held for a third of the training, linear to 1 in the next, 1 in the last.
@@ -90,20 +93,22 @@ class DistillProxy(TwoPart):
     teachers: DeepEnsemble
     perturb: Perturbation = field(default_factory=Clean)
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
+    unlabelled: bool = False  # whether there are images without a label, −1
 
     def __post_init__(self) -> None:
         positive(temperature=self.temperature)
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        return (self.perturb(x, y, self.teachers, self.temperature, rng),)
+        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         dirichlet(student, offset=1)
-        (x_tilde,) = drawn
+        x_tilde, *labelled = drawn
         teachers = F.log_softmax(all_teachers(self.teachers, x_tilde).float(), dim=-1)
         log_alpha = student(x_tilde[None])
         loss = losses.proxy_dirichlet(log_alpha[0], teachers)
-        return {"loss": loss, "acc": accuracy(log_alpha, y[None])}
+        return {"loss": loss, "acc": accuracy(log_alpha, y[None], *labelled)}
 
 
 def dirichlet(student: Ensemble, offset: float) -> Dirichlet:

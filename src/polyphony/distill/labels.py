@@ -1,4 +1,4 @@
-"""Training on the labels alone."""
+"""Training on the labels alone, and what losses know of images without one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.ensembles import Ensemble, as_seen
 from polyphony.training.graphs import Drawn, TwoPart
@@ -25,6 +26,18 @@ class CrossEntropy(TwoPart):
         return {"loss": losses.cross_entropy(logits, labels), "acc": accuracy(logits, labels)}
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of rows whose largest logit is the label's, over members and examples. [m b k], [m b] → []"""
-    return (logits.detach().argmax(-1) == labels).float().mean()
+def accuracy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
+    """Share of rows whose largest logit is the label's, over members and examples. [m b k], [m b] → []
+
+    With `labelled`, the share of examples that have a label, it is the share of those.
+    """
+    correct = (logits.detach().argmax(-1) == labels).float().mean()
+    return correct if labelled is None else correct / labelled
+
+
+def labelled_share(y: Tensor, unlabelled: bool) -> tuple[Tensor, ...]:
+    """The share of a batch that has a label, where images without one are to be expected. [b] → ([],) or ()
+
+    It is counted over the rows of all processes, so that a sum over it is the mean over labelled rows.
+    """
+    return (gather((y >= 0).float()).mean(),) if unlabelled else ()

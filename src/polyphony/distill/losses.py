@@ -14,16 +14,24 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from polyphony._util.limits import SettingError
+from polyphony.data.splits import UNLABELLED
 from polyphony.metrics.mixture import mean_log_probs
 
 AGREEMENT = 1e-6
 """Nats below which teachers count as agreeing this much: float32 cannot tell less from rounding."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log softmax(logits)[label], mean over members and examples (§2.2). [m b k], [m b] → []"""
-    check_labels(logits, labels)
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+def cross_entropy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
+    """−log softmax(logits)[label], mean over members and examples (§2.2). [m b k], [m b] → []
+
+    With `labelled`, the share of examples that have a label, the mean is over those; the others have −1.
+    """
+    if labelled is None:
+        check_labels(logits, labels)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    check_labels(logits, labels, least=UNLABELLED)
+    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
+    return total / labels.numel() / labelled
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -35,16 +43,16 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     return temperature**2 * kl.mean()
 
 
-def check_labels(logits: Tensor, labels: Tensor) -> None:
+def check_labels(logits: Tensor, labels: Tensor, least: int = 0) -> None:
     """Raise unless there are classes to tell apart, and labels are among them. [… k], […]"""
     if logits.shape[-1] < 2:
         raise SettingError("the network has one class: there is nothing to tell apart")
     if torch.compiler.is_compiling():  # a graph cannot depend on what it finds
         return
     if labels.device.type == "cpu" and labels.numel():  # elsewhere to look is to wait
-        least, most = int(labels.min()), int(labels.max())
-        if least < 0 or most >= logits.shape[-1]:
-            wrong = most if least >= 0 else least
+        low, most = int(labels.min()), int(labels.max())
+        if low < least or most >= logits.shape[-1]:
+            wrong = most if low >= least else low
             raise SettingError(f"there is a label {wrong}, but the network has {logits.shape[-1]} classes")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyphony._util.limits import one_of, positive, shares
 from polyphony.distill import losses
-from polyphony.distill.labels import accuracy
+from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.perturb import ODS, Perturbation
 from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
 from polyphony.training.graphs import Drawn, TwoPart
@@ -25,6 +25,8 @@ class Distill(TwoPart):
     With one pass the labels' loss is taken on the perturbed inputs too, at half of the student's cost. So are
     LatentBE students distilled (Nam et al., ICML 2022), with the α = 1 of their code, where CE is only
     reported; a perturbation that changes what an image shows, such as Mixup, is a reason for it as well.
+
+    With `unlabelled`, images whose label is −1 have no CE; its mean is over the others.
     """
 
     teachers: DeepEnsemble
@@ -32,6 +34,7 @@ class Distill(TwoPart):
     temperature: float = 4.0
     perturb: Perturbation = field(default_factory=ODS)
     passes: Passes = "two"
+    unlabelled: bool = False
 
     def __post_init__(self) -> None:
         shares(alpha=self.alpha)
@@ -40,15 +43,16 @@ class Distill(TwoPart):
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
-        return seen, self.perturb(x, y, self.teachers, self.temperature, rng)
+        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        return seen, x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
-        seen, x_tilde = drawn
+        seen, x_tilde, *labelled = drawn
         clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
         labels = as_seen(y, seen)
-        ce, kd = losses.cross_entropy(clean, labels), self.imitation(perturbed, x_tilde, seen)
+        ce, kd = losses.cross_entropy(clean, labels, *labelled), self.imitation(perturbed, x_tilde, seen)
         loss = (1 - self.alpha) * ce + self.alpha * kd
-        return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels)}
+        return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels, *labelled)}
 
     def imitation(self, logits: Tensor, x: Tensor, seen: Tensor) -> Tensor:
         """How far members are from their teachers on what they see. [m rows k], [b c h w], [m rows] → []"""

@@ -98,7 +98,10 @@ class ODS:
 
 @dataclass(frozen=True)
 class Adversarial:
-    """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack)."""
+    """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack).
+
+    For an image without a label (−1), the teacher's own answer is the label.
+    """
 
     traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True)
     step_size: float = 1 / 255
@@ -110,7 +113,8 @@ class Adversarial:
         self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
     ) -> Tensor:
         x, logits = logits_of_one(teachers, x, rng)
-        seed = adversarial_seed(logits.detach().float() / temperature, y)
+        labels = torch.where(y < 0, logits.detach().argmax(-1), y)
+        seed = adversarial_seed(logits.detach().float() / temperature, labels)
         return step(x.detach(), ascent(x, logits, seed), self.step_size)
 
 

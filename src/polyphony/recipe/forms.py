@@ -63,7 +63,7 @@ class FormTable(Table):
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         """What it minimises, in a training of so many steps."""
-        return Distill(teachers, method.alpha, method.temperature, perturb, method.passes)
+        return Distill(teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0)
 
     def trained(self, student: Ensemble) -> Ensemble:
         """What predicts after training."""
@@ -133,7 +133,9 @@ class SingleForm(FormTable):
         return Single(network)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillMean(teachers, method.alpha, method.temperature, perturb, method.passes)
+        return DistillMean(
+            teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0
+        )
 
 
 class LatentBEForm(FormTable):
@@ -151,7 +153,7 @@ class LatentBEForm(FormTable):
         return LatentBE(network, members, keep=self.keep)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return Distill(teachers, method.alpha, method.temperature, perturb, passes="one")
+        return Distill(teachers, method.alpha, method.temperature, perturb, "one", method.share > 0)
 
     def trained(self, student: Ensemble) -> Ensemble:
         return Single(cast(LatentBE, student).merge())
@@ -170,7 +172,13 @@ class DirichletForm(FormTable):
         return Dirichlet(network)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillDistribution(teachers, steps, perturb=perturb, temperature=method.temperature)
+        return DistillDistribution(
+            teachers,
+            steps,
+            perturb=perturb,
+            temperature=method.temperature,
+            unlabelled=method.share > 0,
+        )
 
 
 class ProxyDirichletForm(FormTable):
@@ -186,7 +194,7 @@ class ProxyDirichletForm(FormTable):
         return Dirichlet(network, offset=1.0)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillProxy(teachers, perturb, method.temperature)
+        return DistillProxy(teachers, perturb, method.temperature, method.share > 0)
 
 
 class PythonForm(PythonTable, FormTable):

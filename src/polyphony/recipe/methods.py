@@ -11,7 +11,7 @@ from polyphony.distill import Passes
 from polyphony.distill.perturb import Chain, Perturbation, Traits
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb, Surroundings
-from polyphony.recipe.table import Count, Share, StepSize, Table, Temperature
+from polyphony.recipe.table import Count, Share, StepSize, Table, Temperature, UnlabelledShare
 
 Start = Literal["fresh", "teacher"]  # weights of its own, or the first teacher's
 
@@ -27,6 +27,7 @@ class Method(Table):
     temperature: Temperature | None = None
     step_size: StepSize | None = None
     passes: Passes | None = None
+    share: UnlabelledShare | None = None  # of data.unlabelled images in a batch; 0 for none
     epochs: Count | None = None
     learning_rate: PositiveFloat | None = None
 
@@ -72,6 +73,7 @@ class Distillation(Table):
     temperature: float
     step_size: float | Literal["match"]
     passes: Passes = "two"
+    share: float = 0.0
 
     def perturbation(self, given: Surroundings) -> Perturbation:
         """The perturbation itself."""

@@ -25,7 +25,7 @@ from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperature
+from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperature, UnlabelledShare
 from polyphony.recipe.training import Crop, Schedule
 
 MOST_TEACHERS = 2048
@@ -44,6 +44,7 @@ class Data(Table):
     test: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     coarse: bool = False
+    unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
     augment: Crop = Crop()
 
     @field_validator("name")
@@ -51,6 +52,13 @@ class Data(Table):
     def _is_beside_the_recipe(cls, name: str, info: ValidationInfo) -> str:
         path = Path((info.context or {}).get("folder", ""), name)
         return str(path) if name not in DATASETS and there(path) else name
+
+    @field_validator("unlabelled")
+    @classmethod
+    def _are_beside_the_recipe(cls, images: str | int | None, info: ValidationInfo) -> str | int | None:
+        if not isinstance(images, str):
+            return images
+        return str(Path((info.context or {}).get("folder", ""), images))
 
     @property
     def label(self) -> str:
@@ -124,6 +132,9 @@ class Student(Schedule):
     step_size: StepSize = 1 / 255
     match_share: PositiveFloat = 1.0  # of held-out disagreement, for step_size = "match"
     passes: Passes = "two"  # of the student in a step; with one, the labels' loss is on perturbed inputs too
+    share: UnlabelledShare = (
+        0.5  # of the rows of a batch that are data.unlabelled images, where there are any
+    )
 
 
 class Recipe(Table):
@@ -177,9 +188,12 @@ class Recipe(Table):
         method = self.methods[name]
         if method.perturb is None:
             return None
-        settings = {key: self.setting(name, key) for key in ("alpha", "temperature", "step_size", "passes")}
+        keys = ("alpha", "temperature", "step_size", "passes", "share")
+        settings = {key: self.setting(name, key) for key in keys}
         if not method.takes_step:
             settings["step_size"] = 0.0  # a change of step size does not concern it
+        if self.data.unlabelled is None:
+            settings["share"] = 0.0
         return Distillation(perturb=method.perturb, source=method.source, **settings)
 
     @model_validator(mode="after")
@@ -212,6 +226,10 @@ class Recipe(Table):
             return ": that name is taken; choose another"
         if self.starts_from_teacher(name) and form.copies(2) > 1:
             return f": a {self.form_table(name).label} student cannot start from a teacher's weights"
+        if method.share and self.data.unlabelled is None:
+            return ".share needs images without labels: set data.unlabelled"
+        if method.share and not method.perturb:
+            return ".share needs teachers, who answer images without labels: give perturb, 'clean' for none"
         if method.source and not method.has(lambda traits: traits.takes_source):
             return ".source needs a perturbation that takes directions from networks, such as 'ods'"
         if method.source and not self.teachers.extra:

@@ -73,6 +73,7 @@ def as_step_size(value: object) -> object:
 
 StepSize = Annotated[float | Literal["match"], BeforeValidator(as_step_size)]
 Share = Annotated[float, Field(ge=0, le=1)]
+UnlabelledShare = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0, le=10**9)]
 Temperature = Annotated[float, Field(gt=0, le=10**6)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+_.-]*$")]

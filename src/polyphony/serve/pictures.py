@@ -15,7 +15,7 @@ from polyphony._util.text import first_line
 from polyphony.data import DataError, pixels
 from polyphony.data.archives import tree
 from polyphony.data.files import damaged, read_bytes
-from polyphony.data.images import SUFFIXES, decode, decode_all, fitted
+from polyphony.data.images import SUFFIXES, decode, decode_all, fitted, is_picture
 from polyphony.data.options import area_average, channels_first, with_channels
 from polyphony.data.splits import Resize, describe
 
@@ -82,15 +82,11 @@ def find_pictures(paths: Sequence[Path]) -> list[str]:
         if not path.is_dir():
             found.append(str(path))
             continue
-        names = [name for name in tree(path).names if _is_picture(name)]
+        names = [name for name in tree(path).names if is_picture(name)]
         if not names:
             raise DataError(f"{path} holds no pictures; known are {', '.join(SUFFIXES)}")
         found += [str(path / name) for name in names]
     return found
-
-
-def _is_picture(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not any(part.startswith(".") for part in Path(name).parts)
 
 
 def _from_picture(picture: Picture, shape: Shape, resize: Resize) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony._util.files import memory
-from polyphony.data import batch_count
+from polyphony.data import batch_count, labelled_rows
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
 from polyphony.recipe import RecipeError, Schedule, Surroundings
@@ -89,8 +89,9 @@ def estimates(study: Study, sketch: Sketch) -> list[Cost]:
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
         looked, stepping = looking(model), counting.of(partial(step, model, loss, x))
-        images, valid = len(study.splits.train), len(study.splits.valid)
-        batch = study.plan(schedule).batch
+        batch, valid = study.plan(schedule).batch, len(study.splits.valid)
+        share = study.unlabelled_share(name) if name in study.recipe.methods else 0.0
+        images = round(len(study.splits.train) * batch / labelled_rows(batch, share))
         seconds = speed.seconds(stepping, images, batch)
         seconds += speed.seconds(looked, valid, BATCH)
         flops, seconds = schedule.epochs * images * stepping.flops, schedule.epochs * seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,7 @@ class TrainStudent(TrainingJob):
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
+        plan = replace(plan, unlabelled=study.unlabelled_share(self.method))
         log = train(study, stage, student, loss, plan, rng, watch)
         finish(stage, student, self.facts(log) | {"step_size": step_size})
 
@@ -307,10 +308,11 @@ def train(
 ) -> list[dict[str, float]]:
     """Fit a model in its stage's folder, with the processes of this one's group."""
     splits = study.splits
+    mixed = splits.unlabelled if plan.unlabelled else None
     return fit(
         model,
         loss,
-        splits.train,
+        splits.train.joined(mixed) if mixed else splits.train,
         splits.valid,
         plan,
         rng,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from polyphony._util.files import cores
-from polyphony.data import Splits, batch_count, load, outline
+from polyphony.data import Splits, epoch_steps, load, outline
 from polyphony.data.files import readable, regular, there
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import ROUNDING, Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
@@ -29,7 +29,7 @@ TAUGHT = ("teachers", "start", "source")  # what a student's key holds of teache
 OF_RECIPE = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
 OF_SCHEDULE = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
 OF_METHOD = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
-SETTINGS = {"alpha", "temperature", "step_size", "passes"}  # of a method, or of all
+SETTINGS = {"alpha", "temperature", "step_size", "passes", "share"}  # of a method, or of all
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 
@@ -121,6 +121,8 @@ class Study:
             spec |= self.recipe.form(name).spec({"factor_std"})  # early runs, without this key, had 0.02
         if method and method.step_size == "match":
             spec |= self.recipe.student.spec({"match_share"})
+        if method and method.share and self.splits.unlabelled:
+            spec["unlabelled"] = self.splits.unlabelled.fingerprint
         if method and (others := self._other_networks()):
             spec["taught_by"] = others
         return Stage(self.student_folder(name, seed), spec)
@@ -161,10 +163,15 @@ class Study:
         settings = (recipe.precision, recipe.deterministic, recipe.way, recipe.compile)
         return schedule.plan(recipe.data.augment, *settings)
 
+    def unlabelled_share(self, method: str) -> float:
+        """The share of a batch's images without labels in the training of a method's student."""
+        distillation = self.recipe.distillation(method)
+        return distillation.share if distillation else 0.0
+
     def student_steps(self, method: str) -> int:
         """How many steps the training of a method's student has."""
-        schedule = self.recipe.schedule(method)
-        return batch_count(len(self.splits.train), schedule.batch) * schedule.epochs
+        schedule, share = self.recipe.schedule(method), self.unlabelled_share(method)
+        return epoch_steps(self.splits.train, schedule.batch, share) * schedule.epochs
 
     def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony._util.limits import SettingError, counts, not_negative, one_of, positive
+from polyphony._util.limits import SettingError, counts, not_negative, one_of, positive, shares
 from polyphony._util.text import UserError, first_line
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import Group
-from polyphony.data import Augmentation, Split, batch_count, batches
+from polyphony.data import Augmentation, Split, batches, epoch_steps
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
 from polyphony.nn.rank_one import RankOne
@@ -58,12 +58,14 @@ class Plan:
     deterministic: bool = False  # whether a device must take kernels that give the same bits each time
     way: str = AUTO  # how rank-one layers compute: auto, weights, grouped or activations (nn/ways.py)
     compile: bool = False  # whether the loss, teachers included, is a graph of torch.compile (graphs.py)
+    unlabelled: float = 0.0  # share of a batch's rows that are images without a label (−1)
 
     def __post_init__(self) -> None:
         counts(epochs=self.epochs, batch=self.batch)
         counts(0, warm_up=self.warm_up)
         positive(learning_rate=self.learning_rate)
         not_negative(weight_decay=self.weight_decay, factor_rate=self.factor_rate)
+        shares(unlabelled=self.unlabelled)
         one_of((torch.float32, torch.bfloat16, torch.float16), precision=self.precision)
         if self.clip is not None:
             positive(clip=self.clip)
@@ -260,8 +262,8 @@ def on_cpu(state: Any) -> Any:
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
     """One pass over the training images: means over images of what the loss reports, and images a second."""
     plan, model, tally = training.plan, training.model.train(), Tally(training.group)
-    steps, start = batch_count(len(train), plan.batch), time.perf_counter()
-    for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device):
+    steps, start = epoch_steps(train, plan.batch, plan.unlabelled), time.perf_counter()
+    for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device, plan.unlabelled):
         with torch.autocast(x.device.type, plan.precision, enabled=plan.precision != torch.float32):
             terms = loss(model, x, y, training.rng)
         training.step(terms["loss"])
