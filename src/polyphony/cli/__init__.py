@@ -5,52 +5,26 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cyclopts import App, CycloptsError, MissingArgumentError
+from cyclopts import CycloptsError, MissingArgumentError
 
 from polyphony._util.files import Terminated, WriteError, out_of_memory, terminable
 from polyphony._util.limits import SettingError
 from polyphony._util.text import UserError, first_line
-from polyphony.cli import analyse, check, data, export, init, predict, report, status, study, sweep
 from polyphony.cli.advice import advice, missing_data
+from polyphony.cli.app import app
 from polyphony.cli.terminal import complain
 from polyphony.cli.where import UsageError
 
 MAKING = ("study", "teach", "distill", "sweep")  # the verbs that take --out and --redo
-MISUSED = CycloptsError | UsageError  # a command that cannot be followed
-
-app = App(
-    name="polyphony",
-    help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
-    version_flags=["--version"],
-    exit_on_error=False,
-    print_error=False,
-    suppress_keyboard_interrupt=False,
-)
-for verb in (
-    study.study,
-    study.teach,
-    study.distill,
-    study.evaluate,
-    study.show,
-    init.init,
-    sweep.sweep,
-    analyse.analyse,
-    report.report,
-    status.status,
-    check.check,
-    predict.predict,
-    export.export,
-    export.pack,
-):
-    app.command(verb)
-app.command(data.app)
+MISUSED = CycloptsError | UsageError  # wrong arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; a foreseeable failure is one sentence and exit code 2 (1 for a training that failed)."""
+    """Run a command; an expected error is one sentence and exit code 2 (1 for a training that failed)."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         refuse_empty(words)
@@ -62,19 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         if code is None:
             raise
-        complain(sentence(error, next(iter(words), "")))
+        if "--debug" in words:
+            traceback.print_exc()
+        complain(sentence(error, next((word for word in words if not word.startswith("-")), "")))
         sys.exit(code)
 
 
 def refuse_empty(words: Sequence[str]) -> None:
-    """UsageError for an empty argument, by which nobody means the current folder that it is as a path."""
+    """UsageError for an empty argument: Path("") would mean the current folder."""
     for before, word in pairwise(["polyphony", *words]):
         if not word or re.fullmatch("--[a-z-]+=", word):
-            raise UsageError(f"what is given after {word or before} is empty: give a value, or leave it out")
+            raise UsageError(f"{word or before} needs a value, not an empty one")
 
 
 def run(arguments: Sequence[str]) -> None:
-    """The command, in this process; where torchrun has started several, in the first of them."""
+    """Run the command in this process, or in the first of those that torchrun has started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.study import run_together
 
@@ -88,11 +64,11 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def call(arguments: Sequence[str]) -> None:
-    """The command; what code that a recipe names raises, or exits by, is one sentence."""
+    """Run the command; errors from the user's own code are reported as one sentence."""
     try:
-        app(arguments)
+        app.meta(arguments)
     except (Exception, SystemExit):
-        if "polyphony.recipe" not in sys.modules:  # no recipe was read
+        if "polyphony.recipe" not in sys.modules:  # no code of the user's has run
             raise
         from polyphony.recipe import own_faults_named
 
@@ -101,11 +77,11 @@ def call(arguments: Sequence[str]) -> None:
 
 
 def sentence(error: Exception, verb: str) -> str:
-    """What is wrong with the command of a verb, and what to type where the library cannot know it."""
+    """The error as one sentence, with what to type where the library cannot know it."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
         command = " ".join(["polyphony", *(error.command_chain or ())])
         return f"{command} needs {error.argument.name}, which {command} --help explains"
-    if isinstance(error, MISUSED):  # for which nobody need wait for PyTorch
+    if isinstance(error, MISUSED):  # before PyTorch is imported
         return str(error)
     from polyphony.data import MissingDataError
     from polyphony.runs.store import ChangedError, CodeError, FileError, FolderError
@@ -137,7 +113,7 @@ def sentence(error: Exception, verb: str) -> str:
 
 
 def exit_code(error: Exception) -> int | None:
-    """2 for what the user can mend, 1 for a training that failed, nothing for a fault of ours."""
+    """2 for an error that the user can fix, 1 for a training that failed, None for a bug."""
     if isinstance(error, MISUSED | UserError | SettingError | OSError):
         return 2
     from polyphony.compute.parallel import GroupError

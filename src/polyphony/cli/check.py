@@ -13,9 +13,9 @@ from polyphony.cli.where import Device, chosen
 
 
 def check(*, device: Device = "auto") -> None:
-    """Try a device: does it compute what float64 on the CPU does, resume exactly, run a study, and how fast?
+    """Test a device: numbers against float64 on the CPU, exact resume, a small study, speed.
 
-    One table and one verdict, in well under two minutes; exit code 1 if anything did not pass.
+    Prints one table and one verdict in less than two minutes. The exit code is 1 if a test fails.
     """
     from polyphony.study.check import findings
 

@@ -21,12 +21,10 @@ if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers 
     from polyphony.data import Split
     from polyphony.data.dataset import Dataset, Place
 
-app = App(name="data", help="Find, check, fetch, corrupt and look at data sets.")
+app = App(name="data", help="Find, check, download, corrupt and view data sets.", group_commands="Commands")
 
-OWN = "A known name, or the path of your own folder or .npz"
-Resolution = Annotated[
-    int | None, Parameter(help="Bring your own pictures to this side first, for those of different sizes.")
-]
+OWN = "Name of a data set, or path of your own folder or .npz"
+Resolution = Annotated[int | None, Parameter(help="Resize your own pictures to this side, in pixels.")]
 
 
 @Parameter(name="*")
@@ -35,18 +33,18 @@ class Made:
     """Which images are corrupted, and how."""
 
     test: int | None = None
-    """As in the recipe: the first so many test images, or so many set aside where there is no test split."""
+    """Number of test images, as data.test in the recipe (default: all)."""
     resolution: int | None = None
-    """Bring the images to this side before they are corrupted; without, the recipe's applies afterwards."""
+    """Resize the images to this side, in pixels, before they are corrupted."""
     split_seed: int = 0
-    """The data seed of the recipe, for data without a test split."""
+    """The recipe's data.seed, for data without a test split."""
     seed: int = 0
-    """Of the random corruptions."""
+    """Seed of the random corruptions."""
 
 
 @app.command(name="list")
 def list_(*, data: DataRoot = None) -> None:
-    """List the known data sets: what is here and where it is looked for."""
+    """List the known data sets: which are here, and where they are expected."""
     from polyphony.data.catalogue import DATASETS
     from polyphony.data.files import data_root
 
@@ -58,16 +56,16 @@ def list_(*, data: DataRoot = None) -> None:
             line(f"  {key:<6}{value}")
 
 
-@app.command
+@app.command(usage="Usage: polyphony data check [NAME] [OPTIONS]")
 def check(
-    name: Annotated[str | None, Parameter(help=f"{OWN}. Default: everything that is here.")] = None,
+    name: Annotated[str | None, Parameter(help=f"{OWN} (default: all that are here).")] = None,
     *,
     data: DataRoot = None,
     resolution: Resolution = None,
 ) -> int:
-    """Read a data set, count it, and compare its files with the official checksums.
+    """Read a data set, count its images, and compare its files with the official checksums.
 
-    The exit code is 0 for complete data, 1 for data that can be used but is not the official one.
+    The exit code is 0 for complete data, and 1 for usable data that differs from the official data.
     """
     from polyphony.data.errors import DataError
     from polyphony.data.files import data_root
@@ -99,7 +97,7 @@ def _is_complete(dataset: Dataset, root: Path, resolution: int | None) -> bool:
 
 
 @app.command
-def get(name: Annotated[str, Parameter(help="A known name.")], *, data: DataRoot = None) -> None:
+def get(name: Annotated[str, Parameter(help="Name of a data set.")], *, data: DataRoot = None) -> None:
     """Download a data set from its official address, check it and unpack it."""
     from polyphony.data.errors import DataError
     from polyphony.data.fetch import fetch
@@ -127,10 +125,10 @@ def get(name: Annotated[str, Parameter(help="A known name.")], *, data: DataRoot
 def corrupt(
     name: Annotated[str, Parameter(help=f"{OWN}.")], *, data: DataRoot = None, made: Made = Made()
 ) -> None:
-    """Make corrupted versions of a data set's test images, in the layout of CIFAR-C.
+    """Write corrupted versions of a data set's test images, in the layout of CIFAR-C.
 
-    They are marked "regenerated" wherever they are used: the formulas and constants are CIFAR-C's, the images
-    are not the official ones.
+    Formulas and constants are CIFAR-C's. The images are not the official ones, so that reports call them
+    "regenerated".
     """
     from polyphony.data import Options, load
     from polyphony.data.files import data_root
@@ -148,19 +146,19 @@ def corrupt(
 
 @app.command
 def preview(
-    name: Annotated[str, Parameter(help=f"{OWN}, or of corrupted images made here.")],
+    name: Annotated[str, Parameter(help=f"{OWN}, or name of corrupted images.")],
     *,
     data: DataRoot = None,
     out: Annotated[
         Path | None,
         Parameter(
             validator=validators.Path(ext="png"),
-            help="The file to write. Default: NAME.png in the current folder.",
+            help="File to write (default: NAME.png).",
         ),
     ] = None,
     resolution: Resolution = None,
 ) -> None:
-    """Write a contact sheet with labels as PNG, and print how many images each class has."""
+    """Write example pictures of each class as a PNG, and print how many images each class has."""
     from polyphony.data import Options
     from polyphony.data.files import data_root
     from polyphony.data.load import contents, found, identify

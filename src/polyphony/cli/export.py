@@ -8,28 +8,27 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from polyphony.cli import terminal
-from polyphony.cli.options import DataRoot, RunFolder, Seed
+from polyphony.cli.options import DataRoot, Method, RunFolder, Seed, output
 
-Whose = Annotated[str, Parameter(help="Whose student.")]
-Licence = Annotated[str, Parameter(help="Under which others may use it, for example MIT; kept with it.")]
+Licence = Annotated[str, Parameter(help="Licence to store with it, for example MIT.")]
 
 
 def export(
     folder: RunFolder,
-    method: Whose,
+    method: Method = None,
     /,
     *,
-    to: Annotated[Path, Parameter(help="The file: NAME.onnx, or NAME.pt2 for PyTorch.")],
+    to: Annotated[Path, output("File to write: NAME.onnx, or NAME.pt2 for PyTorch.")],
     seed: Seed = None,
     pixels: Annotated[
-        Literal["uint8", "float32"], Parameter(help="What it takes: levels, or numbers in [0, 1].")
+        Literal["uint8", "float32"], Parameter(help="Input of the file: uint8 levels, or float32 in [0, 1].")
     ] = "uint8",
     licence: Licence = "",
     data: DataRoot = None,
 ) -> None:
-    """Write a student as one file that answers without Polyphony, for any number of images at once.
+    """Write a student as one ONNX or PyTorch file that needs no Polyphony, for any batch size.
 
-    It is compared with the student on test images before it is written.
+    The file is compared with the student on test images before it is written.
     """
     from polyphony.serve import export_student, load_student
     from polyphony.study import open_study
@@ -41,17 +40,17 @@ def export(
 
 def pack(
     folder: RunFolder,
-    method: Whose,
+    method: Method = None,
     /,
     *,
-    to: Annotated[Path, Parameter(help="The folder to make.")],
+    to: Annotated[Path, output("Folder to write.")],
     seed: Seed = None,
     licence: Licence = "",
     data: DataRoot = None,
 ) -> None:
-    """Make a model folder of a student as the Hugging Face Hub has it; 'hf upload' publishes it.
+    """Write a student as a model folder for the Hugging Face Hub ('hf upload' publishes it).
 
-    It holds config.json, model.safetensors, model.onnx, a model card, README.md, and your own code, if any.
+    It holds config.json, model.safetensors, model.onnx, a model card (README.md) and your own code, if any.
     """
     from polyphony._util.text import listed
     from polyphony.serve.pack import pack_student

@@ -21,18 +21,24 @@ def repeatable(what: str) -> Parameter:
     return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
 
 
+def output(help: str) -> Parameter:  # noqa: A002 (cyclopts' own word)
+    """The option that names the file or folder to write."""
+    return Parameter(name=("--out", "--to"), help=help)
+
+
 RecipeName = Annotated[
-    str, Parameter(help="A TOML file, or the name of a shipped recipe, for example digits.")
+    str, Parameter(help="A TOML file, or the name of a shipped recipe (see polyphony recipes).")
 ]
-RunFolder = Annotated[Path, Parameter(help="A run folder, for example runs/digits.")]
+RunFolder = Annotated[Path, Parameter(name="RUN", help="Folder of a run, for example runs/digits.")]
 DataRoot = Annotated[
     Path | None,
     Parameter(
         name="--data",
-        help="Folder that holds the data sets; $POLYPHONY_DATA, else the user's data folder, unless given.",
+        help="Folder of the data sets (default: $POLYPHONY_DATA, or the user's data folder).",
     ),
 ]
-Seed = Annotated[int | None, Parameter(help="Which of the method's students; the best unless given.")]
+Method = Annotated[str | None, Parameter(help="Method of the student (default: best on validation images).")]
+Seed = Annotated[int | None, Parameter(help="Seed of the student (default: best on validation images).")]
 Overrides = Annotated[
     tuple[str, ...],
     Parameter(
@@ -40,7 +46,7 @@ Overrides = Annotated[
         negative="",
         metavar="KEY=VALUE",
         show_default=False,
-        help="Change one key of the recipe, for example student.alpha=0.5; give --set again for another.",
+        help="Change one key of the recipe, for example student.alpha=0.5. Repeatable.",
     ),
 ]
 
@@ -48,12 +54,12 @@ Overrides = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Running:
-    """How a study is run."""
+    """Options of the verbs that run a recipe."""
 
     out: Path | None = None
-    """Folder for the results; one in runs/ named after the recipe unless given."""
+    """Output folder (default: runs/RECIPE)."""
     overrides: Overrides = ()
     data: DataRoot = None
     where: Where = Where()
     redo: Annotated[bool, flag("Replace results that were made with another recipe.")] = False
-    tensorboard: Annotated[bool, flag("Write what is logged for TensorBoard, too.")] = False
+    tensorboard: Annotated[bool, flag("Also write the training logs for TensorBoard.")] = False

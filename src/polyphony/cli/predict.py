@@ -15,7 +15,7 @@ from rich.text import Text
 
 from polyphony._util.text import printable
 from polyphony.cli import terminal
-from polyphony.cli.options import RunFolder, Seed, flag
+from polyphony.cli.options import Method, RunFolder, Seed, flag
 from polyphony.cli.where import Device, UsageError, chosen
 
 if TYPE_CHECKING:
@@ -24,32 +24,29 @@ if TYPE_CHECKING:
     from polyphony.serve import Student
     from polyphony.serve.table import Answered
 
-Method = Annotated[
-    str | None, Parameter(help="Whose student; of least calibrated NLL on validation images unless given.")
-]
-
 
 def predict(
     folder: RunFolder,
     /,
-    *images: Annotated[Path, Parameter(help="Picture files, or folders of them.")],
+    *images: Annotated[Path, Parameter(required=True, help="Pictures, or folders of pictures.")],
     method: Method = None,
     seed: Seed = None,
-    sort: Annotated[bool, flag("The most uncertain first, by entropy.")] = False,
-    as_json: Annotated[bool, flag("Print JSON, with every class's probability.", "--json")] = False,
+    sort: Annotated[bool, flag("Sort by entropy, the most uncertain first.")] = False,
+    as_json: Annotated[bool, flag("Print JSON, with the probability of every class.", "--json")] = False,
     as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
     page: Annotated[
         Path | None,
-        Parameter(validator=validators.Path(ext="html"), help="Write a contact sheet too: one HTML file."),
+        Parameter(
+            validator=validators.Path(ext="html"),
+            help="Also write an HTML page of the answers.",
+        ),
     ] = None,
-    code: Annotated[bool, flag("Run the code of its own that a packed student names.")] = False,
+    code: Annotated[bool, flag("Allow a packed student to run its own code.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Ask a trained student about images without labels: class, calibrated confidence, uncertainties."""
+    """Classify pictures with a student: class, calibrated confidence, uncertainties."""
     if as_json and as_csv:
         raise UsageError("give --json or --csv, not both")
-    if not images:
-        raise UsageError("give one or more pictures, or folders of them, after the run")
     from polyphony.runs.store import write_whole
     from polyphony.serve import load_student
     from polyphony.serve.table import contact_sheet

@@ -13,7 +13,7 @@ from polyphony.cli import terminal
 def report(
     runs: Annotated[
         tuple[Path, ...],
-        Parameter(name="RUN", required=True, help="Run folders, for example runs/digits."),
+        Parameter(name="RUN", required=True, help="Folders of runs, for example runs/digits."),
     ],
     /,
     *,
@@ -21,11 +21,11 @@ def report(
         Path | None,
         Parameter(
             validator=validators.Path(ext="html"),
-            help="The page; RUN/report.html unless given, or report.html here for several.",
+            help="Page to write (default: RUN/report.html; for several runs report.html).",
         ),
     ] = None,
 ) -> None:
-    """Write one HTML page about a run or sweep, and its figures and tables as files; compare several."""
+    """Write an HTML page, figures and tables about a run or sweep, or compare several runs."""
     with terminal.working("Writing the page"):
         from polyphony.report import write_report
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def status(
-    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print JSON, of all trainings.", "--json")] = False
+    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print all trainings as JSON.", "--json")] = False
 ) -> None:
-    """Say what of a study or sweep is done, running (where, since when, how far) and missing.
+    """Show which trainings of a study or sweep are done, running or missing.
 
-    It reads the run's folder alone, wherever the run goes on.
+    It reads only the run's folder, so that it also works while the run goes on elsewhere.
     """
     from polyphony.study.status import run_status
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from polyphony import __version__
 from polyphony._util.text import counted
 from polyphony.cli import progress, report, terminal
 from polyphony.cli.advice import missing_data
-from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, repeatable
+from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, flag, repeatable
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
-    """Do everything: train the teachers, distil the students, predict, score, print a table, write a page.
+    """Run a recipe: train teachers and students, score them, print a table and write a page.
 
-    A second call does only what is missing; an interrupted one goes on where it was.
+    A second call does only what is missing. After an interruption, the same command continues.
     """
     done = run(recipe, running, "EVALUATE")
     report.report((done.folder,))
 
 
 def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
-    """Train the teachers of a recipe, and no more."""
+    """Train only the teachers of a recipe."""
     run(recipe, running, "TEACH")
 
 
 def distill(recipe: RecipeName, /, *, running: Running = Running()) -> None:
-    """Train the students of a recipe, and before them what is missing of the teachers."""
+    """Train the students of a recipe, and its teachers if they are missing."""
     run(recipe, running, "DISTILL")
 
 
@@ -44,15 +44,16 @@ def evaluate(
     folder: RunFolder,
     /,
     *,
-    ood: Annotated[tuple[str, ...], repeatable("A data set of unknown classes, for example svhn.")] = (),
+    ood: Annotated[tuple[str, ...], repeatable("Data set of unknown classes, for example svhn.")] = (),
     corrupted: Annotated[tuple[str, ...], repeatable("Corrupted test images, for example cifar10-c.")] = (),
     limit: Annotated[
-        int | None, Parameter(validator=AtLeastOne, help="The first so many images of those sets.")
+        int | None,
+        Parameter(validator=AtLeastOne, help="Number of images of each data set (default: all)."),
     ] = None,
     data: DataRoot = None,
     where: Where = Where(),
 ) -> None:
-    """Predict with what a run has trained, write scores.csv and print the table."""
+    """Score the trained models of a run, also on unknown classes and corrupted images."""
     from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
 
     study = open_study(folder, data, chosen_for(where))
@@ -73,24 +74,37 @@ def show(
     overrides: Overrides = (),
     data: DataRoot = None,
     device: Device = "auto",
-    code: Annotated[bool, Parameter(help="Import what a recipe names of kind python, to count it.")] = True,
+    code: Annotated[
+        bool, Parameter(help="Import the Python code that the recipe names.")
+    ] = True,
+    as_json: Annotated[bool, flag("Print recipe, parameter counts and costs as JSON.", "--json")] = False,
 ) -> None:
-    """Print the resolved recipe, the parameter counts, and what it will cost on this machine.
+    """Print a recipe with all its settings, its parameter counts and its cost on this machine.
 
-    With --no-code a recipe from elsewhere can be looked at safely: it is read and printed, and nothing that
-    it names is run.
+    With --no-code, no code of the recipe runs: it is safe to look at a recipe from somebody else.
     """
     from polyphony.recipe import read_recipe
     from polyphony.study import costs, default_workers, sketched
 
     if not code:
-        terminal.show_recipe(read_recipe(recipe, overrides, code=False))
+        read = read_recipe(recipe, overrides, code=False)
+        terminal.show_json(read) if as_json else terminal.show_recipe(read)
         return
-    study = outlined_if_absent(prepare(recipe, Running(overrides=overrides, data=data, where=Where(device))))
-    terminal.show_recipe(study.recipe)
-    sketch = sketched(study)
-    terminal.show_parameters(sketch.parameter_counts, sketch.member_shares)
-    terminal.show_costs(costs(study, sketch), default_workers(study))
+    with terminal.working("Measuring how fast this machine is"):
+        study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
+        study = outlined_if_absent(study)
+        sketch = sketched(study)
+        found, at_once = costs(study, sketch), default_workers(study)
+    counts, shares = sketch.parameter_counts, sketch.member_shares
+    if as_json:
+        trainings = [asdict(cost) for cost in found]
+        terminal.show_json(
+            study.recipe, parameters=counts, with_members=shares, costs=trainings, at_once=at_once
+        )
+    else:
+        terminal.show_recipe(study.recipe)
+        terminal.show_parameters(counts, shares)
+        terminal.show_costs(found, at_once)
 
 
 def prepare(recipe: str, running: Running) -> Study:
@@ -99,25 +113,25 @@ def prepare(recipe: str, running: Running) -> Study:
     from polyphony.study import Study
 
     if names := own_code(read_recipe(recipe, running.overrides, code=False)):
-        terminal.line(f"{recipe} runs code of its own: {', '.join(names)}.")
+        terminal.note(f"{recipe} runs code of its own: {', '.join(names)}.")
     resolved = read_recipe(recipe, running.overrides)
     folder = running.out or Path("runs", resolved.name)
     return Study(resolved, folder, running.data, chosen_for(running.where))
 
 
 def outlined_if_absent(study: Study) -> Study:
-    """The study itself, or its outline where its data is not here."""
+    """The study, or its outline if its data is missing."""
     from polyphony.data import DataError, MissingDataError
 
     try:
-        study.splits  # noqa: B018 (read to see whether it can be)
+        study.splits  # noqa: B018 (raises if the data is missing)
     except MissingDataError as error:
         try:
             outlined = study.outlined()
         except DataError:
             raise error from None
         count = len(outlined.splits.train)
-        terminal.line(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
+        terminal.note(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
         return outlined
     return study
 

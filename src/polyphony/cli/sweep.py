@@ -33,25 +33,25 @@ class Tries:
     """What is tried of which method, as a person says it."""
 
     method: str | None = None
-    """The method of the recipe; the first that takes a step unless given."""
+    """Method of the recipe (default: the first with a step size)."""
     alpha: Values = None
-    """Weights of distillation, for example 0.5,0.9."""
+    """Values of α, the weight of distillation, for example 0.5,0.9."""
     temperature: Values = None
-    """Temperatures of distillation, for example 1,4."""
+    """Values of the temperature, for example 1,4."""
     step_size: Values = None
-    """Step sizes of the perturbation, for example 1/255,2/255."""
+    """Values of the perturbation's step size, for example 1/255,2/255."""
     seeds: Values = None
-    """Seeds of every point, for example 0,1,2; the recipe's unless given."""
+    """Seeds of every point, for example 0,1,2 (default: the recipe's)."""
     trials: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
-    """Let optuna propose so many points between the least and the largest values, instead of a grid."""
+    """Let optuna choose this many points between the smallest and largest values (default: a grid)."""
 
 
 def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = Running()) -> None:
-    """Try values of α, temperature and step size of one method, judged on validation images alone.
+    """Search for the α, temperature and step size of a method, on validation images alone.
 
-    Every point is a student like any other; a second call trains only what is missing. Without values they
-    are those of the paper's tables; where some are given, the other settings stay as the recipe has them.
-    Results go to runs/NAME-sweep.
+    Without values, the sweep takes those of the paper's tables. If you give values for one setting, the
+    others stay as in the recipe. A second call trains only what is missing. The output folder is
+    runs/RECIPE-sweep unless you give --out.
     """
     from polyphony.recipe import read_recipe
     from polyphony.recipe.points import PARAMETERS, plan_sweep

@@ -76,6 +76,12 @@ def show_recipe(recipe: Recipe) -> None:
     console.print(Syntax(text, "json", background_color="default"))
 
 
+def show_json(recipe: Recipe, **more: object) -> None:
+    """The resolved recipe and more, for programs."""
+    table = recipe.model_dump(mode="json", exclude_none=True)
+    plain(json.dumps({"recipe": table, **more}, indent=1))
+
+
 def show_parameters(counts: dict[str, int], shares: dict[str, float]) -> None:
     """How many parameters teachers and students have, and which share of the weights has rank-one members."""
     table = Table("model", "parameters", "with members", title="Parameters")

@@ -12,7 +12,7 @@ from polyphony._util.files import cores
 if TYPE_CHECKING:
     from polyphony.study import Runner, Share, Study
 
-Device = Annotated[str, Parameter(help="cuda, mps, cpu, or auto: the best there is.")]
+Device = Annotated[str, Parameter(help="cuda, mps, cpu or auto (the best available).")]
 AtLeastOne = validators.Number(gte=1)
 
 
@@ -23,19 +23,19 @@ class UsageError(ValueError):
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Where:
-    """Where the jobs of a command run. What is said of an option is its help."""
+    """Where the jobs of a command run. The text below an option is its help."""
 
     device: Device = "auto"
     workers: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
-    """Processes at a time; as many as cores or GPUs have room for unless given."""
+    """Number of jobs at a time (default: as many as fit the cores or GPUs)."""
     cluster: Annotated[str | None, Parameter(metavar="ADDRESS")] = None
-    """Run jobs on a Ray cluster: auto, local or HOST:PORT (one of its nodes)."""
+    """Run jobs on a Ray cluster: auto, local or HOST:PORT of a node."""
     gpus_per_job: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
-    """GPUs a job takes: with 0.5 two share one; 1 on cuda unless given; 2 or more on a cluster."""
+    """GPUs of one job (default: 1 on cuda). With 0.5, two jobs share a GPU; 2 or more need --cluster."""
     processes_per_job: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
-    """Processes of one training on a cluster; as many as it has GPUs unless given."""
+    """Processes of one training on a cluster (default: one for each of its GPUs)."""
     memory_per_job: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 2.0
-    """GiB of memory a job takes on a cluster."""
+    """GiB of memory that a job needs on a cluster."""
 
 
 def chosen(device: str) -> str:

@@ -1,12 +1,13 @@
 """The typed recipe, read from TOML."""
 
+from polyphony._util.shipped import shipped
 from polyphony.recipe.foreign import ForeignTable, NetworkTable
 from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.libraries import foreign_table
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.perturbations import Surroundings
 from polyphony.recipe.python import own_code, own_faults_named
-from polyphony.recipe.read import check, read_recipe, shipped
+from polyphony.recipe.read import check, read_recipe
 from polyphony.recipe.schema import ROUNDING, Data, GivenTeachers, Recipe
 from polyphony.recipe.table import RecipeError
 from polyphony.recipe.training import Schedule

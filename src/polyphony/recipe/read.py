@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from polyphony._util.shipped import shipped
 from polyphony._util.text import suggestion
 from polyphony.data.files import there
 from polyphony.recipe.forms import Form
@@ -21,13 +22,6 @@ from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
 
 LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
-
-
-def shipped() -> dict[str, Path]:
-    """The recipes that come with Polyphony, by name."""
-    package = Path(__file__).parents[1]
-    folders = (package / "recipes", package.parents[1] / "recipes")  # installed, or in the source tree
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool = True) -> Recipe:

@@ -67,7 +67,7 @@ Recipe {told.recipe:.12}, weights {told.weights:.12} (SHA-256).
 
 
 def pack_student(
-    folder: Path, method: str, seed: int | None, to: Path, images: Tensor, licence: str = ""
+    folder: Path, method: str | None, seed: int | None, to: Path, images: Tensor, licence: str = ""
 ) -> Student:
     """Make a folder of a run's student: config.json, model.safetensors, model.onnx, README.md, a figure.
 

@@ -1,0 +1,107 @@
+"""The verbs in groups, each with an example, and the options that every verb takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+from cyclopts import App, Group, Parameter
+
+from polyphony import __version__
+from polyphony.cli import (
+    analyse,
+    check,
+    data,
+    export,
+    init,
+    predict,
+    recipes,
+    report,
+    status,
+    study,
+    sweep,
+    terminal,
+)
+from polyphony.cli.options import flag
+
+
+class Verb(NamedTuple):
+    """A verb, an example, and its usage if it has optional arguments, which cyclopts would call ARGS."""
+
+    call: Callable[..., Any] | App
+    example: str
+    usage: str | None = None
+
+
+VERBS = {
+    "Start": (
+        Verb(recipes.recipes, "recipes"),
+        Verb(init.init, "init photos a.pt b.pt c.pt d.pt --network mynets:make"),
+        Verb(data.app, "data check cifar10"),
+        Verb(check.check, "check --device cuda"),
+    ),
+    "Run": (
+        Verb(study.study, "study digits --set student.epochs=20"),
+        Verb(study.teach, "teach digits"),
+        Verb(study.distill, "distill digits"),
+        Verb(study.evaluate, "evaluate runs/cifar10-desk --ood svhn --corrupted cifar10-c"),
+        Verb(sweep.sweep, "sweep digits --method kd-ods --temperature 1,4"),
+    ),
+    "Use": (
+        Verb(predict.predict, "predict runs/own photo.jpg more-photos --sort"),
+        Verb(export.export, "export runs/own --out student.onnx", "RUN [METHOD] --out FILE [OPTIONS]"),
+        Verb(export.pack, "pack runs/own --out my-student", "RUN [METHOD] --out FOLDER [OPTIONS]"),
+    ),
+    "Inspect": (
+        Verb(study.show, "show digits"),
+        Verb(status.status, "status runs/digits"),
+        Verb(report.report, "report runs/digits"),
+        Verb(analyse.analyse, "analyse runs/digits jacobians latency", "RUN [WHAT...] [OPTIONS]"),
+    ),
+}
+EXAMPLES = """Examples:
+  Start    polyphony init photos a.pt b.pt c.pt d.pt --network mynets:make
+  Run      polyphony study digits
+  Use      polyphony predict runs/digits photo.png
+  Inspect  polyphony report runs/digits"""
+
+app = App(
+    name="polyphony",
+    help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
+    help_epilogue=EXAMPLES,
+    help_format="plaintext",
+    version=__version__,
+    group_commands=Group("Program", sort_key=len(VERBS)),
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+)
+app.meta.group_parameters = Group("All verbs", sort_key=len(VERBS) + 1)
+
+
+@app.meta.default
+def launch(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    quiet: Annotated[bool, flag("Show no progress: print results, warnings and errors only.")] = False,
+    debug: Annotated[bool, flag("Print the traceback of an error, for developers.")] = False,
+) -> None:
+    """Run the verb; `main` reads --debug itself."""
+    terminal.chatter.quiet = quiet
+    app(words)
+
+
+def add(verb: Verb, group: Group, order: int) -> None:
+    """Register a verb."""
+    name = verb.example.split()[0]
+    command = verb.call if isinstance(verb.call, App) else App(name=name, default_command=verb.call)
+    command.group, command.sort_key = group, order
+    command.help_epilogue = f"Example: polyphony {verb.example}"
+    command.usage = verb.usage and f"Usage: polyphony {name} {verb.usage}"
+    app.command(command)
+
+
+for number, (title, verbs) in enumerate(VERBS.items()):
+    group = Group(title, sort_key=number)
+    for order, each in enumerate(verbs):
+        add(each, group, order)
+app.register_install_completion_command(help="Install completion for bash, zsh or fish.")
