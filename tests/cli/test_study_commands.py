@@ -212,7 +212,7 @@ def test_a_study_without_its_data_is_refused_but_can_be_shown(say, refused, tmp_
     refused(missing, "cifar10 is not in", "'polyphony data get cifar10'")
     said = say("show", "cifar10-desk", *settings)
     assert said.code == 0, said
-    assert "Counted with the official 5,000 training images" in said.out.replace("\n", " ")
+    assert "Counted with the official 5,000 training images" in said.err.replace("\n", " ")
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 
 
@@ -249,10 +249,10 @@ def test_a_recipe_file_that_is_none_is_one_sentence(say, refused, tmp_path, cont
         (["predict", "run", "a.png", "--page", "a.png"], "html"),  # which would be replaced
         (["report", "run", "--out", "scores.csv"], "html"),
         (["data", "preview", "mine.npz", "--out", "mine.npz"], "png"),
-        (["study", "digits", "--out", ""], "after --out is empty"),  # which as a path is the current folder
-        (["study", "digits", "--data="], "after --data= is empty"),
-        (["pack", "run", "kd", "--to", ""], "after --to is empty"),
-        (["report", ""], "after report is empty"),
+        (["study", "digits", "--out", ""], "--out needs a value"),  # Path("") would be the current folder
+        (["study", "digits", "--data="], "--data= needs a value"),
+        (["pack", "run", "kd", "--to", ""], "--to needs a value"),
+        (["report", ""], "report needs a value"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyphony.compute.seeds import generator
 from polyphony.metrics import mean_sd
 from polyphony.recipe import read_recipe
 from polyphony.runs.rows import Score
 from polyphony.runs.scores import Standing, by_quality, mean_text, score_text
-from polyphony.compute.seeds import generator
 from polyphony.study import Study, verdict
 
 

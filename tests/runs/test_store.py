@@ -15,9 +15,9 @@ import safetensors.torch
 import torch
 from filelock import FileLock
 
-from polyphony.runs import store
 from polyphony._util.files import WriteError, atomic_path
 from polyphony.metrics import DirichletPredictions, Predictions
+from polyphony.runs import store
 from polyphony.runs.predictions import load_predictions, read_predictions, save_predictions
 from polyphony.runs.store import (
     FileError,

@@ -202,7 +202,7 @@ def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path):
         (["RUN", "singel", "--to", "s.onnx"], "no method 'singel'; did you mean 'single'?"),
         (["nowhere", "single", "--to", "s.onnx"], "nowhere/recipe.json is not there"),
         (["RUN", "single", "--to", "s.h5"], "must end in .onnx or .pt2"),
-        (["RUN", "single"], "--to"),
+        (["RUN", "single"], "--out"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_sentence(say, refused, run, tmp_path, words, said):

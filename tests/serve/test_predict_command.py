@@ -68,7 +68,7 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["RUN"], "give one or more pictures"),
+        (["RUN"], "predict needs IMAGES"),
         (["RUN", "IN", "--json", "--csv"], "not both"),
         (["nowhere", "IN"], "nowhere/recipe.json is not there: 'polyphony study RECIPE' makes it"),
         (["RUN", "IN", "--method", "hidra"], "no method 'hidra'; did you mean 'hydra'?"),

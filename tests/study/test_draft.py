@@ -127,7 +127,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     Path("away.py").rename("draft_nets.py")
     small = ("--set", "student.epochs=1", "--set", "seeds=[0]", "--workers", "1")
     assert command("study", "own.toml", *small) == 0
-    assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().out
+    assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().err
     assert Path("runs/own/report.html").exists()
     assert command(*init) == 2
     assert "own.toml is there already" in capsys.readouterr().err

@@ -76,6 +76,7 @@ app = App(
     print_error=False,
     suppress_keyboard_interrupt=False,
 )
+app.meta.suppress_keyboard_interrupt = False
 app.meta.group_parameters = Group("All verbs", sort_key=len(VERBS) + 1)
 
 

@@ -14,7 +14,7 @@ from polyphony.cli.where import UsageError
 def init(
     images: Path,
     /,
-    *weights: Path,
+    *weights: Annotated[Path, Parameter(required=True)],
     network: str,
     to: Path = Path("own.toml"),
     size: Annotated[int | None, Parameter(help="Side that pictures are brought to.")] = None,

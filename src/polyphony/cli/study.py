@@ -74,9 +74,7 @@ def show(
     overrides: Overrides = (),
     data: DataRoot = None,
     device: Device = "auto",
-    code: Annotated[
-        bool, Parameter(help="Import the Python code that the recipe names.")
-    ] = True,
+    code: Annotated[bool, Parameter(help="Import the Python code that the recipe names.")] = True,
     as_json: Annotated[bool, flag("Print recipe, parameter counts and costs as JSON.", "--json")] = False,
 ) -> None:
     """Print a recipe with all its settings, its parameter counts and its cost on this machine.

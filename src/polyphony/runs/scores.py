@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
+from polyphony._util.text import listed
 from polyphony.metrics import MeanSd
 from polyphony.runs.rows import Score, headings
-from polyphony._util.text import listed
 
 TEACHERS = "teachers"  # the model that all teachers of the ensemble are together
 CALIBRATIONS = ("calibrated", "standard")

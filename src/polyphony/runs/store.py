@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony._util.files import LOCK, claim, clear_leftovers, remove, share_file, whereabouts, atomic_path
+from polyphony._util.files import LOCK, atomic_path, claim, clear_leftovers, remove, share_file, whereabouts
 from polyphony._util.text import UserError, first_line
 
 Spec = dict[str, Any]
