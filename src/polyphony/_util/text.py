@@ -51,7 +51,7 @@ def suggestion(word: str, known: Iterable[str], others: str = "known are") -> st
 
 
 def extra(name: str) -> str:
-    """How to install an extra. The package on PyPI that is called as we are is another one."""
+    """How to install an extra; PyPI's `polyphony` is an unrelated project."""
     return f"pip install '.[{name}]' in Polyphony's folder"
 
 
