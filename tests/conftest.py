@@ -26,7 +26,7 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one
 hypothesis.settings.load_profile("any machine")
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
-LONGEST = ("test_cluster", "test_together", "test_processes", "test_wheel")  # files of single tests that take long
+LONGEST = ("test_cluster", "test_together", "test_processes", "test_wheel")  # long single tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
