@@ -16,6 +16,7 @@ from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Data, read_recipe, shipped
 from polyphony.study import Study
 from polyphony.study.cost import untaught_loss
+from polyphony.study.plan import fingerprints, plan
 from polyphony.study.score_table import parameter_counts
 from polyphony.training.fit import Plan, fit
 from polyphony.training.predict import predict
@@ -134,7 +135,7 @@ def test_two_steps_change_every_weight_and_leave_predictions(name, method):
 def test_studies_of_the_same_networks_share_their_teachers():
     def teachers(name: str, count: int) -> list[str]:
         study = tiny(name)
-        return [study.teacher_stage(j).key for j in range(count)]
+        return [job.key for job in plan(study, fingerprints(study))[:count]]
 
     for one, other, count in (
         ("cifar10-resnet32-be4", "cifar10-resnet32-be8", 8),

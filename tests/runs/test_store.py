@@ -20,10 +20,12 @@ from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs import store
 from polyphony.runs.predictions import load_predictions, read_predictions, save_predictions
 from polyphony.runs.store import (
+    ChangedError,
     FileError,
     Stage,
     StaleError,
     StoreError,
+    Trained,
     difference,
     locked,
     read_json,
@@ -135,19 +137,20 @@ def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
     make(stage)
     before = {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()}
     other = Stage(stage.folder, {"schedule": {"epochs": 40, "batch": 50}, "seed": 0})
-    for attempt in (other.is_done, other.start):
-        with pytest.raises(StoreError) as caught:
-            attempt()
-        one_sentence(caught, stage.folder, "schedule.epochs (60, now 40)")
+    assert not other.is_done()
+    assert other.difference() == "schedule.epochs (60, now 40)"
+    with pytest.raises(ChangedError) as caught:
+        other.start()
+    one_sentence(caught, stage.folder, "schedule.epochs (60, now 40)")
     assert {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()} == before
 
 
-def test_what_was_made_with_another_spec_can_be_thrown_away(stage):
+def test_what_was_made_with_another_spec_can_be_removed(stage):
     finished(stage)
-    assert not Stage(stage.folder, SPEC).is_changed()
+    assert Stage(stage.folder, SPEC).difference() == ""
     other = Stage(stage.folder, {"seed": 1})
-    assert other.is_changed()
-    other.discard()
+    assert other.difference()
+    other.remove()
     assert not stage.folder.exists()
     other.start()
     assert not other.is_done()
@@ -157,16 +160,16 @@ def test_what_was_made_with_another_spec_can_be_thrown_away(stage):
 def test_an_untouched_folder_is_not_done_and_is_not_made_by_asking(stage):
     assert not stage.is_done()
     assert stage.load() is None
-    assert not stage.is_changed()
+    assert stage.difference() == ""
     assert not stage.folder.exists()
 
 
-def test_a_discard_that_is_cut_short_leaves_nothing_to_go_on_from(stage, monkeypatch):
+def test_a_removal_that_is_cut_short_leaves_nothing_to_go_on_from(stage, monkeypatch):
     stage.start().save(STATE)
     monkeypatch.setattr("shutil.rmtree", lambda folder: (folder / "started.json").unlink())
-    stage.discard()
+    stage.remove()
     other = Stage(stage.folder, {"seed": 1})
-    assert not other.is_changed()
+    assert other.difference() == ""
     assert other.load() is None
 
 
@@ -180,7 +183,7 @@ def test_a_state_of_which_nothing_says_whose_it_is_is_not_gone_on_from(stage):
 
 
 def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
-    found = finished(stage).weights()
+    found = Trained(finished(stage).folder).weights()
     assert found.keys() == WEIGHTS.keys()
     assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
     assert sorted(file.name for file in stage.folder.iterdir()) == [
@@ -188,7 +191,7 @@ def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
         "log.jsonl",
         "weights.safetensors",
     ]
-    done = stage.done()
+    done = Trained(stage.folder).record()
     assert done["epochs"] == 2
     assert done["spec"] == SPEC
     assert done["weights"] == hashlib.sha256((stage.folder / "weights.safetensors").read_bytes()).hexdigest()
@@ -215,7 +218,7 @@ def test_of_two_attempts_at_a_stage_only_the_later_writes(stage):
     assert torch.equal(second.load()["model"]["w"], STATE["model"]["w"])
     second.finish(WEIGHTS, {})
     assert stage.start() is None
-    assert stage.weights().keys() == WEIGHTS.keys()
+    assert Trained(stage.folder).weights().keys() == WEIGHTS.keys()
     assert sorted(path.name for path in stage.folder.iterdir()) == [
         "done.json",
         "log.jsonl",
@@ -237,7 +240,7 @@ def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_o
     finished(stage)
     with pytest.raises(WriteError):
         late.__exit__(None, None, None)
-    assert stage.weights().keys() == WEIGHTS.keys()
+    assert Trained(stage.folder).weights().keys() == WEIGHTS.keys()
 
 
 def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
@@ -290,7 +293,7 @@ def test_weights_in_any_memory_layout_can_be_kept(stage):
     }
     wild["tied"] = wild["transposed"]
     stage.finish(wild, {})
-    found = stage.weights()
+    found = Trained(stage.folder).weights()
     assert all(torch.equal(found[name], wild[name]) for name in wild)
 
 
@@ -299,8 +302,8 @@ def test_weights_that_share_memory_are_each_kept(stage):
     stage.start()
     shared = {"backbone.0.weight": weight, "features.0.weight": weight, "part": weight[1:]}
     stage.finish(shared, {})
-    assert all(torch.equal(value, shared[name]) for name, value in stage.weights().items())
-    assert stage.weights().keys() == shared.keys()
+    assert all(torch.equal(value, shared[name]) for name, value in Trained(stage.folder).weights().items())
+    assert Trained(stage.folder).weights().keys() == shared.keys()
 
 
 def test_the_log_is_one_json_object_a_line(stage):
@@ -425,7 +428,7 @@ def test_damaged_weights_are_one_sentence(stage, kind):
     finished(stage)
     damage(stage.folder / "weights.safetensors", kind)
     with pytest.raises(StoreError) as caught:
-        stage.weights()
+        Trained(stage.folder).weights()
     one_sentence(caught, stage.folder / "weights.safetensors", "delete")
 
 
@@ -433,7 +436,7 @@ def test_missing_weights_are_one_sentence(stage):
     finished(stage)
     (stage.folder / "weights.safetensors").unlink()
     with pytest.raises(StoreError) as caught:
-        stage.weights()
+        Trained(stage.folder).weights()
     one_sentence(caught, stage.folder / "weights.safetensors")
 
 
@@ -452,7 +455,7 @@ def test_damaged_predictions_are_one_sentence(tmp_path, kind):
 def test_damaged_records_are_one_sentence(stage, name, kind):
     stage.start() if name == "started.json" else finished(stage)
     damage(stage.folder / name, kind)
-    for attempt in (stage.is_done, stage.is_changed):
+    for attempt in (stage.is_done, stage.difference):
         with pytest.raises(StoreError) as caught:
             attempt()
         one_sentence(caught, stage.folder / name)
@@ -462,7 +465,8 @@ def test_damaged_records_are_one_sentence(stage, name, kind):
 def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
     finished(stage)
     (stage.folder / "done.json").write_text(json.dumps(record))
-    for attempt in (stage.is_done, stage.is_changed, stage.weights, stage.done):
+    trained = Trained(stage.folder)
+    for attempt in (stage.is_done, stage.difference, trained.weights, trained.record):
         with pytest.raises(StoreError) as caught:
             attempt()
         one_sentence(caught, stage.folder / "done.json")

@@ -24,6 +24,8 @@ from polyphony.study import (
     run_sweep,
 )
 from polyphony.study.jobs import TrainStudent
+from polyphony.study.plan import fingerprints, plan
+from polyphony.study.runner import Job
 from polyphony.training.tally import DivergedError
 
 MORE = (
@@ -98,6 +100,12 @@ def run(tiny_recipe: Callable[..., Recipe], here: Runner) -> Run:
 
 
 @pytest.fixture(scope="session")
+def jobs_of() -> Callable[[Study], dict[str, Job]]:
+    """The jobs of a study by name."""
+    return lambda study: {job.name: job for job in plan(study, fingerprints(study))}
+
+
+@pytest.fixture(scope="session")
 def finished(
     run: Run, tiny_recipe: Callable[..., Recipe], made_once: Callable[..., Path]
 ) -> tuple[Study, Outcome, list[str]]:
@@ -142,10 +150,10 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def let(*names: str) -> None:
         train = TrainStudent.run
 
-        def fail(job: TrainStudent, watch: Any) -> None:
-            if job.method in names:
+        def fail(work: TrainStudent, stage: Any, watch: Any) -> None:
+            if work.method in names:
                 raise DivergedError("the loss is not a number")
-            train(job, watch)
+            train(work, stage, watch)
 
         monkeypatch.setattr(TrainStudent, "run", fail)
 

@@ -201,7 +201,8 @@ class OnGpu:
     together: int = 1
     alone: bool = False
     epochs: int = 1
-    needs: tuple[object, ...] = ()
+    needs: tuple[str, ...] = ()
+    in_ranks: bool = False
 
     def is_done(self) -> bool:
         return False
@@ -311,11 +312,10 @@ class EndedError(Exception):
 @pytest.mark.parametrize("lost", [WorkerLostError, GoneError, Terminated])
 def test_a_job_of_which_a_process_is_lost_or_terminated_ends_to_be_run_again(tmp_path, monkeypatch, lost):
     monkeypatch.setattr("polyphony.study.cluster.run_in_ranks", mock.Mock(side_effect=lost))
-    monkeypatch.setattr("polyphony.study.cluster.TrainingJob", OnGpu)
     monkeypatch.setattr(Place, "take", lambda place: None)
     monkeypatch.setattr("os._exit", mock.Mock(side_effect=EndedError))
     with pytest.raises(EndedError):
-        run_there(pickle.dumps(OnGpu("job", tmp_path)), Place(tmp_path, {}, 2, "cpu", 2), None)
+        run_there(pickle.dumps(OnGpu("job", tmp_path, in_ranks=True)), Place(tmp_path, {}, 2, "cpu", 2), None)
     os._exit.assert_called_once_with(1)
 
 

@@ -24,7 +24,7 @@ from polyphony.data import DataError, files, pixels
 from polyphony.nn.weights import WeightsError
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
-from polyphony.runs.store import ChangedError, spec_key
+from polyphony.runs.store import ChangedError
 from polyphony.study import Study, Sweep, Upto, check_trained, open_study, run_study
 from polyphony.study.given import refuse_unfit, swapped
 from polyphony.study.jobs import TrainStudent
@@ -148,14 +148,14 @@ def test_they_are_kept_with_the_run_and_teach_a_student(folder):
         run(folder)
 
 
-def test_a_student_of_another_network_depends_on_what_its_teachers_do_with_their_weights(folder):
+def test_a_student_of_another_network_depends_on_what_its_teachers_do_with_their_weights(folder, jobs_of):
     def spec(*overrides: str) -> dict[str, Any]:
-        return Study(read_recipe(folder / "own.toml", overrides), folder / "run").untaught_stage("kd", 0).spec
+        study = Study(read_recipe(folder / "own.toml", overrides), folder / "run")
+        return jobs_of(study)["kd, seed 0"].result.spec
 
     small, turned = "student.network={kind='resnet', depth=8}", "teachers.network.mean=[0.4]"
     assert spec(small) != spec(small, turned)
     assert spec(small)["network"] == spec(small, turned)["network"]
-    assert "taught_by" not in spec()  # a student of the teachers' network says it by its own
 
 
 def test_classes_in_another_order_are_noticed(folder):
@@ -217,15 +217,6 @@ def test_they_are_judged_again_where_the_images_are_others(folder, turned):
         run(folder, wrong, upto=Upto.TEACH)
     with pytest.raises(WeightsError, match="it has the classes in another order"):
         run(folder, wrong, upto=Upto.TEACH, redo=True)
-
-
-def test_those_of_a_run_that_does_not_say_what_they_were_judged_on_are_found(folder):
-    run(folder, upto=Upto.TEACH)
-    for path in (folder / "run").rglob("done.json"):
-        record = json.loads(path.read_text())
-        del record["spec"]["valid"]
-        path.write_text(json.dumps(record | {"key": spec_key(record["spec"])}))
-    assert run(folder, upto=Upto.TEACH) == []
 
 
 def test_classes_in_the_order_of_their_digits_are_noticed_although_some_agree():
@@ -377,7 +368,7 @@ def test_a_network_that_does_not_fit_is_one_sentence(folder, override, sentence)
     of_one = ["teachers.network.name=outside_nets:one_image"] if override.endswith("mimo") else []
     study = Study(read_recipe(folder / "own.toml", [override, *of_one]), folder / "run")
     with pytest.raises(RecipeError, match=re.escape(sentence)):
-        study.fresh_student("kd")
+        study.blank_student("kd")
 
 
 def test_weights_of_any_size_have_a_hash(tmp_path, monkeypatch):
@@ -434,22 +425,22 @@ def test_a_student_that_starts_from_a_teacher_has_its_weights_times_the_papers_f
     assert abs(float(factors.detach().std()) - 0.5) < 0.1
 
 
-def test_where_a_student_starts_is_part_of_its_key(folder):
+def test_where_a_student_starts_is_part_of_its_key(folder, jobs_of):
     run(folder, "methods={scratch={}}")
     small = "student.form={ kind = 'batch_ensemble', factor_std = 0.02 }"
     changes = [[], ["student.start=teacher"], ["student.start=teacher", small], [small]]
     recipes = [read_recipe(folder / "own.toml", change) for change in changes]
-    assert len({Study(recipe, folder / "run").student_stage("kd", 0).key for recipe in recipes}) == 4
+    assert len({jobs_of(Study(recipe, folder / "run"))["kd, seed 0"].key for recipe in recipes}) == 4
 
 
-def test_a_method_may_have_a_start_of_its_own(folder):
+def test_a_method_may_have_a_start_of_its_own(folder, jobs_of):
     run(folder, "methods={scratch={}}")
     methods = "methods={ born = { perturb = 'clean', start = 'teacher' }, kd = { perturb = 'clean' } }"
     mixed = Study(read_recipe(folder / "own.toml", [methods]), folder / "run")
     fresh = Study(read_recipe(folder / "own.toml"), folder / "run")
     born = Study(read_recipe(folder / "own.toml", ["student.start=teacher"]), folder / "run")
-    assert mixed.student_stage("kd", 0).key == fresh.student_stage("kd", 0).key
-    assert mixed.student_stage("born", 0).key == born.student_stage("kd", 0).key
+    assert jobs_of(mixed)["kd, seed 0"].key == jobs_of(fresh)["kd, seed 0"].key
+    assert jobs_of(mixed)["born, seed 0"].key == jobs_of(born)["kd, seed 0"].key
     assert [len(TrainStudent(mixed, name, 0).needs) for name in ("born", "kd")] == [2, 2]
     drawn = [
         study.fresh_student(name, torch.Generator().manual_seed(0)).state_dict()

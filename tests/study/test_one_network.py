@@ -11,11 +11,9 @@ from sklearn.metrics import roc_auc_score
 from polyphony.data import load_unknown, pixels
 from polyphony.metrics import Predictions
 from polyphony.recipe import check
-from polyphony.runs.predictions import load_predictions
 from polyphony.study import Study, run_study, verdict
 from polyphony.study.analyses import analyse
 from polyphony.study.evaluation import evaluate_unknown
-from polyphony.study.jobs import Predict
 
 SHORT = {"epochs": 2, "batch": 25, "learning_rate": 0.1, "warm_up": 1}
 RECIPE = {
@@ -65,10 +63,9 @@ def test_scores_hold_the_mean_prediction_and_the_divergence_of_draws(finished):
         )
 
 
-def test_teachers_are_scored_as_members(finished):
+def test_teachers_are_scored_as_members(finished, jobs_of):
     study, outcome = finished
-    job = Predict(study, "teachers", None, "test")
-    saved = load_predictions(job.path, job.key)
+    saved = jobs_of(study)["predict teachers on test"].result.load()
     rows = [row for row in outcome.scores if row.model == "teachers" and row.split == "test"]
     assert type(saved) is Predictions
     assert {row.kld for row in rows} == {saved.first(2).mean_kld()}

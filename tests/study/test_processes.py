@@ -27,10 +27,7 @@ class Job:
     name: str
     error: Exception | None = None
     epochs: int = 2
-    needs: tuple[Job, ...] = ()
-
-    def is_done(self) -> bool:
-        return False
+    needs: tuple[str, ...] = ()
 
     def run(self, watch) -> None:
         watch.step(1, 3, {"loss": 0.5})
@@ -149,7 +146,7 @@ def test_no_jobs_are_no_work():
 
 def simple(run, count: int = 3) -> list[SimpleNamespace]:
     """Jobs that another process can run: each calls a built-in function."""
-    return [SimpleNamespace(name=f"job {k}", epochs=0, run=run, needs=(), is_done=bool) for k in range(count)]
+    return [SimpleNamespace(name=f"job {k}", epochs=0, run=run, needs=()) for k in range(count)]
 
 
 class OnGpu:
@@ -193,8 +190,8 @@ def test_there_is_a_process_for_every_gpu_and_two_jobs_share_one_only_if_asked_t
 
 def test_a_job_starts_when_what_it_needs_is_done_whatever_else_is_running(tmp_path):
     jobs, sign = simple(repr, 3), tmp_path / "sign"
-    slow = SimpleNamespace(name="slow", epochs=0, run=WaitFor(sign), needs=(), is_done=bool)
-    jobs[1].needs, jobs[2].needs, jobs[2].run = jobs[:1], jobs[1:2], Touch(sign)
+    slow = SimpleNamespace(name="slow", epochs=0, run=WaitFor(sign), needs=())
+    jobs[1].needs, jobs[2].needs, jobs[2].run = ("job 0",), ("job 1",), Touch(sign)
     ended = []
     board = SimpleNamespace(started=lambda *_: None, finished=ended.append)
     with Processes(2, 1) as runner:
@@ -249,7 +246,7 @@ class Terminate:
         time.sleep(600)
 
 def jobs(count, run):
-    common = dict(epochs=0, run=run, needs=(), is_done=bool, ballast=bytes(10_000))
+    common = dict(epochs=0, run=run, needs=(), ballast=bytes(10_000))
     return Graph([SimpleNamespace(name=str(k), **common) for k in range(count)])
 
 def wait(watch):

@@ -14,7 +14,6 @@ from polyphony._util.limits import SettingError
 from polyphony.compute.parallel import GoneError
 from polyphony.data import DataError
 from polyphony.study import Study
-from polyphony.study.jobs import TrainTeacher
 from polyphony.study.processes import WorkerLostError
 from polyphony.study.ranks import run_in_ranks
 from polyphony.study.runner import run_job
@@ -44,25 +43,25 @@ def study(tiny_recipe, tmp_path: Path) -> Study:
     return Study(tiny_recipe("teachers.epochs=2"), tmp_path / "one")
 
 
-def test_two_ranks_train_what_one_process_trains(study: Study, tmp_path: Path, board):
+def test_two_ranks_train_what_one_process_trains(study: Study, tmp_path: Path, board, jobs_of):
     other = replace(study, folder=tmp_path / "two")
-    run_job(TrainTeacher(study, 0), board)
-    run_in_ranks(TrainTeacher(other, 0), 2, one_thread, board)
+    run_job(jobs_of(study)["teacher 0"], board)
+    run_in_ranks(jobs_of(other)["teacher 0"], 2, one_thread, board)
     assert board.jobs == 2 * ["teacher 0"]
-    assert other.teacher_stage(0).done()["machine"]["processes"] == 2
+    assert other.teacher(0).record()["machine"]["processes"] == 2
     theirs = load_file(other.teacher_folder(0) / "weights.safetensors")
     for name, weight in load_file(study.teacher_folder(0) / "weights.safetensors").items():
         torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_a_rank_that_is_lost_and_one_that_fails_end_the_training(study: Study, tiny_recipe, board):
+def test_a_rank_that_is_lost_and_one_that_fails_end_the_training(study: Study, tiny_recipe, board, jobs_of):
     with pytest.raises((WorkerLostError, GoneError)):
-        run_in_ranks(TrainTeacher(study, 0), 2, second_ends, board)
+        run_in_ranks(jobs_of(study)["teacher 0"], 2, second_ends, board)
     compiled = replace(study, recipe=tiny_recipe("compile=true"))
     with pytest.raises(SettingError, match="several processes cannot be compiled"):
-        run_in_ranks(TrainTeacher(compiled, 0), 2, one_thread, board)
+        run_in_ranks(jobs_of(compiled)["teacher 0"], 2, one_thread, board)
 
 
-def test_data_that_one_rank_alone_lacks_is_named(study: Study, board):
+def test_data_that_one_rank_alone_lacks_is_named(study: Study, board, jobs_of):
     with pytest.raises(DataError, match="no such data here"):
-        run_in_ranks(TrainTeacher(study, 0), 2, second_has_no_data, board)
+        run_in_ranks(jobs_of(study)["teacher 0"], 2, second_has_no_data, board)

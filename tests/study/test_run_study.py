@@ -37,6 +37,7 @@ from polyphony.study import (
     verdict,
 )
 from polyphony.study.origin import versions
+from polyphony.study.plan import fingerprints
 from polyphony.study.run import write_provenance
 from polyphony.study.runner import Job, run_job
 from polyphony.study.score_table import told_of
@@ -172,7 +173,8 @@ def test_provenance_tells_versions_of_libraries_that_a_recipe_or_its_code_uses(
     tiny_recipe, tmp_path, monkeypatch
 ):
     def recorded(network: str) -> dict[str, str]:
-        write_provenance(Study(tiny_recipe(f"teachers.network={network}"), tmp_path))
+        study = Study(tiny_recipe(f"teachers.network={network}"), tmp_path)
+        write_provenance(study, fingerprints(study))
         return json.loads((tmp_path / "recipe.json").read_text())["versions"]
 
     installed = {d.name: d.version for name in ("timm", "transformers") for d in distributions(name=name)}
@@ -201,7 +203,7 @@ def test_a_teacher_is_what_fit_makes_of_the_same_generators(finished):
     plan = study.plan(study.recipe.teachers)
     splits = study.splits
     fit(model, CrossEntropy(), splits.train, splits.valid, plan, generator("teacher", 1))
-    saved = study.teacher_stage(1).weights()
+    saved = study.teacher(1).weights()
     assert all(torch.equal(value, saved[name]) for name, value in network.state_dict().items())
 
 
@@ -235,7 +237,7 @@ def test_normalisation_is_the_training_pixels(finished):
     mean, std = finished[0].splits.train.statistics
     assert mean == pytest.approx(x.mean((0, 2, 3)).tolist())
     assert std == pytest.approx(x.std((0, 2, 3), correction=0).tolist())
-    saved = finished[0].teacher_stage(0).weights()
+    saved = finished[0].teacher(0).weights()
     assert saved["normalize.mean"].flatten().tolist() == pytest.approx(mean)
 
 
@@ -289,7 +291,7 @@ def test_redo_does_again_what_depends_on_the_change_and_nothing_else(run, copied
 
 def test_what_was_measured_on_a_model_goes_before_the_model(run, copied, monkeypatch):
     """A redo that is killed between the two is noticed by the next call, which still sees the change."""
-    monkeypatch.setattr(Stage, "discard", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Stage, "remove", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run(copied, "methods.kd-ods.alpha=0.5", redo=True)
     assert not (copied / "scores.csv").exists()
@@ -424,7 +426,7 @@ def test_a_matched_step_size_is_recorded_and_the_same_for_every_seed(run, tmp_pa
         "student.match_share=0.5",
         upto=Upto.DISTILL,
     )
-    sizes = [study.student_stage("kd-ods", seed).done()["step_size"] for seed in (0, 1)]
+    sizes = [study.student("kd-ods", seed).record()["step_size"] for seed in (0, 1)]
     assert sizes[0] == sizes[1]
     assert 1e-4 <= sizes[0] <= 0.5
 
@@ -448,14 +450,14 @@ def test_the_verdict_tells_of_the_first_students_of_the_recipes_own_form():
     assert told_of(read_recipe("cifar10-resnet32-end2-16")) == ["end2", "end2-proxy"]
 
 
-def test_how_many_classes_there_are_is_part_of_a_training_where_labels_do_not_say_it(stripes):
+def test_how_many_classes_there_are_is_part_of_a_training_where_labels_do_not_say_it(stripes, jobs_of):
     study = Study(read_recipe("digits", ["data={name='stripes.npz', valid=12, test=12}"]), stripes / "run")
-    before = study.teacher_stage(0).spec
+    before = jobs_of(study)["teacher 0"].result.spec
     arrays = dict(np.load("stripes.npz"))
     count = 1 + int(arrays["labels"].max())
     np.savez("stripes.npz", classes=list(map(str, range(count + 1))), **arrays)
     load_splits.cache_clear()
-    assert study.teacher_stage(0).spec == before | {"classes": count + 1}
+    assert jobs_of(study)["teacher 0"].result.spec == before | {"classes": count + 1}
 
 
 def test_a_folder_without_a_recipe_is_refused_with_what_makes_one(tmp_path):

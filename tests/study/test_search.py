@@ -16,6 +16,7 @@ import pytest
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import study as of_study
+from polyphony.study.plan import fingerprints
 from polyphony.study.search import STARTUP, Search, mend, rounded
 from polyphony.study.sweep import Sweep, SweepOutcome
 
@@ -30,7 +31,8 @@ RANGES = TWO_RANGES | {"step_size": "1/255,64/255"}
 def searching(folder: Path, *overrides: str, **texts: str) -> Search:
     """A search for settings of the shipped recipe, in which nothing is trained."""
     folder.mkdir(exist_ok=True)
-    return Sweep(plan_sweep(read_recipe("digits", overrides), "kd-ods", texts or RANGES), folder).search
+    sweep = Sweep(plan_sweep(read_recipe("digits", overrides), "kd-ods", texts or RANGES), folder)
+    return sweep.search(fingerprints(sweep.study([sweep.swept.own])))
 
 
 def formula(point: Point) -> float:

@@ -196,13 +196,15 @@ def begun(study: Study, upto: str, redo: bool) -> progress.Whole:
 
 def weights(study: Study, upto: str, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
     """What each training should take: the seconds of its kind, or its epochs where nothing was measured."""
-    from polyphony.study.run import students_of, teachers_of
+    from polyphony.study.jobs import TrainStudent
+    from polyphony.study.plan import trainings
 
-    seconds = seconds or {}
-    taught = {job.name: seconds.get("teacher", job.epochs) for job in teachers_of(study)}
-    if upto == "TEACH":
-        return taught
-    return taught | {job.name: seconds.get(job.method, job.epochs) for job in students_of(study)}
+    found = {}
+    for each in trainings(study):
+        kind = each.method if isinstance(each, TrainStudent) else "teacher"
+        if upto != "TEACH" or kind == "teacher":
+            found[each.name] = (seconds or {}).get(kind, each.epochs)
+    return found
 
 
 def expected_costs(study: Study, place: Runner) -> list[Cost]:

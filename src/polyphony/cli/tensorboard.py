@@ -33,10 +33,11 @@ class TensorBoard:
 
     def catch_up(self, run: Path) -> None:
         """Write what trainings have logged that are not there yet."""
-        from polyphony.study.status import stored_study, trainings
+        from polyphony.study.plan import trainings
+        from polyphony.study.status import stored_study
 
-        for job, folder in trainings(stored_study(run)):
-            log = folder / "log.jsonl"
+        for job in trainings(stored_study(run)):
+            log = job.folder / "log.jsonl"
             if log.exists() and not (self.folder / job.name).exists():
                 for line in log.read_text().splitlines():
                     self.write(job.name, json.loads(line))

@@ -32,10 +32,14 @@ def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
 
 def load_predictions(path: Path, key: str) -> Predictions | None:
     """Predictions saved under this key, or nothing where there are none or they depend on something else."""
-    if not path.exists():
-        return None
+    return read_predictions(path) if path.exists() and saved_key(path) == key else None
+
+
+def saved_key(path: Path) -> str | None:
+    """The key under which predictions were saved."""
     with opened(path) as file:
-        return _predictions(path, file) if (file.metadata() or {}).get("key") == key else None
+        key: str | None = (file.metadata() or {}).get("key")
+        return key
 
 
 def read_predictions(path: Path) -> Predictions:

@@ -11,10 +11,11 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors
@@ -27,6 +28,10 @@ from polyphony._util.files import LOCK, atomic_path, claim, clear_leftovers, rem
 from polyphony._util.text import UserError, first_line
 
 Spec = dict[str, Any]
+Record = dict[str, Any]  # what a training says of itself
+NO_TEACHERS: Mapping[str, str] = MappingProxyType({})
+WEIGHTS, LOG, RESUME = "weights.safetensors", "log.jsonl", "resume.pt"
+STARTED, DONE = "started.json", "done.json"  # what a training says of itself meanwhile, and afterwards
 
 
 class StoreError(UserError, RuntimeError):
@@ -34,7 +39,7 @@ class StoreError(UserError, RuntimeError):
 
 
 class ChangedError(StoreError):
-    """A folder holds what was made with another recipe."""
+    """A folder holds a result of another key."""
 
 
 class CodeError(StoreError):
@@ -66,12 +71,48 @@ def damaged(path: Path, why: object) -> FileError:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """The folder of a finished training, to be read."""
+
+    folder: Path
+
+    def is_there(self) -> bool:
+        """Whether the training is finished."""
+        return (self.folder / DONE).exists()
+
+    def record(self) -> Record:
+        """What `Stage.finish` wrote: the key, the hash of the weights, facts, the spec."""
+        return read_record(self.folder / DONE, "weights")
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights, if they are those that were written and if its teachers are those it learnt from."""
+        path, record = self.folder / WEIGHTS, self.record()
+        data = read_bytes(path)
+        if sha256(data) != record["weights"]:
+            raise StoreError(
+                f"{path} is not the file that was written (its hash differs): delete {self.folder}"
+            )
+        self._refuse_other_teachers(record)
+        return safetensors.torch.load(data)
+
+    def _refuse_other_teachers(self, record: Record) -> None:
+        for name, weights in record.get("teachers", {}).items():
+            teacher = Trained(run_of(self.folder) / name)
+            if teacher.is_there() and teacher.record()["weights"] != weights:
+                raise StoreError(
+                    f"{self.folder} learnt from another {name}, which was trained again since:"
+                    f" delete {self.folder} to train it again, too"
+                )
+
+
+@dataclass(frozen=True)
 class Stage:
-    """One training's folder: the checkpoint of `fit`, and the weights it ends with."""
+    """The folder of one training and everything its result depends on: the checkpoint of `fit`."""
 
     folder: Path
     spec: Spec
     attempt: Path | None = None  # the folder in which a claimed stage's files are made
+    teachers: Mapping[str, str] = field(default_factory=dict)  # the weights it learns from, when claimed
 
     @property
     def key(self) -> str:
@@ -79,38 +120,41 @@ class Stage:
         return spec_key(self.spec)
 
     def is_done(self) -> bool:
-        """Whether the result is here; raises if the folder holds something else's."""
-        self.check_settings()
-        return (self.folder / "done.json").exists()
+        """Whether the folder has a result with this key."""
+        record = self.found()
+        return record is not None and record["key"] == self.key and "weights" in record
 
-    def check_settings(self, besides: Collection[str] = ()) -> None:
-        """Raise where the folder was made with other settings than these, whatever it has `besides`."""
-        found = self.found() or {"spec": self.spec}
-        made = {name: value for name, value in found["spec"].items() if name not in besides}
-        if spec_key(made) != self.key:
-            raise ChangedError(f"{self.folder} was made with another {difference(made, self.spec)}")
-
-    def found(self) -> dict[str, Any] | None:
+    def found(self) -> Record | None:
         """What the folder says of itself, or nothing."""
-        for name in ("done.json", "started.json"):
+        for name, texts in ((DONE, ["weights"]), (STARTED, [])):
             if (self.folder / name).exists():
-                return read_record(self.folder / name)
+                return upgraded(read_record(self.folder / name, *texts), self.folder)
         return None
 
-    def start(self) -> Stage | None:
+    def difference(self) -> str:
+        """The first setting in which what the folder holds, finished or not, was made with another spec."""
+        record = self.found()
+        return "" if record is None or record["key"] == self.key else difference(record["spec"], self.spec)
+
+    def start(self, teachers: Mapping[str, str] = NO_TEACHERS) -> Stage | None:
         """Claim the folder for this spec: the stage of a new attempt, or nothing where the result is here.
 
-        Earlier attempts write no more. Raises if the folder holds something else's.
+        `teachers` are the hashes of the weights it learns from, by folder: a state that was reached with
+        others is dropped. Earlier attempts write no more. Raises if the folder holds something else's.
         """
         if self.is_done():
             return None
-        started = replace(self, attempt=claim(self.folder))
+        if words := self.difference():
+            raise ChangedError(f"{self.folder} was made with another {words}")
+        started = replace(self, attempt=claim(self.folder), teachers=teachers)
         if self.is_done():  # since an earlier attempt has ended meanwhile
             started.clean()
             return None
-        if self.found() is None:  # then whose state there may be is not known
-            (self.folder / "resume.pt").unlink(missing_ok=True)
-        started._write("started.json", as_json({"key": self.key, **whereabouts(), "spec": self.spec}))
+        found = self.found()
+        if found is None or found.get("teachers", {}) != teachers:  # then the state is not of this training
+            (self.folder / RESUME).unlink(missing_ok=True)
+        record = {"key": self.key, **whereabouts(), "teachers": dict(teachers), "spec": self.spec}
+        started._write(STARTED, as_json(record))
         return started
 
     def _write(self, name: str, data: bytes | memoryview) -> None:
@@ -123,20 +167,15 @@ class Stage:
                 raise
             raise StaleError(f"{self.folder} was claimed by a later attempt: this one ends") from error
 
-    def is_changed(self) -> bool:
-        """Whether the folder holds what was made with another spec."""
-        found = self.found()
-        return found is not None and found["key"] != self.key
-
-    def discard(self) -> None:
-        """Throw the folder away; a kill amid it leaves nothing that a training would go on from or take."""
-        for name in ("resume.pt", "done.json"):
+    def remove(self) -> None:
+        """Remove the folder; a kill amid it leaves nothing that a training would go on from or take."""
+        for name in (RESUME, DONE):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
 
     def load(self) -> dict[str, Any] | None:
         """The training state saved last, or nothing."""
-        path = self.folder / "resume.pt"
+        path = self.folder / RESUME
         if not path.exists():
             return None
         try:
@@ -154,15 +193,15 @@ class Stage:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         lines = "".join(json.dumps(row) + "\n" for row in state["log"])
-        self._write("log.jsonl", lines.encode())
-        self._write("resume.pt", buffer.getbuffer())
+        self._write(LOG, lines.encode())
+        self._write(RESUME, buffer.getbuffer())
 
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Keep the final weights, and say so."""
         data = safetensors.torch.save(apart(weights))
-        self._write("weights.safetensors", data)
-        done = {"key": self.key, "weights": sha256(data), **facts, "spec": self.spec}
-        self._write("done.json", as_json(done))
+        self._write(WEIGHTS, data)
+        done = {"key": self.key, "weights": sha256(data), "teachers": dict(self.teachers)}
+        self._write(DONE, as_json(done | facts | {"spec": self.spec}))
         self.clean()
 
     def clean(self) -> None:
@@ -173,44 +212,64 @@ class Stage:
         if self.attempt is not None:
             remove(self.attempt)
 
-    def adopt(self, folders: Iterable[Path], code: str) -> bool:
-        """Take over the result of an equal stage from one of these folders; whether there was one.
+    def take_over(self, folder: Path, teachers: Mapping[str, str]) -> bool:
+        """Take the result of this key from the folder of another run; whether it is there and sound.
 
-        It must have the same spec and have been trained by the same code. Files of a finished stage never
-        change, so that they are shared and not copied where possible.
+        It must have learnt from weights of the same hashes. Files of a finished training never change, so
+        that they are linked and not copied where possible.
         """
-        return any(self._adopt(folder, code) for folder in folders if folder != self.folder)
-
-    def _adopt(self, folder: Path, code: str) -> bool:
         try:
-            record = read_record(folder / "done.json", "weights", "code")
-            if (record["key"], record["code"]) != (self.key, code):
+            record = upgraded(read_record(folder / DONE, "weights"), folder)
+            if (record["key"], record.get("teachers", {})) != (self.key, teachers):
                 return False
-            if (stage := self.start()) is None:
+            if (stage := self.start(teachers)) is None:
                 return False
-            for name in ("weights.safetensors", "log.jsonl"):
+            for name in (WEIGHTS, LOG):
                 share_file(folder / name, self.folder / name, stage.attempt)
-            if sha256(read_bytes(self.folder / "weights.safetensors")) != record["weights"]:
+            if sha256(read_bytes(self.folder / WEIGHTS)) != record["weights"]:
                 return False
         except (StoreError, OSError):  # whatever is wrong there is no fault here
             return False
-        stage._write("done.json", as_json(record | {"adopted": str(folder)}))
+        stage._write(DONE, as_json(record | {"adopted": str(folder)}))
         stage.clean()
         return True
 
-    def done(self) -> dict[str, Any]:
-        """What `finish` wrote."""
-        return read_record(self.folder / "done.json", "weights")
 
-    def weights(self) -> dict[str, Tensor]:
-        """The final weights, verified against the hash taken when they were written."""
-        path = self.folder / "weights.safetensors"
-        data = read_bytes(path)
-        if sha256(data) != self.done()["weights"]:
-            raise StoreError(
-                f"{path} is not the file that was written (its hash differs): delete {self.folder}"
-            )
-        return safetensors.torch.load(data)
+def run_of(folder: Path) -> Path:
+    """The run that the folder of a training is in: RUN/teachers/0, RUN/students/METHOD/0."""
+    return folder.parents[1] if folder.parent.name == "teachers" else folder.parents[2]
+
+
+def results_in(runs: Path) -> dict[str, list[Path]]:
+    """Key → the folders of finished trainings with this key, in all runs of a folder."""
+    found: dict[str, list[Path]] = {}
+    for pattern in ("*/teachers/*", "*/students/*/*"):
+        for path in sorted(runs.glob(f"{pattern}/{DONE}")):
+            with suppress(StoreError):  # whatever is wrong there is no fault here
+                record = upgraded(read_record(path), path.parent)
+                found.setdefault(record["key"], []).append(path.parent)
+    return found
+
+
+def upgraded(record: Record, folder: Path) -> Record:
+    """The record of a folder's training as it is written today.
+
+    Early students named their teachers in the spec by the hashes of their weights, not by their keys.
+    """
+    old = record["spec"]
+    used = [*old.get("teachers", []), *(old[name] for name in ("start", "source") if name in old)]
+    if "teachers" in record or not used:
+        return record
+    keys, names = {}, {}
+    for path in run_of(folder).glob(f"teachers/*/{DONE}"):
+        teacher = read_record(path, "weights")
+        keys[teacher["weights"]], names[teacher["weights"]] = teacher["key"], f"teachers/{path.parent.name}"
+    spec = {name: value for name, value in old.items() if name != "taught_by"}
+    spec |= {name: keys.get(old[name], "unknown") for name in ("start", "source") if name in old}
+    if "teachers" in old:
+        spec["teachers"] = [keys.get(each, "unknown") for each in old["teachers"]]
+    teachers = {names.get(each, "unknown"): each for each in used}
+    return record | {"spec": spec, "key": spec_key(spec), "teachers": teachers}
 
 
 def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -247,14 +306,14 @@ def locked(folder: Path) -> Iterator[None]:
         raise FolderError(f"{folder} cannot be written ({error.strerror})") from error
     with held:
         clear_leftovers(folder)
-        for done in folder.rglob("done.json"):
+        for done in folder.rglob(DONE):
             drop_resume_files(done.parent)  # of a stage whose process was killed when it was done
         yield
 
 
 def drop_resume_files(folder: Path) -> None:
     """Drop what a stage has only to be gone on with."""
-    for name in ("resume.pt", "started.json"):
+    for name in (RESUME, STARTED):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -297,7 +356,7 @@ def as_json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def read_record(path: Path, *texts: str) -> dict[str, Any]:
+def read_record(path: Path, *texts: str) -> Record:
     """What a stage says of itself: its key, its spec, and the texts asked for."""
     record = read_json(path)
     if not isinstance(record.get("spec"), dict) or not all(

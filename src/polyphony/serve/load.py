@@ -18,10 +18,12 @@ from polyphony.recipe.python import PythonTable, own_code
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score, Temperature, headings
 from polyphony.runs.store import (
+    ChangedError,
     CodeError,
     FileError,
-    Stage,
     StoreError,
+    Trained,
+    difference,
     read_bytes,
     read_json,
     sha256,
@@ -130,15 +132,15 @@ def choose(run: Run, method: str | None, seed: int | None) -> tuple[str, int]:
     return min(meant, key=lambda student: nll[student])
 
 
-def stage_of(run: Run, method: str, seed: int) -> Stage:
+def trained_student(run: Run, method: str, seed: int) -> Trained:
     """The folder of a student's weights, whatever they were made from."""
-    return Stage(run.folder / "students" / method / str(seed), {})
+    return Trained(run.folder / "students" / method / str(seed))
 
 
 def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, Tensor]]:
     """What a student of a run says of itself, and its weights; ChangedError for code that is another now."""
-    stage = stage_of(run, method, seed)
-    weights, recipe = stage.weights(), run.recipe
+    trained = trained_student(run, method, seed)
+    weights, recipe = trained.weights(), run.recipe
     if (method, seed) not in run.temperatures:
         raise FileError(run.folder / Temperature.file, f"has no temperature of {method}, seed {seed}")
     if not run.facts.images:
@@ -153,19 +155,21 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "seed": seed,
         "data": recipe.data.label,
         "recipe": spec_key(recipe.model_dump(mode="json", exclude_none=True)),
-        "weights": stage.done()["weights"],
+        "weights": trained.record()["weights"],
         "scores": scores_of(run, method, seed),
     }
     description = Description.read(described, run.folder)
-    check_code(stage, description)
+    check_code(trained, description)
     return description, weights
 
 
-def check_code(stage: Stage, description: Description) -> None:
+def check_code(trained: Trained, description: Description) -> None:
     """Raise where the student's network or form, the user's own code included, is not what was trained."""
     form = description.form.spec()
     now = {"network": description.network.spec(), **({"form": form} if form else {})}
-    Stage(stage.folder, now).check_settings(besides=stage.done()["spec"].keys() - {"network", "form"})
+    made = {name: each for name, each in trained.record()["spec"].items() if name in ("network", "form")}
+    if made != now:
+        raise ChangedError(f"{trained.folder} was made with another {difference(made, now)}")
 
 
 def scores_of(run: Run, method: str, seed: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from polyphony.runs.scores import TEACHERS, score_text
 from polyphony.runs.store import StoreError
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
-from polyphony.serve.load import CONFIG, WEIGHTS, assemble, choose, describe, stage_of
+from polyphony.serve.load import CONFIG, WEIGHTS, assemble, choose, describe, trained_student
 from polyphony.serve.student import Student
 
 GRAPH, CARD, FIGURE = "model.onnx", "README.md", "diversity.svg"
@@ -83,7 +83,7 @@ def pack_student(
     student = assemble(description, weights, "cpu").licensed(licence)
     with whole_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
-        shutil.copyfile(stage_of(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
+        shutil.copyfile(trained_student(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
         put_code(student.description, beside)
         export_student(student, beside / GRAPH, images)
         drawn = diversity(run, student.description)

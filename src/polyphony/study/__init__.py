@@ -4,8 +4,9 @@ from polyphony.study.cluster import Cluster, Share
 from polyphony.study.cost import Cost, TooLargeError, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.nodes import ClusterError
+from polyphony.study.plan import Upto
 from polyphony.study.processes import Processes, default_workers, visible_gpus
-from polyphony.study.run import Outcome, Upto, open_study, run_study
+from polyphony.study.run import Outcome, open_study, run_study
 from polyphony.study.runner import Board, Graph, Here, JobError, Runner
 from polyphony.study.score_table import verdict
 from polyphony.study.sketch import sketched

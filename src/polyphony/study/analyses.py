@@ -12,7 +12,6 @@ from polyphony.runs.store import StoreError, locked
 from polyphony.study.analysis_jobs import (
     NOISES,
     SNR_STEPS,
-    AnalysisJob,
     factors_job,
     jacobians_job,
     latency_job,
@@ -20,9 +19,9 @@ from polyphony.study.analysis_jobs import (
     snr_job,
     transfer_job,
 )
-from polyphony.study.evaluation import stage_hash, weight_hashes
-from polyphony.study.runner import Board, Graph, Runner
-from polyphony.study.saved import write_table
+from polyphony.study.evaluation import weight_hashes, weights_of
+from polyphony.study.runner import Board, Graph, Job, Runner, not_done
+from polyphony.study.saved import SavedRows, SavedTensors, write_table
 from polyphony.study.study import Study
 
 EXAMPLES = 500  # images of a split whose Jacobians are compared
@@ -37,25 +36,26 @@ class Analysis:
     what the others lack. `alone`: nothing else may run meanwhile.
     """
 
-    jobs: Callable[[Study, Sequence[str], int], list[AnalysisJob]]
+    jobs: Callable[[Study, Sequence[str], int], list[Job]]
     table: type[TableRow] | None = None
     obstacle: Callable[[Study], str | None] = lambda study: None
     methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
     lacking: str = ""
     alone: bool = False
 
-    def files(self, study: Study, jobs: Sequence[AnalysisJob]) -> list[Path]:
+    def files(self, study: Study, jobs: Sequence[Job]) -> list[Path]:
         """What it ends in, when its jobs are done."""
         if self.table is None:
-            return [job.saved.path for job in jobs]
+            return [job.result.path for job in jobs if isinstance(job.result, SavedTensors)]
         return [write_table(study.folder, self.table, [row for job in jobs for row in saved_rows(job)])]
 
 
-def saved_rows(job: AnalysisJob) -> list[TableRow]:
+def saved_rows(job: Job) -> list[TableRow]:
     """What a job has saved."""
-    rows = job.saved.load()
+    assert isinstance(job.result, SavedRows), job.name
+    rows = job.result.load()
     if rows is None:
-        raise StoreError(f"{job.saved.path} has gone")
+        raise StoreError(f"{job.result.path} has gone")
     return list(rows)
 
 
@@ -72,10 +72,10 @@ def one_to_one(study: Study) -> list[str]:
 def with_factors(study: Study) -> list[str]:
     """The methods whose students' members differ by rank-one factors."""
     several = [name for name in study.recipe.methods if study.members(name) > 1]
-    return [name for name in several if any(True for _ in factors(study.fresh_student(name)))]
+    return [name for name in several if any(True for _ in factors(study.blank_student(name)))]
 
 
-def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[AnalysisJob]:
+def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[Job]:
     """Every student of these methods."""
     return [jacobians_job(study, name, seed, examples) for name, seed in study.students if name in methods]
 
@@ -87,7 +87,7 @@ def plain_student(study: Study) -> tuple[str, int]:
     return min(distilled, key=lambda name: methods[name].perturbs), study.recipe.seeds[0]
 
 
-def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[AnalysisJob]:
+def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[Job]:
     """One student, every noise and step."""
     student = plain_student(study)
     return [snr_job(study, noise, scale, student) for noise in NOISES for scale in SNR_STEPS]
@@ -97,7 +97,7 @@ def lacks_a_source(study: Study) -> str | None:
     """Why there are no directions of another teacher; raises where that one is not trained."""
     if study.recipe.teachers.extra == 0:
         return "the recipe has no extra teacher (teachers.extra) to take directions from"
-    stage_hash(study.teacher_stage(study.recipe.members))
+    weights_of(study.teacher(study.recipe.members))
     return None
 
 
@@ -142,7 +142,7 @@ def analyse(
 ) -> Analysed:
     """Do the analyses named, of `ANALYSES`; what is done and unchanged is not done again."""
     left_out = {name: reason for name in what if (reason := ANALYSES[name].obstacle(study))}
-    jobs: dict[str, list[AnalysisJob]] = {}
+    jobs: dict[str, list[Job]] = {}
     with locked(study.folder):
         weight_hashes(study)  # says what is not trained, before anything starts
         for name, each in ANALYSES.items():
@@ -152,7 +152,7 @@ def analyse(
                 jobs |= {name: each.jobs(study, methods, examples)} if methods else {}
         chosen = [(ANALYSES[name], each) for name, each in jobs.items()]
         together, alone = (
-            Graph([job for which, each in chosen if which.alone == by_itself for job in each])
+            Graph(not_done(job for which, each in chosen if which.alone == by_itself for job in each))
             for by_itself in (False, True)
         )
         runner.run(together, board)

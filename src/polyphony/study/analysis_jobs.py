@@ -26,7 +26,7 @@ from polyphony.runs.predictions import prediction_path
 from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, spec_key
-from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key
+from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key, weights_of
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.runner import Job
 from polyphony.study.saved import SavedRows, SavedTensors
@@ -35,6 +35,7 @@ from polyphony.study.study import Study
 from polyphony.training.fit import Watch
 
 Kind = TypeVar("Kind", bound=TableRow)
+Saved = SavedRows[Any] | SavedTensors
 SNR_BATCH, SNR_SAMPLES = 32, 50
 SNR_STEPS = (1 / 4, 1 / 2, 1, 2, 4)  # times the recipe's ODS step size
 NOISES: dict[str, Callable[[float], Perturbation]] = {"gaussian": Gaussian, "ods": ODS}
@@ -43,21 +44,19 @@ LATENCY_BATCH = 64
 
 
 @dataclass(frozen=True)
-class AnalysisJob:
-    """A job that measures something of a run's models, which are there, and keeps it in a file."""
+class Measure:
+    """What a job measures of a run's models, which are there, and keeps in a file."""
 
-    name: str
-    saved: SavedRows[Any] | SavedTensors  # the file, under the key of what is in it
     measure: Callable[[Watch], Any]  # gives what is kept; it can be sent to another process
-    epochs: int = 1
-    needs: Sequence[Job] = ()
 
-    def is_done(self) -> bool:
-        return self.saved.load() is not None
-
-    def run(self, watch: Watch) -> None:
-        self.saved.save(self.measure(watch))
+    def run(self, result: Saved, watch: Watch) -> None:
+        result.save(self.measure(watch))
         watch.epoch({})
+
+
+def analysis_job(name: str, saved: Saved, measure: Callable[[Watch], Any], epochs: int = 1) -> Job:
+    """The job that measures something, and keeps it in a file under the key of what is in it."""
+    return Job(name, (), saved, Measure(measure), epochs)
 
 
 def rows_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> SavedRows[Kind]:
@@ -78,13 +77,13 @@ def ods_setting(study: Study) -> tuple[float, float]:
         for name, method in recipe.methods.items():
             settings = recipe.distillation(name)
             if method.label == kind and settings:
-                done = study.student_stage(name, recipe.seeds[0]).done()
+                done = study.student(name, recipe.seeds[0]).record()
                 return float(done["step_size"]), settings.temperature
     step_size = recipe.student.step_size
     return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
 
 
-def jacobians_job(study: Study, method: str, seed: int, examples: int) -> AnalysisJob:
+def jacobians_job(study: Study, method: str, seed: int, examples: int) -> Job:
     """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
     spec = {
         "weights": hashes_with_teachers(study, method, seed),
@@ -92,7 +91,7 @@ def jacobians_job(study: Study, method: str, seed: int, examples: int) -> Analys
     }
     saved = rows_of(study, JacobianCosine, spec, f"-{method}-{seed}")
     measure = partial(match_jacobians, study, method, seed, examples)
-    return AnalysisJob(f"Jacobians of {method}, seed {seed}", saved, measure, epochs=2)
+    return analysis_job(f"Jacobians of {method}, seed {seed}", saved, measure, epochs=2)
 
 
 def images_compared(study: Study, examples: int) -> dict[str, Split]:
@@ -117,7 +116,7 @@ def match_jacobians(
     return rows
 
 
-def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) -> AnalysisJob:
+def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) -> Job:
     """The SNR of a student's gradient under one perturbation, at so many times the recipe's ODS step size."""
     spec = {
         "weights": hashes_with_teachers(study, *student),
@@ -126,7 +125,7 @@ def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) ->
     }
     saved = rows_of(study, GradientSnr, spec, f"-{noise}-{scale:g}")
     measure = partial(measure_snr, study, noise, scale, student)
-    return AnalysisJob(f"gradient SNR of {noise} at {scale:g} × the step size", saved, measure)
+    return analysis_job(f"gradient SNR of {noise} at {scale:g} × the step size", saved, measure)
 
 
 def measure_snr(
@@ -149,19 +148,19 @@ def measure_snr(
     return [GradientSnr(noise, step_size, found, SNR_SAMPLES)]
 
 
-def transfer_job(study: Study) -> AnalysisJob:
+def transfer_job(study: Study) -> Job:
     """The teachers on training images perturbed by ODS with the directions of an extra teacher."""
     spec: Spec = {
         "format": ANALYSIS_FORMAT,
         "weights": [
             *model_hashes(study, TEACHERS, None),
-            study.teacher_stage(study.recipe.members).done()["weights"],
+            weights_of(study.teacher(study.recipe.members)),
         ],
         "split": study.splits.train.some(TRAIN_SHOWN).fingerprint,
         "external": ods_setting(study),
     }
     saved = SavedTensors(prediction_path(study.folder, TEACHERS, None, "train+external"), spec_key(spec))
-    return AnalysisJob("teachers through an external one", saved, partial(measure_transfer, study))
+    return analysis_job("teachers through an external one", saved, partial(measure_transfer, study))
 
 
 def measure_transfer(study: Study, watch: Watch) -> dict[str, Tensor]:
@@ -173,12 +172,12 @@ def measure_transfer(study: Study, watch: Watch) -> dict[str, Tensor]:
     return {"logits": found.logits, "labels": found.labels}
 
 
-def members_job(study: Study) -> AnalysisJob:
+def members_job(study: Study) -> Job:
     """A few training images, and what every teacher and member of the first seed says of them."""
     images = images_shown(study).fingerprint
     spec = {"models": models_key(study), "images": images, "step": ods_setting(study)}
     saved = SavedTensors(study.folder / "analysis" / "members.safetensors", spec_key(spec))
-    return AnalysisJob("predictions of members", saved, partial(show_members, study))
+    return analysis_job("predictions of members", saved, partial(show_members, study))
 
 
 def images_shown(study: Study) -> Split:
@@ -205,12 +204,12 @@ def first_students(study: Study) -> dict[str, Ensemble]:
     return {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods}
 
 
-def latency_job(study: Study) -> AnalysisJob:
+def latency_job(study: Study) -> Job:
     """Milliseconds a batch of the teachers and of every method's student; measured again elsewhere."""
     machine = [processor(), study.device, study.threads]
     batch = [LATENCY_BATCH, *study.splits.train.images.shape[1:]]
     spec = {"machine": machine, "batch": batch, "params": parameter_counts(study)}
-    return AnalysisJob("latency", rows_of(study, Latency, spec), partial(measure_latency, study))
+    return analysis_job("latency", rows_of(study, Latency, spec), partial(measure_latency, study))
 
 
 def measure_latency(study: Study, watch: Watch) -> list[Latency]:
@@ -224,10 +223,10 @@ def measure_latency(study: Study, watch: Watch) -> list[Latency]:
     return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
 
 
-def factors_job(study: Study, methods: Sequence[str]) -> AnalysisJob:
+def factors_job(study: Study, methods: Sequence[str]) -> Job:
     """How far apart the rank-one factors of some methods' members are."""
     saved = rows_of(study, FactorDistance, {"models": models_key(study)})
-    return AnalysisJob("distances of factors", saved, partial(measure_factors, study, tuple(methods)))
+    return analysis_job("distances of factors", saved, partial(measure_factors, study, tuple(methods)))
 
 
 def measure_factors(study: Study, methods: Sequence[str], watch: Watch) -> list[FactorDistance]:

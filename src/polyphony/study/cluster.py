@@ -25,7 +25,6 @@ from polyphony._util.files import Terminated
 from polyphony._util.text import extra, first_line
 from polyphony.compute.devices import choose_device
 from polyphony.compute.parallel import GoneError
-from polyphony.study.jobs import TrainingJob
 from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
 from polyphony.study.processes import LOOK_SECONDS, WorkerLostError, sendable
 from polyphony.study.ranks import run_in_ranks
@@ -211,7 +210,7 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
         job = pickle.loads(packed)
         if job.is_done():
             Relay(send).started(job.name, job.epochs)
-        elif place.processes > 1 and isinstance(job, TrainingJob):
+        elif place.processes > 1 and job.in_ranks:
             each = replace(place, threads=max(1, place.threads // place.processes))
             run_in_ranks(job, place.processes, each.take, Relay(send))
         else:

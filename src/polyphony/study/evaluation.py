@@ -6,7 +6,7 @@ finds all of that done. A table keeps what it says of other data sets as long as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from polyphony import metrics
 from polyphony.metrics import Predictions
-from polyphony.runs.predictions import load_predictions, prediction_path, save_predictions
+from polyphony.runs.predictions import prediction_path
 from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.runs.scores import TEACHERS
-from polyphony.runs.store import FileError, Stage, locked, spec_key
+from polyphony.runs.store import ChangedError, FileError, Stage, Trained, locked, spec_key
 from polyphony.study.jobs import Predict, predicting
-from polyphony.study.runner import Board, Graph, Job, Runner
-from polyphony.study.saved import SavedRows, load_rows, write_table
-from polyphony.study.score_table import read
+from polyphony.study.plan import fingerprints, plan, predictions_of
+from polyphony.study.runner import Board, Graph, Job, Runner, Work, not_done
+from polyphony.study.saved import SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.study.study import Study
 from polyphony.training.fit import Watch
@@ -31,52 +31,55 @@ Kind = TypeVar("Kind", bound=TableRow)
 ANALYSIS_FORMAT = 1  # raised when what is measured of trained models changes, so that it is measured again
 
 
+Model = tuple[str, int | None]  # "teachers" or a method, and a student's seed
+
+
 @dataclass(frozen=True)
-class PredictShifted(Job):
+class ShiftedPredictions:
+    """What one model predicted on the splits of a shift: a file for each."""
+
+    files: dict[str, SavedPredictions]  # by split
+
+    @property
+    def key(self) -> str:
+        return spec_key({split: file.key for split, file in self.files.items()})
+
+    def is_done(self) -> bool:
+        return all(file.is_done() for file in self.files.values())
+
+    def load(self) -> dict[str, Predictions]:
+        """Split → what was predicted on it."""
+        return {split: file.load() for split, file in self.files.items()}
+
+
+@dataclass(frozen=True)
+class PredictShifted:
     """The logits of one model on all splits of a shift, saved; each split is done once."""
 
     study: Study
     model: str  # "teachers", or a method
     seed: int | None
     shift: Shift
-    fingerprints: tuple[str, ...]  # of the splits' images, taken once for all models
 
-    @property
-    def name(self) -> str:
-        return predicting(self.model, self.seed, self.shift.name)
-
-    @property
-    def epochs(self) -> int:
-        return len(self.fingerprints)
-
-    @property
-    def targets(self) -> list[tuple[str, Path, str]]:
-        """(split, file, key) of every split."""
-        weights = model_hashes(self.study, self.model, self.seed)
-        return [
-            (
-                split,
-                prediction_path(self.study.folder, self.model, self.seed, split),
+    def job(self, prints: Mapping[str, str]) -> Job:
+        """The job, for splits of these fingerprints."""
+        study, weights = self.study, model_hashes(self.study, self.model, self.seed)
+        files = {
+            split: SavedPredictions(
+                prediction_path(study.folder, self.model, self.seed, split),
                 spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "split": fingerprint}),
             )
-            for split, fingerprint in zip(self.shift.splits, self.fingerprints, strict=True)
-        ]
+            for split, fingerprint in prints.items()
+        }
+        name = predicting(self.model, self.seed, self.shift.name)
+        return Job(name, (), ShiftedPredictions(files), self, len(files))
 
-    def is_done(self) -> bool:
-        return all(load_predictions(path, key) is not None for _, path, key in self.targets)
-
-    def run(self, watch: Watch) -> None:
-        study = self.study
-        model = study.load_model(self.model, self.seed, study.recipe.members)
-        for split, path, key in self.targets:
-            if load_predictions(path, key) is None:
-                save_predictions(path, predict(model, self.shift.images(split)), key)
+    def run(self, result: ShiftedPredictions, watch: Watch) -> None:
+        model = self.study.load_model(self.model, self.seed, self.study.recipe.members)
+        for split, file in result.files.items():
+            if not file.is_done():
+                file.save(predict(model, self.shift.images(split)))
             watch.epoch({})
-
-    def read(self) -> dict[str, Predictions]:
-        """Split → what was saved of it."""
-        saved = {split: load_predictions(path, key) for split, path, key in self.targets}
-        return {split: predictions for split, predictions in saved.items() if predictions is not None}
 
 
 def evaluate_unknown(
@@ -87,11 +90,17 @@ def evaluate_unknown(
     `name` is a data set or a path; `limit` takes its first images only. Known are all test images of the run.
     """
     shift = Unknown(study, name, limit)
-    known = [Predict(study, model, seed, "test") for model, seed in models(study)]
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        runner.run(Graph([*known, *jobs]), board)
-        return keep(jobs, UnknownScore, unknown_scores)
+        known = [job for job in plan(study, fingerprints(study)) if is_test(job.work)]
+        runner.run(Graph(not_done([*known, *jobs.values()])), board)
+        tests = {(model, seed): file.load() for (model, seed, _), file in predictions_of(known).items()}
+        return keep(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, tests))
+
+
+def is_test(work: Work) -> bool:
+    """Whether a job predicts on test images."""
+    return isinstance(work, Predict) and work.images.name == "test"
 
 
 def evaluate_corrupted(
@@ -105,83 +114,99 @@ def evaluate_corrupted(
     shift = Corruptions(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        runner.run(Graph(jobs), board)
-        return keep(jobs, CorruptedScore, partial(corrupted_scores, shift))
+        runner.run(Graph(not_done(jobs.values())), board)
+        return keep(study, shift, jobs, CorruptedScore, partial(corrupted_scores, shift))
 
 
-def unknown_scores(job: PredictShifted) -> list[UnknownScore]:
+def unknown_scores(
+    shift: Unknown, tests: Mapping[Model, Predictions], model: Model, found: Mapping[str, Predictions]
+) -> list[UnknownScore]:
     """One model's rows, one for each uncertainty that may tell unknown from known."""
-    known = read(Predict(job.study, job.model, job.seed, "test"))
-    known = known.first(job.study.recipe.members) if job.model == TEACHERS else known
-    (unknown,) = job.read().values()
+    members, known = shift.study.recipe.members, tests[model]
+    known = known.first(members) if model[0] == TEACHERS else known
+    (unknown,) = found.values()
     entropies = [float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown)]
     return [
-        UnknownScore(job.model, job.seed, job.shift.name, score, d.auroc, d.aupr, d.fpr95, *entropies)
+        UnknownScore(*model, shift.name, score, d.auroc, d.aupr, d.fpr95, *entropies)
         for score, d in known.detect(unknown).items()
     ]
 
 
-def corrupted_scores(shift: Corruptions, job: PredictShifted) -> list[CorruptedScore]:
+def corrupted_scores(
+    shift: Corruptions, model: Model, found: Mapping[str, Predictions]
+) -> list[CorruptedScore]:
     """One model's rows, one for each corruption and severity."""
     rows = []
-    for split, predictions in job.read().items():
+    name, seed = model
+    for split, predictions in found.items():
         measured = predictions.quality()
         corruption, severity = shift.conditions[split]
-        rows.append(CorruptedScore(job.model, job.seed, shift.name, corruption, severity, **measured))
+        rows.append(CorruptedScore(name, seed, shift.name, corruption, severity, **measured))
     return rows
 
 
-def models(study: Study) -> list[tuple[str, int | None]]:
+def models(study: Study) -> list[Model]:
     """(model, seed) of all that predicts: the teachers together, then every student."""
     return [(TEACHERS, None), *study.students]
 
 
-def weight_hashes(study: Study) -> dict[tuple[str, int | None], list[str]]:
+def weight_hashes(study: Study) -> dict[Model, list[str]]:
     """The hashes of every model's weights; raises where something is not trained yet."""
     return {(model, seed): model_hashes(study, model, seed) for model, seed in models(study)}
 
 
 def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
     """The hashes of one model's weights; raises where it is not trained yet."""
-    return [stage_hash(stage) for stage in study.stages(model, seed, study.recipe.members)]
+    return [weights_of(each) for each in study.trained(model, seed, study.recipe.members)]
+
+
+def weights_of(trained: Trained) -> str:
+    """The hash of the weights of a training; raises where it is not finished."""
+    if not trained.is_there():
+        raise FileError(trained.folder, "is not trained to the end")
+    return str(trained.record()["weights"])
 
 
 def check_trained(study: Study) -> None:
-    """Raise unless every teacher and every student is trained to the end."""
-    for j in range(study.teacher_count):
-        stage_hash(study.teacher_stage(j))
-    weight_hashes(study)
+    """Raise unless every teacher and every student is trained to the end, and as the recipe says."""
+    stages = [job.result for job in plan(study, fingerprints(study)) if isinstance(job.result, Stage)]
+    for stage in stages:
+        if words := stage.difference():
+            raise ChangedError(f"{stage.folder} was made with another {words}")
+        weights_of(Trained(stage.folder))
 
 
-def stage_hash(stage: Stage) -> str:
-    """The hash of a stage's weights."""
-    if not stage.is_done():
-        raise FileError(stage.folder, "is not trained to the end")
-    return str(stage.done()["weights"])
-
-
-def shifted_jobs(study: Study, shift: Shift) -> list[PredictShifted]:
+def shifted_jobs(study: Study, shift: Shift) -> dict[Model, Job]:
     """A job for every model of the study."""
-    weight_hashes(study)
-    fingerprints = tuple(shift.images(split).fingerprint for split in shift.splits)
-    return [PredictShifted(study, model, seed, shift, fingerprints) for model, seed in models(study)]
+    weight_hashes(study)  # says what is not trained, before anything is read
+    prints = {split: shift.images(split).fingerprint for split in shift.splits}
+    return {model: PredictShifted(study, *model, shift).job(prints) for model in models(study)}
 
 
 def keep(
-    jobs: Sequence[PredictShifted], kind: type[Kind], score: Callable[[PredictShifted], list[Kind]]
+    study: Study,
+    shift: Shift,
+    jobs: Mapping[Model, Job],
+    kind: type[Kind],
+    score: Callable[[Model, Mapping[str, Predictions]], list[Kind]],
 ) -> list[Kind]:
     """The rows of one shift, made unless they are saved; the table then has all that these models made."""
-    study, shift, made_by = jobs[0].study, jobs[0].shift, models_key(jobs[0].study)
-    key = f"{made_by}-{spec_key({'images': jobs[0].fingerprints, 'name': shift.name})}"
-    parts, table = study.folder / "analysis" / "parts", Path(kind.file).stem
+    made_by, parts, table = models_key(study), study.folder / "analysis" / "parts", Path(kind.file).stem
+    key = f"{made_by}-{spec_key({job.name: job.key for job in jobs.values()})}"
     saved = SavedRows(parts / f"{table}-{shift.name}.json", key, kind)
     rows = saved.load()
     if rows is None:
-        rows = [row for job in jobs for row in score(job)]
+        rows = [row for model, job in jobs.items() for row in score(model, predictions_in(job))]
         saved.save(rows)
     found = [load_rows(path, made_by, kind) or [] for path in sorted(parts.glob(f"{table}-*.json"))]
     write_table(study.folder, kind, [row for each in found for row in each])
     return rows
+
+
+def predictions_in(job: Job) -> dict[str, Predictions]:
+    """What a job has predicted, by split."""
+    assert isinstance(job.result, ShiftedPredictions), job.name
+    return job.result.load()
 
 
 def models_key(study: Study) -> str:

@@ -1,11 +1,11 @@
-"""The jobs of a study: train a teacher, train a student, predict. Each can run wherever the folder is."""
+"""What the jobs of a study do: train a teacher, train a student, predict."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,54 +19,32 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
-from polyphony.recipe.table import Table
-from polyphony.runs.predictions import load_predictions, prediction_path, save_predictions
-from polyphony.runs.scores import TEACHERS
-from polyphony.runs.store import Spec, Stage, spec_key
-from polyphony.study.code import code_hash
+from polyphony.runs.predictions import prediction_path
+from polyphony.runs.store import Stage
 from polyphony.study.given import refuse_copies, take_in
 from polyphony.study.origin import machine, versions
-from polyphony.study.runner import Job
-from polyphony.study.study import FORMAT, Study
+from polyphony.study.saved import SavedPredictions
+from polyphony.study.study import Study
 from polyphony.training.fit import Loss, Plan, Watch, fit
 from polyphony.training.predict import predict, unchanged
 
 TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
 
 
-class TrainingJob(Job):
-    """A job that trains one model, in a stage."""
+class Training:
+    """What the training of a teacher and of a student have in common."""
 
     study: Study
 
-    @property
-    def stage(self) -> Stage:
-        """The folder of the model's weights."""
-        raise NotImplementedError
-
-    @property
-    def predictions(self) -> Path:
-        """The folder of what the model predicts."""
-        raise NotImplementedError
-
-    @property
-    def tables(self) -> list[Table]:
-        """The recipe's tables that make the model, its loss and its plan."""
-        raise NotImplementedError
-
-    @property
-    def code(self) -> str:
-        """The hash of the code that decides which weights the model ends with."""
-        return code_hash(type(self), Study, *dict.fromkeys(map(type, self.tables)))
-
-    def is_done(self) -> bool:
-        return self.stage.is_done()
-
-    def run(self, watch: Watch) -> None:
+    def run(self, stage: Stage, watch: Watch) -> None:
         """Train in the stage, which the first process claims; nothing where the result is there by now."""
-        self.code  # noqa: B018 (read before the training, in which somebody may edit it)
-        if (stage := group_from_environment().from_first(lambda: self.stage.start())) is not None:
-            self.train(stage, watch)
+        started = group_from_environment().from_first(lambda: stage.start(self.seen()))
+        if started is not None:
+            self.train(started, watch)
+
+    def seen(self) -> dict[str, str]:
+        """The hashes of the weights that it learns from, by folder in the run."""
+        return {}
 
     def train(self, stage: Stage, watch: Watch) -> None:
         """Make the model in a stage that was claimed."""
@@ -79,11 +57,11 @@ class TrainingJob(Job):
 
     def origin(self) -> dict[str, Any]:
         """What made the stage's files."""
-        return {"code": self.code, "versions": versions(), "machine": machine(self.study)}
+        return {"versions": versions(), "machine": machine(self.study)}
 
 
 @dataclass(frozen=True)
-class TrainTeacher(TrainingJob):
+class TrainTeacher(Training):
     """Teacher j, on the labels; one that is trained already is taken in."""
 
     study: Study
@@ -99,20 +77,12 @@ class TrainTeacher(TrainingJob):
         return 1 if isinstance(teachers, GivenTeachers) else teachers.epochs
 
     @property
-    def stage(self) -> Stage:
-        return self.study.teacher_stage(self.j)
+    def needs(self) -> Sequence[TrainTeacher]:
+        return ()
 
     @property
-    def predictions(self) -> Path:
-        return prediction_path(self.study.folder, TEACHERS, None, "any").parent
-
-    @property
-    def tables(self) -> list[Table]:
-        teachers = self.study.recipe.teachers
-        plan: list[Table] = (
-            [] if isinstance(teachers, GivenTeachers) else [teachers.optimizer, teachers.schedule]
-        )
-        return [teachers.network_of(self.j), *plan]
+    def folder(self) -> Path:
+        return self.study.teacher_folder(self.j)
 
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
@@ -135,7 +105,7 @@ class TrainTeacher(TrainingJob):
 
 
 @dataclass(frozen=True)
-class TrainStudent(TrainingJob):
+class TrainStudent(Training):
     """The student of one method and seed. All methods of a seed start from the same weights."""
 
     study: Study
@@ -151,31 +121,28 @@ class TrainStudent(TrainingJob):
         return self.study.recipe.schedule(self.method).epochs
 
     @property
-    def needs(self) -> list[TrainTeacher]:
+    def teachers(self) -> list[TrainTeacher]:
         """The teachers it learns from, and the one after them if that gives the directions."""
-        method = self.study.recipe.distillation(self.method)
-        recipe = self.study.recipe
-        count = int(recipe.starts_from_teacher(self.method))
-        if method:
-            count = recipe.members + bool(method.source)
-        if isinstance(recipe.teachers, GivenTeachers):  # all are judged before anything is trained
-            count = self.study.teacher_count
+        recipe, method = self.study.recipe, self.study.recipe.distillation(self.method)
+        alone = int(recipe.starts_from_teacher(self.method))
+        count = recipe.members + bool(method.source) if method else alone
         return [TrainTeacher(self.study, j) for j in range(count)]
 
     @property
-    def stage(self) -> Stage:
-        return self.study.student_stage(self.method, self.seed)
+    def needs(self) -> Sequence[TrainTeacher]:
+        """Its teachers; all, where they are trained already: each is judged before anything is trained."""
+        given = isinstance(self.study.recipe.teachers, GivenTeachers)
+        count = self.study.teacher_count if given else len(self.teachers)
+        return [TrainTeacher(self.study, j) for j in range(count)]
 
     @property
-    def predictions(self) -> Path:
-        return prediction_path(self.study.folder, self.method, self.seed, "any").parent
+    def folder(self) -> Path:
+        return self.study.student_folder(self.method, self.seed)
 
-    @property
-    def tables(self) -> list[Table]:
-        recipe, method = self.study.recipe, self.study.recipe.distillation(self.method)
-        schedule, perturbs = recipe.schedule(self.method), method.perturb if method else ()
-        form = recipe.form(self.method)
-        return [recipe.student_network, form, schedule.optimizer, schedule.schedule, *perturbs]
+    def seen(self) -> dict[str, str]:
+        """The hashes of its teachers' weights, by folder in the run."""
+        each = [(teacher.j, self.study.teacher(teacher.j).record()) for teacher in self.teachers]
+        return {f"teachers/{j}": record["weights"] for j, record in each}
 
     def train(self, stage: Stage, watch: Watch) -> None:
         study, rng = self.study, generator("student", self.seed)
@@ -221,7 +188,8 @@ class TrainStudent(TrainingJob):
         """The method's perturbation of a batch, as the trained student's training would do it next."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         assert method is not None
-        student, size = study.load_training_student(self.method, self.seed), self.stage.done()["step_size"]
+        student = study.load_training_student(self.method, self.seed)
+        size = study.student(self.method, self.seed).record()["step_size"]
         perturb = self.perturbation(method, student)(size or 0.0)
         rng = generator("perturbed training images", 0)
         teachers = study.load_teachers(study.recipe.members).folded()
@@ -229,21 +197,33 @@ class TrainStudent(TrainingJob):
 
 
 @dataclass(frozen=True)
-class Predict(Job):
-    """The logits of one model on one split, saved."""
+class Images:
+    """What a model predicts on: a split, or the training images as a method's training perturbs them."""
+
+    split: Literal["train", "valid", "test"]
+    method: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in files and tables."""
+        return self.split if self.method is None else f"{self.split}+{self.method}"
+
+
+@dataclass(frozen=True)
+class Predict:
+    """The logits of one model on some images, saved."""
 
     study: Study
     model: str  # "teachers", or a method
     seed: int | None
-    split: str  # "train", "valid", "test", or "train+METHOD": training images as that method perturbs them
-    epochs: int = 1
+    images: Images
 
     @property
     def name(self) -> str:
-        return predicting(self.model, self.seed, self.split)
+        return predicting(self.model, self.seed, self.images.name)
 
     @property
-    def needs(self) -> list[Job]:
+    def needs(self) -> Sequence[TrainTeacher | TrainStudent]:
         """The trainings of the model, and of the student whose perturbation it sees."""
         perturbing = [self.perturbing] if self.perturbing else []
         if self.seed is not None:
@@ -253,49 +233,31 @@ class Predict(Job):
     @property
     def path(self) -> Path:
         """Where the logits are."""
-        return prediction_path(self.study.folder, self.model, self.seed, self.split)
-
-    @property
-    def key(self) -> str:
-        """The hash of weights, images and perturbation."""
-        stages = self.study.stages(self.model, self.seed, self.count)
-        weights = [stage.done()["weights"] for stage in stages]
-        spec: Spec = {"format": FORMAT, "weights": weights, "split": self.images.fingerprint}
-        if self.perturbing:
-            spec["perturb"] = self.perturbing.stage.key
-            if self.study.recipe.methods[self.perturbing.method].needs_student:
-                spec["student"] = self.perturbing.stage.done()["weights"]  # its gradients give the direction
-        return spec_key(spec)
+        return prediction_path(self.study.folder, self.model, self.seed, self.images.name)
 
     @property
     def perturbing(self) -> TrainStudent | None:
         """The student whose perturbation the images go through."""
-        _, _, method = self.split.partition("+")
+        method = self.images.method
         return TrainStudent(self.study, method, self.study.recipe.seeds[0]) if method else None
 
     @property
     def count(self) -> int:
         """How many teachers predict: on held-out images all, for the DEE curve; else the members' own."""
-        return self.study.recipe.members if self.split.startswith("train") else self.study.teacher_count
+        return self.study.recipe.members if self.images.split == "train" else self.study.teacher_count
 
-    @property
-    def images(self) -> Split:
+    def run(self, result: SavedPredictions, watch: Watch) -> None:
+        """Predict, and save the logits."""
+        model = self.study.load_model(self.model, self.seed, self.count)
+        before = self.perturbing.before() if self.perturbing else unchanged
+        result.save(predict(model, self.load_images(), before=before))
+        watch.epoch({})
+
+    def load_images(self) -> Split:
         """The images themselves."""
         splits = self.study.splits
         held_out = {"valid": splits.valid, "test": splits.test}
-        return held_out[self.split] if self.split in held_out else splits.train.some(TRAIN_SHOWN)
-
-    def is_done(self) -> bool:
-        """Whether the logits are there, made from the same weights and images."""
-        return load_predictions(self.path, self.key) is not None
-
-    def run(self, watch: Watch) -> None:
-        study = self.study
-        model = study.load_model(self.model, self.seed, self.count)
-        before = self.perturbing.before() if self.perturbing else unchanged
-        predictions = predict(model, self.images, before=before)
-        save_predictions(self.path, predictions, self.key)
-        watch.epoch({})
+        return held_out.get(self.images.split) or splits.train.some(TRAIN_SHOWN)
 
 
 def predicting(model: str, seed: int | None, what: str) -> str:

@@ -1,31 +1,22 @@
-"""Run a study, or a part of it: what is done and unchanged is skipped, what is half done goes on."""
+"""Run a study, or a part of it: what is done is skipped, what is half done goes on."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
 from polyphony.runs.rows import Score
-from polyphony.runs.store import FileError, StoreError, locked, read_json, write_json
-from polyphony.study.jobs import TrainingJob, TrainStudent, TrainTeacher
+from polyphony.runs.store import FileError, Stage, StoreError, locked, read_json, results_in, write_json
+from polyphony.study.jobs import Training
+from polyphony.study.leftovers import clear_the_way, forget
 from polyphony.study.origin import machine, network_kinds, versions
+from polyphony.study.plan import Fingerprints, Upto, fingerprints, part, plan
 from polyphony.study.runner import Board, Graph, Job, Runner, not_done
-from polyphony.study.score_table import score_jobs, write_scores
-from polyphony.study.study import TAUGHT, Study
-
-
-class Upto(IntEnum):
-    """How far a study goes."""
-
-    TEACH = 1
-    DISTILL = 2
-    EVALUATE = 3
+from polyphony.study.score_table import write_scores
+from polyphony.study.study import Study
 
 
 @dataclass(frozen=True)
@@ -41,17 +32,20 @@ class Outcome:
 def run_study(
     study: Study, runner: Runner, board: Board, *, upto: Upto = Upto.EVALUATE, redo: bool = False
 ) -> Outcome:
-    """Teachers, students, predictions, each as soon as what it needs is there; then the scores."""
+    """Teachers, students, predictions, each as soon as what it needs is there; then the scores.
+
+    A folder that holds a result of another key is refused by a ChangedError; with `redo` it is replaced.
+    """
     check_plans(study)
     refuse_sweep(study.folder)
-    work = Work(runner, board, redo)
+    prints = fingerprints(study)
+    jobs = plan(study, prints)
+    work = Work(study.folder, runner, board)
     with locked(study.folder):
-        work.check(study)
-        work.run(jobs_of(study, upto), lambda: write_provenance(study))
-        if upto < Upto.DISTILL:  # the record must fit students that are there already
-            work.missing(students_of(study))
-        write_provenance(study)
-        rows = write_scores(study) if upto == Upto.EVALUATE else []
+        clear_the_way(jobs, board, redo)
+        work.run(part(jobs, upto), lambda: write_provenance(study, prints))
+        write_provenance(study, prints)
+        rows = write_scores(study, jobs) if upto == Upto.EVALUATE else []
     return Outcome(len(work.ran), len(work.found), work.adopted, rows)
 
 
@@ -62,91 +56,55 @@ def check_plans(study: Study) -> None:
             study.plan(table)
 
 
-def jobs_of(study: Study, upto: Upto) -> list[Job]:
-    """Everything a study does on its way, in the order in which it is done where there is a choice."""
-    students = students_of(study) if upto >= Upto.DISTILL else []
-    predictions = score_jobs(study) if upto >= Upto.EVALUATE else []
-    return [*teachers_of(study), *students, *predictions]
-
-
-def teachers_of(study: Study) -> list[TrainTeacher]:
-    """The training of every teacher."""
-    return [TrainTeacher(study, j) for j in range(study.teacher_count)]
-
-
-def students_of(study: Study) -> list[TrainStudent]:
-    """The training of every student."""
-    return [TrainStudent(study, method, seed) for method, seed in study.students]
-
-
+@dataclass
 class Work:
-    """Jobs under way in one folder: what is done is skipped, or taken over from runs beside it."""
+    """Jobs in one folder: which were run, and which were there before or in another run."""
 
-    def __init__(self, runner: Runner, board: Board, redo: bool) -> None:
-        self.runner, self.board, self.redo = runner, board, redo
-        self.ran: set[str] = set()  # names of jobs that were run
-        self.found: set[str] = set()  # and of those that were there, or were taken over
-        self.adopted = 0  # how many were taken over
-
-    def check(self, study: Study) -> None:
-        """Refuse students made with other settings, before anything is trained, teachers included."""
-        for name, seed in () if self.redo else study.students:
-            study.untaught_stage(name, seed).check_settings(besides=TAUGHT)
+    folder: Path
+    runner: Runner
+    board: Board
+    ran: set[str] = field(default_factory=set)  # names of jobs
+    found: set[str] = field(default_factory=set)
+    adopted: int = 0  # how many of these were found in other runs
 
     def run(self, jobs: Sequence[Job], begin: Callable[[], None]) -> None:
-        """Run what is missing of these jobs; `begin` is called once before the first, if there is any."""
-        begin_once = cache(begin)
-
-        def missing(asked: Sequence[Job]) -> list[Job]:
-            found = self.missing(asked)
-            if found:  # nothing is written before it is known that what is there fits
-                begin_once()
-            return [job for job in found if not self.adopt(job)]
-
-        graph = Graph(jobs, missing)
+        """Run what is missing of these jobs; `begin` is called before the first, if there is any."""
+        missing = not_done(jobs)
+        if missing:
+            begin()
+        taken = take_over(missing, self.folder.parent)
+        graph = Graph([job for job in missing if job.name not in taken])
+        self.adopted += len(taken)
         try:
             self.runner.run(graph, self.board)
         finally:
             self.ran |= graph.ran
-            self.found |= graph.found - self.ran
-
-    def missing(self, jobs: Sequence[Job]) -> list[Job]:
-        """The jobs that are not done. One made from another recipe is refused, or with `redo` thrown away."""
-        for job in jobs if self.redo else ():
-            if isinstance(job, TrainingJob) and (stage := job.stage).is_changed():
-                forget(job.study.folder, job.predictions)  # first, while a next call can see the change
-                stage.discard()
-        return not_done(jobs)
-
-    def adopt(self, job: Job) -> bool:
-        """Take over a training that another run beside this one has done already; whether there is one."""
-        adopted = isinstance(job, TrainingJob) and job.stage.adopt(finished_beside(job), job.code)
-        self.adopted += adopted
-        return adopted
+            self.found |= ({job.name for job in jobs} - {job.name for job in missing} | taken) - self.ran
 
 
-def finished_beside(job: TrainingJob) -> list[Path]:
-    """The folders of finished teachers, or students, in this run and those beside it."""
-    kind, *numbers = job.stage.folder.relative_to(job.study.folder).parts
-    pattern = "/".join(["*", kind, *("*" for _ in numbers), "done.json"])
-    return [path.parent for path in sorted(job.study.folder.parent.glob(pattern))]
+def take_over(jobs: Sequence[Job], runs: Path) -> set[str]:
+    """Link the results that another run of this folder has; the names of their jobs.
+
+    A student is taken only with its teachers, or after them: it must have learnt from the same weights.
+    """
+    known = results_in(runs) if jobs else {}
+    waiting, taken = {job.name for job in jobs}, set()
+    for job in jobs:
+        if not isinstance(job.work, Training) or not waiting.isdisjoint(job.needs):
+            continue
+        stage, seen = job.result, job.work.seen()
+        if isinstance(stage, Stage) and any(stage.take_over(each, seen) for each in known.get(job.key, [])):
+            waiting.remove(job.name)
+            taken.add(job.name)
+    return taken
 
 
-def forget(folder: Path, predictions: Path) -> None:
-    """Throw away what was measured on models or images that are no longer those of the run."""
-    for path in (folder / "analysis", folder / "figures", predictions):
-        shutil.rmtree(path, ignore_errors=True)
-    for name in ("scores.csv", "report.html"):
-        (folder / name).unlink(missing_ok=True)
-
-
-def write_provenance(study: Study) -> None:
+def write_provenance(study: Study, prints: Fingerprints) -> None:
     """recipe.json: the resolved recipe, the data, versions and machine."""
     splits = study.splits
-    fingerprints = {name: getattr(splits, name).fingerprint for name in ("train", "valid", "test")}
     record = {
         "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
-        "data": {"origin": splits.origin, **fingerprints},
+        "data": {"origin": splits.origin, **prints.images},
         "images": {
             "classes": splits.classes,
             "shape": list(splits.train.images.shape[1:]),
@@ -158,7 +116,7 @@ def write_provenance(study: Study) -> None:
     }
     path = study.folder / "recipe.json"
     if path.exists() and read_json(path).get("data") != record["data"]:
-        forget(study.folder, study.folder / "predictions")
+        forget(study.folder, [study.folder / "predictions"])
     write_json(path, record)
 
 

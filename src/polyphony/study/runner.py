@@ -6,8 +6,9 @@ reported and the graph what is finished. The first failure stops everything and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any, Protocol, Self
 
 import torch
@@ -21,27 +22,47 @@ Event = tuple[Any, ...]
 """(what, name of the job, …): a call of the board's, or ("failed", name, error)."""
 
 
-class Job(Protocol):
-    """A piece of work whose result is a file. It holds a recipe, not data, so that it is cheap to send."""
+class Result(Protocol):
+    """Where a result is kept, under the key of everything that it depends on."""
 
     @property
-    def name(self) -> str:
-        """What a person calls it; no other job of a graph has the same."""
-
-    @property
-    def epochs(self) -> int:
-        """How many steps of progress it makes."""
-
-    @property
-    def needs(self) -> Sequence[Job]:
-        """The jobs whose results must be there before this one can be asked whether it is done, or run."""
-        return ()
+    def key(self) -> str:
+        """The hash of everything that the result depends on."""
 
     def is_done(self) -> bool:
-        """Whether its result is there already."""
+        """Whether there is a result with this key."""
+
+
+class Work(Protocol):
+    """What a job runs. It holds a recipe, not data, so that it is cheap to send to another process."""
+
+    def run(self, result: Any, watch: Watch) -> None:
+        """Make the result, or what is missing of it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A piece of work whose result is a file or a folder."""
+
+    name: str  # what a person calls it; no other job of a plan has the same
+    needs: tuple[str, ...]  # the names of jobs whose results it reads
+    result: Result
+    work: Work
+    epochs: int = 1  # how many steps of progress it makes
+    in_ranks: bool = False  # whether several processes can do it together
+
+    @property
+    def key(self) -> str:
+        """The hash of everything that the result depends on."""
+        return self.result.key
+
+    def is_done(self) -> bool:
+        """Whether there is a result with this key."""
+        return self.result.is_done()
 
     def run(self, watch: Watch) -> None:
         """Make the result, or what is missing of it."""
+        self.work.run(self.result, watch)
 
 
 class Board(Protocol):
@@ -85,56 +106,42 @@ class JobError(RuntimeError):
 
 
 class Graph:
-    """A list of jobs, given out when all they need is there; where there is a choice, in the list's order.
+    """Jobs that are to be run, each given out when all that it needs has ended; in the list's order.
 
-    Whether a job is done can depend on what it needs, so that it is asked only then: `missing` is given jobs
-    that can be asked, and returns those that must be run. What is needed and not in the list must be there.
+    What a job needs and is not in the list must be there.
     """
 
-    def __init__(
-        self, jobs: Sequence[Job], missing: Callable[[Sequence[Job]], Sequence[Job]] | None = None
-    ) -> None:
-        self._missing = missing or not_done
-        self._unasked = {job.name: job for job in jobs}
-        self._needs = {job.name: {need.name for need in job.needs} & self._unasked.keys() for job in jobs}
-        self._order = list(self._unasked)
-        self._ready: dict[str, Job] = {}
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = {job.name: job for job in jobs}
+        self._order = list(self._jobs)
+        self._waiting = TopologicalSorter({job.name: self._jobs.keys() & set(job.needs) for job in jobs})
+        self._waiting.prepare()
+        self._ready: set[str] = set()
         self.running: set[str] = set()
-        self.found: set[str] = set()  # names of jobs that need not be run
-        self.ran: set[str] = set()  # and of those that were
+        self.ran: set[str] = set()
 
     def next(self) -> Job | None:
         """The next job to be started; nothing while the others wait for those that run, or at the end."""
-        self._ask()
-        for name in self._order:
-            if name in self._ready:
-                self.running.add(name)
-                return self._ready.pop(name)
-        return None
+        self._ready.update(self._waiting.get_ready())
+        if not self._ready:
+            return None
+        name = min(self._ready, key=self._order.index)
+        self._ready.remove(name)
+        self.running.add(name)
+        return self._jobs[name]
 
     def finish(self, name: str) -> None:
         """A job that was given out is done."""
         self.running.remove(name)
         self.ran.add(name)
+        self._waiting.done(name)
 
     def left(self) -> int:
-        """How many jobs are not done, as far as can be told."""
-        self._ask()
-        return len(self._unasked) + len(self._ready) + len(self.running)
-
-    def _ask(self) -> None:
-        """Find out which jobs must be run, as far as all is there that they need."""
-        while able := [
-            job for job in self._unasked.values() if self._needs[job.name] <= self.found | self.ran
-        ]:
-            missing = {job.name: job for job in self._missing(able)}
-            self._ready |= missing
-            self.found |= {job.name for job in able} - missing.keys()
-            for job in able:
-                del self._unasked[job.name]
+        """How many jobs have not ended."""
+        return len(self._jobs) - len(self.ran)
 
 
-def not_done(jobs: Sequence[Job]) -> list[Job]:
+def not_done(jobs: Iterable[Job]) -> list[Job]:
     """The jobs whose results are not there."""
     return [job for job in jobs if not job.is_done()]
 

@@ -1,4 +1,4 @@
-"""What is measured once: rows and tensors in files, under the key of what they depend on; tables of rows."""
+"""What is computed once: rows, tensors and predictions in files, under the key of what they depend on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import safetensors.torch
 from torch import Tensor
 
 from polyphony._util.text import first_line
+from polyphony.metrics import Predictions
+from polyphony.runs.predictions import load_predictions, save_predictions, saved_key
 from polyphony.runs.rows import TableRow, columns, to_csv
-from polyphony.runs.store import damaged, opened, read_json, write_whole
+from polyphony.runs.store import FileError, damaged, opened, read_json, write_whole
 
 Kind = TypeVar("Kind", bound=TableRow)
 
@@ -25,6 +27,10 @@ class SavedRows(Generic[Kind]):
     path: Path
     key: str
     kind: type[Kind]
+
+    def is_done(self) -> bool:
+        """Whether the rows are there."""
+        return self.load() is not None
 
     def load(self) -> list[Kind] | None:
         """The rows, or nothing where there are none, they depend on something else or have other columns."""
@@ -73,6 +79,10 @@ class SavedTensors:
     path: Path
     key: str
 
+    def is_done(self) -> bool:
+        """Whether the tensors are there."""
+        return self.load() is not None
+
     def load(self) -> dict[str, Tensor] | None:
         """The tensors, or nothing where there are none or they depend on something else."""
         if not self.path.exists():
@@ -84,3 +94,26 @@ class SavedTensors:
     def save(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors, whole."""
         write_whole(self.path, safetensors.torch.save(dict(tensors), metadata={"key": self.key}))
+
+
+@dataclass(frozen=True)
+class SavedPredictions:
+    """What a model predicted on some images."""
+
+    path: Path
+    key: str
+
+    def is_done(self) -> bool:
+        """Whether the predictions are there."""
+        return self.path.exists() and saved_key(self.path) == self.key
+
+    def load(self) -> Predictions:
+        """The predictions; raises where they are not there."""
+        predictions = load_predictions(self.path, self.key)
+        if predictions is None:
+            raise FileError(self.path, "is not there")
+        return predictions
+
+    def save(self, predictions: Predictions) -> None:
+        """Keep predictions, whole."""
+        save_predictions(self.path, predictions, self.key)

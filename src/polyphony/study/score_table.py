@@ -9,28 +9,18 @@ from polyphony import metrics
 from polyphony.compute.seeds import generator
 from polyphony.metrics import Predictions
 from polyphony.recipe import Recipe
-from polyphony.runs.predictions import load_predictions
 from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, columns
 from polyphony.runs.scores import TEACHERS, by_quality, mean_of, score_text, select
-from polyphony.runs.store import FileError
-from polyphony.study.jobs import Predict
+from polyphony.study.plan import predictions_of
+from polyphony.study.runner import Job
 from polyphony.study.saved import write_table
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study
 
 
-def score_jobs(study: Study) -> list[Predict]:
-    """Every prediction that the scores are made of."""
-    perturbing = [name for name, method in study.recipe.methods.items() if method.perturbs]
-    seen = ["train", *(f"train+{name}" for name in perturbing), "valid", "test"]
-    teachers = [Predict(study, TEACHERS, None, split) for split in seen]
-    students = [Predict(study, m, s, split) for m, s in study.students for split in ("valid", "test")]
-    return [*teachers, *students]
-
-
-def write_scores(study: Study) -> list[Score]:
-    """Score the predictions saved by `score_jobs`: scores.csv, and the curves and temperatures behind it."""
-    saved = {(job.model, job.seed, job.split): read(job) for job in score_jobs(study)}
+def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
+    """Score what the jobs of a plan predicted: scores.csv, and the curves and temperatures behind it."""
+    saved = {what: file.load() for what, file in predictions_of(jobs).items()}
     teachers = {split: saved[TEACHERS, None, split] for split in ("valid", "test")}
     curves = [row for split, each in teachers.items() for row in dee_curves(split, each, teachers["valid"])]
     saved |= {key: each.first(study.recipe.members) for key, each in saved.items() if key[0] == TEACHERS}
@@ -70,14 +60,6 @@ def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:
     """The columns of a student beside its teachers on the same images: all that `Fidelity` has of a row."""
     found = student.fidelity(teachers)
     return {name: getattr(found, name) for name in columns(Score) if hasattr(found, name)}
-
-
-def read(job: Predict) -> Predictions:
-    """A job's saved predictions."""
-    predictions = load_predictions(job.path, job.key)
-    if predictions is None:
-        raise FileError(job.path, "is not there")
-    return predictions
 
 
 def by_calibration(

@@ -31,6 +31,17 @@ class Trial:
     point: Point
 
 
+def check_search(swept: Swept) -> None:
+    """Raise unless there is something to search, and something to search with."""
+    if find_spec("optuna") is None:
+        raise RecipeError(f"a search needs optuna: {extra('sweep')}; or sweep a grid")
+    if not swept.varied:
+        raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
+    for name in swept.varied:
+        if "match" in swept.values[name]:
+            raise RecipeError(f"'match' for {name} is no number that could be searched around")
+
+
 @dataclass(frozen=True)
 class Search:
     """Tree-structured Parzen estimators over a sweep's ranges: from a parameter's least to its largest value.
@@ -43,16 +54,6 @@ class Search:
     swept: Swept
     journal: Path
     trained_on: Spec  # what, besides the recipe, an NLL depends on: the images, and how training works
-
-    def check(self) -> None:
-        """Raise unless there is something to search, and something to search with."""
-        if find_spec("optuna") is None:
-            raise RecipeError(f"a search needs optuna: {extra('sweep')}; or sweep a grid")
-        if not self.swept.varied:
-            raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
-        for name in self.swept.varied:
-            if "match" in self.swept.values[name]:
-                raise RecipeError(f"'match' for {name} is no number that could be searched around")
 
     @cached_property
     def study(self) -> optuna.Study:

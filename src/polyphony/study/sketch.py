@@ -42,7 +42,7 @@ class Sketch:
     @cached_property
     def students(self) -> dict[str, Ensemble]:
         """The student of each method, one for those that are alike."""
-        return self.build(self.study.fresh_students)
+        return self.build(self.study.blank_students)
 
     @cached_property
     def parameter_counts(self) -> dict[str, int]:

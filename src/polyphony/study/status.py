@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,9 +11,8 @@ from polyphony._util.files import is_alive
 from polyphony._util.text import first_line
 from polyphony.runs.rows import Score, SweepScore
 from polyphony.runs.store import StoreError, damaged, read_bytes, read_json
-from polyphony.study.run import stored_recipe, students_of, teachers_of
-from polyphony.study.runner import Job
-from polyphony.study.score_table import score_jobs
+from polyphony.study.plan import score_predictions, trainings
+from polyphony.study.run import stored_recipe
 from polyphony.study.study import Study
 from polyphony.study.sweep import predictions
 
@@ -55,23 +53,15 @@ def run_status(folder: Path) -> Status:
     """
     study = stored_study(folder)
     is_sweep = (folder / "sweep.json").exists()
-    paths = [job.path for job in (predictions if is_sweep else score_jobs)(study)]
+    paths = [work.path for work in (predictions if is_sweep else score_predictions)(study)]
     table = (SweepScore if is_sweep else Score).file
-    states = [training_status(job.name, job.epochs, place) for job, place in trainings(study)]
+    states = [training_status(work.name, work.epochs, work.folder) for work in trainings(study)]
     return Status(str(folder), states, sum(map(Path.exists, paths)), len(paths), (folder / table).exists())
 
 
 def stored_study(folder: Path) -> Study:
     """The study, or the sweep's, that a folder holds, without its data and without code that it names."""
     return Study(stored_recipe(folder, code=False), folder)
-
-
-def trainings(study: Study) -> Iterator[tuple[Job, Path]]:
-    """Every training of a study, with its folder."""
-    for teacher in teachers_of(study):
-        yield teacher, study.teacher_folder(teacher.j)
-    for student in students_of(study):
-        yield student, study.student_folder(student.method, student.seed)
 
 
 def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:

@@ -1,4 +1,4 @@
-"""A study: a recipe, the folder its results go to, and what each result depends on."""
+"""A study: a recipe, the folder its results go to, its models before and after their training."""
 
 from __future__ import annotations
 
@@ -10,26 +10,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyphony._util.files import cores
 from polyphony.data import Splits, epoch_steps, load, outline
-from polyphony.data.files import readable, regular, there
+from polyphony.data.files import readable, regular
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.recipe import ROUNDING, Data, GivenTeachers, NetworkTable, Recipe, RecipeError, Schedule
-from polyphony.runs.store import Spec, Stage
+from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
+from polyphony.runs.store import Trained
 from polyphony.training.fit import Plan
 
 Name = TypeVar("Name")
 Built = TypeVar("Built")
 
-FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
-TAUGHT = ("teachers", "start", "source")  # what a student's key holds of teachers
-# Keys that decide no training, or stand in a stage's spec in another way; all others are in it as they are.
-OF_RECIPE = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
-OF_SCHEDULE = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
-OF_METHOD = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
-SETTINGS = {"alpha", "temperature", "step_size", "passes", "share"}  # of a method, or of all
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 
@@ -72,85 +65,13 @@ class Study:
         """Where one student is."""
         return self.folder / "students" / name / str(seed)
 
-    def teacher_stage(self, j: int) -> Stage:
-        """The folder of teacher j."""
-        teachers = self.recipe.teachers
-        if isinstance(teachers, GivenTeachers):
-            return Stage(self.teacher_folder(j), self._given_spec(j, Path(teachers.weights[j])))
-        spec = self._spec("teacher", teachers.number(j), teachers)
-        return Stage(self.teacher_folder(j), spec | {"network": teachers.network_of(j).spec()})
+    def teacher(self, j: int) -> Trained:
+        """Teacher j, once it is trained."""
+        return Trained(self.teacher_folder(j))
 
-    def _given_spec(self, j: int, file: Path) -> Spec:
-        """A given teacher's network and file, and the images it was judged on, which early runs do not say.
-
-        Where the file is gone, the run's own copy stands for it as long as all else is as it was.
-        """
-        kept = (Stage(self.teacher_folder(j), {}).found() or {}).get("spec")
-        spec: Spec = {"kind": "given teacher", "network": self.recipe.teachers.network_of(j).spec()}
-        if kept is None or "valid" in kept:
-            spec["valid"] = self.splits.valid.fingerprint
-        if kept and not there(file) and kept == spec | {"weights": kept.get("weights")}:
-            return spec | {"weights": kept["weights"]}
-        return spec | {"weights": weights_hash(file)}
-
-    def student_stage(self, name: str, seed: int) -> Stage:
-        """The folder of one student; its key depends on the weights of the teachers it learns from."""
-        untaught, method = self.untaught_stage(name, seed), self.recipe.distillation(name)
-        spec = dict(untaught.spec)
-        if method:
-            stages = [self.teacher_stage(j) for j in range(self.recipe.members)]
-            spec["teachers"] = [stage.done()["weights"] for stage in stages]
-        if self.recipe.starts_from_teacher(name):
-            spec["start"] = self.teacher_stage(0).done()["weights"]
-        if method and method.source:
-            spec["source"] = self.teacher_stage(self.recipe.members).done()["weights"]
-        return Stage(untaught.folder, spec)
-
-    def untaught_stage(self, name: str, seed: int) -> Stage:
-        """The folder of one student, and its settings alone, without what its teachers are."""
-        method, table = self.recipe.distillation(name), self.recipe.form_table(name)
-        form = table.spec()
-        spec = self._spec("student", seed, self.recipe.schedule(name)) | {
-            "members": self.recipe.members,
-            "network": self.recipe.student_network.spec(),
-            "method": method.spec() if method else "scratch",
-            **({"form": form} if form else {}),
-            **self.recipe.methods[name].spec_but(OF_METHOD | SETTINGS),
-        }
-        if self.recipe.starts_from_teacher(name) and getattr(table, "factor_std", 0) is None:
-            spec |= self.recipe.form(name).spec({"factor_std"})  # early runs, without this key, had 0.02
-        if method and method.step_size == "match":
-            spec |= self.recipe.student.spec({"match_share"})
-        if method and method.share and self.splits.unlabelled:
-            spec["unlabelled"] = self.splits.unlabelled.fingerprint
-        if method and (others := self._other_networks()):
-            spec["taught_by"] = others
-        return Stage(self.student_folder(name, seed), spec)
-
-    def _other_networks(self) -> list[Spec]:
-        """Given teachers' networks that are not the student's: weights alone do not say what they answer."""
-        teachers, own = self.recipe.teachers, self.recipe.student_network.spec()
-        given = range(self.teacher_count if isinstance(teachers, GivenTeachers) else 0)
-        found = [teachers.network_of(j).spec() for j in given]
-        return found if any(each != own for each in found) else []
-
-    def _spec(self, kind: str, seed: int, schedule: Schedule) -> Spec:
-        return {
-            "format": FORMAT,
-            "kind": kind,
-            "seed": seed,
-            "schedule": schedule.spec_but(OF_SCHEDULE | SETTINGS),
-            "augment": self.recipe.data.augment.spec(),
-            **self.recipe.spec_but(OF_RECIPE),
-            "train": self.splits.train.fingerprint,
-            "valid": self.splits.valid.fingerprint,
-            **self._classes(),
-        }
-
-    def _classes(self) -> Spec:
-        """How many classes there are, where the labels of training and validation images do not say it."""
-        count, seen = len(self.splits.classes), (self.splits.train.labels, self.splits.valid.labels)
-        return {} if count == 1 + max(int(labels.max()) for labels in seen) else {"classes": count}
+    def student(self, name: str, seed: int) -> Trained:
+        """One student, once it is trained."""
+        return Trained(self.student_folder(name, seed))
 
     def plan(self, schedule: Schedule) -> Plan:
         """How a schedule of the recipe is followed on this data."""
@@ -180,12 +101,20 @@ class Study:
         table.normalize(network, *(copies * values for values in self.splits.train.statistics))
         return network
 
-    def fresh_student(self, name: str, rng: torch.Generator | None = None) -> Ensemble:
-        """A method's student before training; without a generator its weights are only to be replaced."""
+    def fresh_student(self, name: str, rng: torch.Generator) -> Ensemble:
+        """A method's student as its training begins."""
+        start = self.teacher(0).weights() if self.recipe.starts_from_teacher(name) else None
+        return self._student(name, rng, start)
+
+    def blank_student(self, name: str) -> Ensemble:
+        """A method's student to be looked at, or to be given trained weights."""
+        return self._student(name, None, None)
+
+    def _student(self, name: str, rng: torch.Generator | None, start: dict[str, Tensor] | None) -> Ensemble:
         members, form = self.recipe.members, self.recipe.form(name)
         network = self.network(self.recipe.student_network, rng, form.copies(members))
-        if rng is not None and self.recipe.starts_from_teacher(name):
-            network.load_state_dict(self.teacher_stage(0).weights())
+        if start is not None:
+            network.load_state_dict(start)
         try:
             return form.build(network, members, rng)
         except ValueError as error:
@@ -193,15 +122,13 @@ class Study:
                 raise  # it may work where weights have numbers
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
-    def fresh_students(self) -> dict[str, Ensemble]:
-        """Every method's student before training, one for methods of the same form; to be looked at."""
-        return built_once(self.recipe.methods, self.recipe.form_table, self.fresh_student)
+    def blank_students(self) -> dict[str, Ensemble]:
+        """Every method's blank student, one for methods of the same form."""
+        return built_once(self.recipe.methods, self.recipe.form_table, self.blank_student)
 
-    def stages(self, model: str, seed: int | None, teachers: int) -> list[Stage]:
-        """The folders of a model's weights: a student's, or without a seed those of so many teachers."""
-        if seed is None:
-            return [self.teacher_stage(j) for j in range(teachers)]
-        return [self.student_stage(model, seed)]
+    def trained(self, model: str, seed: int | None, teachers: int) -> list[Trained]:
+        """The trainings of a model: a student's, or without a seed those of so many teachers."""
+        return [self.teacher(j) for j in range(teachers)] if seed is None else [self.student(model, seed)]
 
     def load_model(self, model: str, seed: int | None, teachers: int) -> Ensemble:
         """A trained student as it predicts, or without a seed so many teachers together."""
@@ -212,7 +139,7 @@ class Study:
         networks = []
         for j in range(first, first + count):
             network = self.network(self.recipe.teachers.network_of(j))
-            network.load_state_dict(self.teacher_stage(j).weights())
+            network.load_state_dict(self.teacher(j).weights())
             networks.append(network)
         return DeepEnsemble(networks).to(self.device)
 
@@ -222,8 +149,8 @@ class Study:
 
     def load_training_student(self, name: str, seed: int) -> Ensemble:
         """A trained student, as it was while it was trained."""
-        student = self.fresh_student(name)
-        student.load_state_dict(self.student_stage(name, seed).weights())
+        student = self.blank_student(name)
+        student.load_state_dict(self.student(name, seed).weights())
         return student.to(self.device)
 
     def members(self, name: str) -> int:

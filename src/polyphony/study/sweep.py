@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from polyphony import metrics
+from polyphony.metrics import Predictions
+from polyphony.recipe import Recipe
 from polyphony.recipe.points import Point, Swept
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
 from polyphony.runs.store import FolderError, locked, read_json, write_json
-from polyphony.study.jobs import Predict
-from polyphony.study.run import Work, check_plans, students_of, teachers_of, write_provenance
-from polyphony.study.runner import Board, Runner
+from polyphony.study.jobs import Images, Predict
+from polyphony.study.leftovers import clear_the_way
+from polyphony.study.plan import FORMAT, Fingerprints, Upto, fingerprints, part, plan, predictions_of
+from polyphony.study.run import Work, check_plans, write_provenance
+from polyphony.study.runner import Board, Job, Runner
 from polyphony.study.saved import write_table
-from polyphony.study.score_table import by_calibration, read
-from polyphony.study.search import Search
-from polyphony.study.study import FORMAT, Study
+from polyphony.study.score_table import by_calibration
+from polyphony.study.search import Search, check_search
+from polyphony.study.study import Study
 from polyphony.training.tally import DivergedError
 
 
@@ -43,12 +47,10 @@ class Sweep:
     data_root: Path | None = None
     device: str = "cpu"
 
-    @property
-    def search(self) -> Search:
+    def search(self, prints: Fingerprints) -> Search:
         """The points as optuna proposes them."""
-        splits = self.study([self.swept.own]).splits
-        fingerprints = {"train": splits.train.fingerprint, "valid": splits.valid.fingerprint}
-        return Search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **fingerprints})
+        images = {split: prints.images[split] for split in ("train", "valid")}
+        return Search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
 
     def study(self, points: Sequence[Point]) -> Study:
         """The study whose methods are these points."""
@@ -60,7 +62,7 @@ class Sweep:
             raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
         check_plans(self.study([self.swept.own]))
         if trials is not None:
-            self.search.check()
+            check_search(self.swept)
 
     def facts(self, trials: int | None) -> dict[str, Any]:
         """sweep.json: what was swept, and how."""
@@ -83,17 +85,19 @@ def run_sweep(
     What is done is not done again, and nothing but training and validation images is predicted on.
     """
     sweep.check(trials)
+    prints = fingerprints(sweep.study([sweep.swept.own]))
     with locked(sweep.folder):
-        work = Work(runner, board, redo)
-        sweeping = Sweeping(sweep, work, sweep.facts(trials))
+        work = Work(sweep.folder, runner, board)
+        sweeping = Sweeping(sweep, work, sweep.facts(trials), prints, redo)
         points, lost = (sweep.swept.grid(), []) if trials is None else sweeping.search(trials)
         lost += sweeping.measure(points) if points else []
         kept = [point for point in points if point not in lost]
         if not kept:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
-        rows = score(sweep.study(kept), kept)
-        sweeping.begin(sweep.study([*kept, *lost]))
-        write_table(sweep.folder, TeacherScore, teacher_scores(sweep.study(kept)))
+        found = predicted(sweeping.plan(kept))
+        rows = score(found, kept)
+        sweeping.begin([*kept, *lost])
+        write_table(sweep.folder, TeacherScore, teacher_scores(found[TEACHERS, None], sweep.swept.recipe))
         write_table(sweep.folder, SweepScore, rows)
     return SweepOutcome(len(work.ran), len(work.found), work.adopted, rows, lost)
 
@@ -105,65 +109,81 @@ class Sweeping:
     sweep: Sweep
     work: Work
     facts: dict[str, Any]
+    prints: Fingerprints
+    redo: bool
     known: dict[Point, None] = field(default_factory=dict)  # the points so far, in order
+
+    def plan(self, points: Sequence[Point]) -> list[Job]:
+        """The jobs of some points, and of their teachers."""
+        study = self.sweep.study(points)
+        return plan(study, self.prints, predictions(study))
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
         """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
-        search = self.sweep.search
+        search = self.sweep.search(self.prints)
         self.known.update(dict.fromkeys([*search.finished(), *search.diverged()]))
         while (left := trials - search.answered()) > 0:
             asked = search.ask(min(left, self.work.runner.at_once))
             points = list(dict.fromkeys(trial.point for trial in asked))
             diverged = self.measure(points)
+            kept = [point for point in points if point not in diverged]
+            found = predicted(self.plan(kept)) if kept else {}
             for trial in asked:
                 lost = trial.point in diverged
-                search.tell(trial, None if lost else judged(score(self.sweep.study(points), [trial.point])))
+                search.tell(trial, None if lost else judged(score(found, [trial.point])))
         return search.finished(), search.diverged()
 
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
-        study = self.sweep.study(points)
+        jobs = self.plan(points)
         self.known.update(dict.fromkeys(points))
-        begin = partial(self.begin, self.sweep.study(list(self.known)))
-        self.work.check(study)
-        self.work.run(teachers_of(study), begin)  # one of which diverges ends the sweep
+        begin = partial(self.begin, list(self.known))
+        clear_the_way(jobs, self.work.board, self.redo)
+        self.work.run(part(jobs, Upto.TEACH), begin)  # one of which diverges ends the sweep
         try:
-            self.work.run([*students_of(study), *predictions(study)], begin)
+            self.work.run(jobs, begin)
         except DivergedError:
             if len(points) == 1:
                 return list(points)
             return [lost for point in points for lost in self.measure([point])]
         return []
 
-    def begin(self, study: Study) -> None:
+    def begin(self, points: Sequence[Point]) -> None:
         """Say in the folder what is in it; a table of another sweep goes."""
         path = self.sweep.folder / "sweep.json"
         if path.exists() and read_json(path) != self.facts:
             (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
         write_json(path, self.facts)
-        write_provenance(study)
+        write_provenance(self.sweep.study(points), self.prints)
 
 
 def predictions(study: Study) -> list[Predict]:
     """Everything that is predicted: the teachers and all points, on validation images."""
-    students = [Predict(study, name, seed, "valid") for name, seed in study.students]
-    return [Predict(study, TEACHERS, None, "valid"), *students]
+    models = [(TEACHERS, None), *study.students]
+    return [Predict(study, name, seed, Images("valid")) for name, seed in models]
 
 
-def score(study: Study, points: Iterable[Point]) -> list[SweepScore]:
+Predicted = dict[tuple[str, int | None], Predictions]  # by model and seed, on validation images
+
+
+def predicted(jobs: Sequence[Job]) -> Predicted:
+    """What the models of a plan have predicted."""
+    return {(model, seed): file.load() for (model, seed, _), file in predictions_of(jobs).items()}
+
+
+def score(found: Predicted, points: Iterable[Point]) -> list[SweepScore]:
     """The rows of points that were measured."""
     rows = []
     for point in points:
-        for seed in study.recipe.seeds:
-            valid = read(Predict(study, point.name, seed, "valid"))
+        for seed, valid in ((seed, each) for (name, seed), each in found.items() if name == point.name):
             for kind, measured in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
                 rows.append(SweepScore(point.name, seed, calibration=kind, **asdict(point), **measured))
     return rows
 
 
-def teacher_scores(study: Study) -> list[TeacherScore]:
-    """The teachers on the same images."""
-    valid = read(Predict(study, TEACHERS, None, "valid")).first(study.recipe.members)
+def teacher_scores(teachers: Predictions, recipe: Recipe) -> list[TeacherScore]:
+    """The teachers of the ensemble on the same images."""
+    valid = teachers.first(recipe.members)
     found = by_calibration(valid, valid.fit_temperature(), TeacherScore)
     return [TeacherScore(kind, **each) for kind, each in found.items()]
 

@@ -10,7 +10,6 @@ import torch
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import GoneError, Group, GroupError, group_from_environment, leave
 from polyphony.recipe import own_faults_named
-from polyphony.study.jobs import TrainingJob
 from polyphony.study.runner import Board, Here, Job, run_job
 from polyphony.training.fit import Unwatched
 from polyphony.training.tally import DivergedError
@@ -26,7 +25,7 @@ class Together(Here):
 
     def run_one(self, job: Job, board: Board) -> None:
         """One job from start to end, which the others may have a part in."""
-        if isinstance(job, TrainingJob):
+        if job.in_ranks:
             tell(self.group, (job, self.threads))
         run_job(job, board)
 

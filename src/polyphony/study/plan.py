@@ -1,0 +1,183 @@
+"""The plan of a study: all of its jobs with their keys, known before anything runs.
+
+A key is the hash of a spec: the kind of the job, the settings that are not at their defaults, the
+fingerprints of the images, the keys of the jobs it needs, and `FORMAT`, the version of the code that trains.
+Pretrained teachers count by the hash of their file. `plan` reads and writes no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from polyphony.data.files import there
+from polyphony.recipe import ROUNDING, GivenTeachers, Schedule
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import Spec, Stage, spec_key
+from polyphony.study.jobs import TRAIN_SHOWN, Images, Predict, TrainStudent, TrainTeacher
+from polyphony.study.runner import Job
+from polyphony.study.saved import SavedPredictions
+from polyphony.study.study import Study, weights_hash
+
+FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
+# Keys that decide no training, or stand in a spec in another way; all others are in it as they are.
+OF_RECIPE = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
+OF_SCHEDULE = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
+OF_METHOD = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
+SETTINGS = {"alpha", "temperature", "step_size", "passes", "share"}  # of a method, or of all
+
+
+class Upto(IntEnum):
+    """How far a study goes."""
+
+    TEACH = 1
+    DISTILL = 2
+    EVALUATE = 3
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What a plan knows of the files that a recipe names."""
+
+    images: Mapping[str, str]  # by split: train, valid, test, and unlabelled if there are such
+    classes: int | None = None  # how many there are, where the labels of train and valid do not show it
+    teachers: tuple[str, ...] = ()  # the hashes of pretrained teachers' files
+
+
+def fingerprints(study: Study) -> Fingerprints:
+    """The hashes of a study's images, and of its pretrained teachers' files; raises what cannot be read."""
+    splits, teachers = study.splits, study.recipe.teachers
+    count, labels = len(splits.classes), (splits.train.labels, splits.valid.labels)
+    shown = 1 + max(int(each.max()) for each in labels)
+    given = teachers.weights if isinstance(teachers, GivenTeachers) else ()
+    images = {"train": splits.train, "valid": splits.valid, "test": splits.test}
+    images |= {"unlabelled": splits.unlabelled} if splits.unlabelled else {}
+    return Fingerprints(
+        {name: split.fingerprint for name, split in images.items()},
+        None if count == shown else count,
+        tuple(given_hash(study, j, Path(file)) for j, file in enumerate(given)),
+    )
+
+
+def given_hash(study: Study, j: int, file: Path) -> str:
+    """The hash of a pretrained teacher's file; the one in the run's record where the file is gone."""
+    copy = study.teacher(j)
+    if not there(file) and copy.is_there():
+        return str(copy.record()["spec"].get("weights"))
+    return weights_hash(file)
+
+
+def plan(study: Study, prints: Fingerprints, predicted: Sequence[Predict] | None = None) -> list[Job]:
+    """Every job of a study, in the order in which they are done where there is a choice.
+
+    `predicted` is what is predicted, if not what the scores need.
+    """
+    trained: dict[str, Job] = {}
+    for work in trainings(study):
+        if isinstance(work, TrainTeacher):
+            spec = teacher_spec(work, prints)
+        else:
+            spec = student_spec(work, prints, trained)
+        needs = tuple(need.name for need in work.needs)
+        trained[work.name] = Job(work.name, needs, Stage(work.folder, spec), work, work.epochs, in_ranks=True)
+    wanted = score_predictions(study) if predicted is None else predicted
+    return [*trained.values(), *(prediction(each, prints, trained) for each in wanted)]
+
+
+def trainings(study: Study) -> list[TrainTeacher | TrainStudent]:
+    """Everything that a study trains."""
+    teachers = [TrainTeacher(study, j) for j in range(study.teacher_count)]
+    return [*teachers, *(TrainStudent(study, method, seed) for method, seed in study.students)]
+
+
+def part(jobs: Sequence[Job], upto: Upto) -> list[Job]:
+    """The jobs of a plan that are done so far."""
+    kinds = {TrainTeacher: Upto.TEACH, TrainStudent: Upto.DISTILL, Predict: Upto.EVALUATE}
+    return [job for job in jobs if kinds[type(job.work)] <= upto]
+
+
+def teacher_spec(work: TrainTeacher, prints: Fingerprints) -> Spec:
+    """Everything that a teacher's weights depend on."""
+    teachers = work.study.recipe.teachers
+    network = {"network": teachers.network_of(work.j).spec()}
+    if isinstance(teachers, GivenTeachers):
+        known = {"valid": prints.images["valid"], "weights": prints.teachers[work.j]}
+        return {"kind": "given teacher", **network, **known}
+    return common_spec("teacher", work.study, teachers.number(work.j), teachers, prints) | network
+
+
+def student_spec(work: TrainStudent, prints: Fingerprints, trained: dict[str, Job]) -> Spec:
+    """Everything that a student's weights depend on; teachers count by their keys."""
+    recipe, name = work.study.recipe, work.method
+    method, table = recipe.distillation(name), recipe.form_table(name)
+    form = table.spec()
+    spec = common_spec("student", work.study, work.seed, recipe.schedule(name), prints) | {
+        "members": recipe.members,
+        "network": recipe.student_network.spec(),
+        "method": method.spec() if method else "scratch",
+        **({"form": form} if form else {}),
+        **recipe.methods[name].spec_but(OF_METHOD | SETTINGS),
+    }
+    if recipe.starts_from_teacher(name) and getattr(table, "factor_std", 0) is None:
+        spec |= recipe.form(name).spec({"factor_std"})  # early runs, without this key, had 0.02
+    if method and method.step_size == "match":
+        spec |= recipe.student.spec({"match_share"})
+    if method and method.share and "unlabelled" in prints.images:
+        spec["unlabelled"] = prints.images["unlabelled"]
+    keys = [trained[teacher.name].key for teacher in work.teachers]
+    if method:
+        spec["teachers"] = keys[: recipe.members]
+    if recipe.starts_from_teacher(name):
+        spec["start"] = keys[0]
+    if method and method.source:
+        spec["source"] = keys[recipe.members]
+    return spec
+
+
+def common_spec(kind: str, study: Study, seed: int, schedule: Schedule, prints: Fingerprints) -> Spec:
+    """What every training depends on."""
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "seed": seed,
+        "schedule": schedule.spec_but(OF_SCHEDULE | SETTINGS),
+        "augment": study.recipe.data.augment.spec(),
+        **study.recipe.spec_but(OF_RECIPE),
+        "train": prints.images["train"],
+        "valid": prints.images["valid"],
+        **({"classes": prints.classes} if prints.classes else {}),
+    }
+
+
+def prediction(work: Predict, prints: Fingerprints, trained: dict[str, Job]) -> Job:
+    """The job in which a model predicts."""
+    needs = tuple(need.name for need in work.needs)
+    spec: Spec = {
+        "format": FORMAT,
+        "kind": "predictions",
+        "needs": [trained[name].key for name in needs],
+        "images": prints.images[work.images.split],
+        **({"some": TRAIN_SHOWN} if work.images.split == "train" else {}),
+    }
+    return Job(work.name, needs, SavedPredictions(work.path, spec_key(spec)), work)
+
+
+def score_predictions(study: Study) -> list[Predict]:
+    """Every prediction that the scores are made of."""
+    perturbing = [name for name, method in study.recipe.methods.items() if method.perturbs]
+    perturbed = [Images("train", name) for name in perturbing]
+    seen = [Images("train"), *perturbed, Images("valid"), Images("test")]
+    held_out = (Images("valid"), Images("test"))
+    students = [Predict(study, m, s, images) for m, s in study.students for images in held_out]
+    return [*(Predict(study, TEACHERS, None, images) for images in seen), *students]
+
+
+def predictions_of(jobs: Sequence[Job]) -> dict[tuple[str, int | None, str], SavedPredictions]:
+    """Model, seed and images → what the jobs of a plan predict."""
+    found = {}
+    for job in jobs:
+        if isinstance(job.work, Predict) and isinstance(job.result, SavedPredictions):
+            found[job.work.model, job.work.seed, job.work.images.name] = job.result
+    return found
