@@ -17,7 +17,7 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import study as of_study
 from polyphony.study.plan import fingerprints
-from polyphony.study.search import STARTUP, Search, mend, rounded
+from polyphony.study.search import STARTUP, Search, check_search, mend, rounded
 from polyphony.study.sweep import Sweep, SweepOutcome
 
 needs_optuna = pytest.mark.skipif(
@@ -228,15 +228,18 @@ def test_values_are_rounded_to_what_a_person_would_write():
 
 
 def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
+    def check(**texts: str) -> None:
+        check_search(searching(tmp_path, **texts).swept)
+
     monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"pip install '\.\[sweep\]'"):
-        searching(tmp_path).check()
+        check()
     monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: name)
     with pytest.raises(RecipeError, match="a search needs a range"):
-        searching(tmp_path, alpha="0.5").check()
+        check(alpha="0.5")
     with pytest.raises(RecipeError, match="is no number that could be searched"):
-        searching(tmp_path, step_size="1/255,match").check()
-    searching(tmp_path, alpha="0.5,1").check()
+        check(step_size="1/255,match")
+    check(alpha="0.5,1")
 
 
 # With trainings
@@ -266,7 +269,9 @@ def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nl
     assert len(rows) == 2 * 4
     assert rows[0]["model"] == "a0.9-t4-s24_255"
     assert outcome.ran == len(jobs) == 2 + 4 + 5
-    told = [trial.value for trial in tiny(folder).search.study.trials]
+    sweep = tiny(folder)
+    search = sweep.search(fingerprints(sweep.study([sweep.swept.own])))
+    told = [trial.value for trial in search.study.trials]
     assert told == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
 
 

@@ -57,15 +57,20 @@ def fingerprints(study: Study) -> Fingerprints:
     return Fingerprints(
         {name: split.fingerprint for name, split in images.items()},
         None if count == shown else count,
-        tuple(given_hash(study, j, Path(file)) for j, file in enumerate(given)),
+        tuple(given_hash(study, j, Path(file), splits.valid.fingerprint) for j, file in enumerate(given)),
     )
 
 
-def given_hash(study: Study, j: int, file: Path) -> str:
-    """The hash of a pretrained teacher's file; the one in the run's record where the file is gone."""
+def given_hash(study: Study, j: int, file: Path, valid: str) -> str:
+    """The hash of a pretrained teacher's file.
+
+    Where the file is gone, the run's own copy stands for it as long as all else is as it was.
+    """
     copy = study.teacher(j)
     if not there(file) and copy.is_there():
-        return str(copy.record()["spec"].get("weights"))
+        spec = copy.record()["spec"]
+        if spec == given_spec(study, j, valid, spec.get("weights", "")):
+            return str(spec["weights"])
     return weights_hash(file)
 
 
@@ -100,12 +105,17 @@ def part(jobs: Sequence[Job], upto: Upto) -> list[Job]:
 
 def teacher_spec(work: TrainTeacher, prints: Fingerprints) -> Spec:
     """Everything that a teacher's weights depend on."""
-    teachers = work.study.recipe.teachers
-    network = {"network": teachers.network_of(work.j).spec()}
+    study, teachers = work.study, work.study.recipe.teachers
     if isinstance(teachers, GivenTeachers):
-        known = {"valid": prints.images["valid"], "weights": prints.teachers[work.j]}
-        return {"kind": "given teacher", **network, **known}
-    return common_spec("teacher", work.study, teachers.number(work.j), teachers, prints) | network
+        return given_spec(study, work.j, prints.images["valid"], prints.teachers[work.j])
+    spec = common_spec("teacher", study, teachers.number(work.j), teachers, prints)
+    return spec | {"network": teachers.network_of(work.j).spec()}
+
+
+def given_spec(study: Study, j: int, valid: str, weights: str) -> Spec:
+    """The same of a pretrained teacher: its network, its file, and the images that it was judged on."""
+    network = study.recipe.teachers.network_of(j).spec()
+    return {"kind": "given teacher", "network": network, "valid": valid, "weights": weights}
 
 
 def student_spec(work: TrainStudent, prints: Fingerprints, trained: dict[str, Job]) -> Spec:
