@@ -18,7 +18,7 @@ from polyphony.data import DataError
 from polyphony.distill import DistillMean
 from polyphony.nn.weights import load_weights
 from polyphony.runs.predictions import load_predictions, save_predictions
-from polyphony.runs.store import Stage, StoreError
+from polyphony.runs.store import Stage, StoreError, Trained
 
 ODD = (nan, inf, -inf, 0, -1, -0.0, 1e308, 1e-320, 2, 0.5, True)
 
@@ -40,8 +40,9 @@ def stages(random: Random, folder: Path) -> Call:
 
     def call() -> None:
         if stage.is_done():
-            assert set(stage.weights()) == {"w"}
+            assert set(Trained(stage.folder).weights()) == {"w"}
         else:
+            stage.difference()
             stage.load()
 
     return call

@@ -257,8 +257,9 @@ def upgraded(record: Record, folder: Path) -> Record:
     Early students named their teachers in the spec by the hashes of their weights, not by their keys.
     """
     old = record["spec"]
-    used = [*old.get("teachers", []), *(old[name] for name in ("start", "source") if name in old)]
-    if "teachers" in record or not used:
+    taught = old.get("teachers", [])
+    used = [*(taught if isinstance(taught, list) else []), *(old[n] for n in ("start", "source") if n in old)]
+    if "teachers" in record or not used or not all(isinstance(each, str) for each in used):
         return record
     keys, names = {}, {}
     for path in run_of(folder).glob(f"teachers/*/{DONE}"):
@@ -359,9 +360,10 @@ def as_json(value: dict[str, Any]) -> bytes:
 def read_record(path: Path, *texts: str) -> Record:
     """What a stage says of itself: its key, its spec, and the texts asked for."""
     record = read_json(path)
-    if not isinstance(record.get("spec"), dict) or not all(
-        isinstance(record.get(name), str) for name in ("key", *texts)
-    ):
+    teachers = record.get("teachers", {})
+    known = isinstance(record.get("spec"), dict) and isinstance(teachers, dict)
+    words = [*(record.get(name) for name in ("key", *texts)), *(teachers.values() if known else ())]
+    if not known or not all(isinstance(word, str) for word in words):
         raise StoreError(f"{path} is not what was written: delete {path.parent} to start over")
     return record
 
