@@ -240,3 +240,38 @@ def test_images_that_memory_has_no_room_for_are_mapped_from_a_file(
     monkeypatch.setattr(splits.os, "posix_fallocate", full, raising=False)
     with pytest.raises(DataError, match=r"there is no place \(No space left"):
         load(str(class_folders), Options(resolution=6))
+
+
+@pytest.mark.parametrize("names", [("training", "validation", "testing"), ("Train", "val", "TEST")])
+def test_usual_names_of_parts_are_no_classes(names: tuple[str, ...], tmp_path: Path) -> None:
+    for part, count in zip(names, (5, 2, 3), strict=True):
+        for label, name in enumerate(("apple", "pear")):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (4, 4), (i, 100 * label, 0)).save(tmp_path / part / name / f"{i}.png")
+    splits = load(str(tmp_path))
+    assert splits.classes == ("apple", "pear")
+    assert [len(split) for split in (splits.train, splits.valid, splits.test)] == [10, 4, 6]
+    assert splits.set_aside == ()
+    shutil.rmtree(tmp_path / names[1])
+    assert load(str(tmp_path)).set_aside == ("valid",)
+    shutil.rmtree(tmp_path / names[2])
+    assert load(str(tmp_path)).set_aside == ("valid", "test")
+    (tmp_path / names[0]).rename(tmp_path / "val")
+    with pytest.raises(DataError, match="has a folder 'val' but no 'train'"):
+        load(str(tmp_path))
+    shutil.copytree(tmp_path / "val", tmp_path / "valid")
+    with pytest.raises(DataError, match="both valid images"):
+        load(str(tmp_path))
+
+
+def test_grey_is_what_pillow_says_and_colour_is_three_times_grey(class_folders: Path) -> None:
+    colour = load(str(class_folders), Options(resolution=8))
+    grey = load(str(class_folders), Options(resolution=8, channels=1))
+    for image, one in zip(colour.train.images, grey.train.images, strict=True):
+        expected = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L")
+        assert np.array_equal(one[0].numpy(), np.asarray(expected))
+    digits, tripled = load("digits", Options(limit=20)), load("digits", Options(limit=20, channels=3))
+    assert torch.equal(tripled.train.images, digits.train.images.expand(-1, 3, -1, -1))
+    with pytest.raises(DataError, match="channels must be 1 or 3, not 2"):
+        Options(channels=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -20,9 +19,11 @@ from torch import nn
 
 from polyphony import Options, load, load_student
 from polyphony.cli import main
+from polyphony.data import pixels
 from polyphony.recipe import read_recipe
 from polyphony.recipe.foreign import PythonNetwork
-from polyphony.study.draft import NORMALISATIONS, toml_paths, tried
+from polyphony.study.draft import toml_paths
+from polyphony.study.preprocessing import Networks
 
 BLOCKS = """
 from torch import nn
@@ -106,18 +107,23 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     init = ("init", "pictures", "0.pt", "1.pt", "2.pt", "3.pt", "--network", "draft_nets:make")
     assert command(*init) == 0
     said = capsys.readouterr().out
-    assert "of 3 classes, 12×12 pixels" in said
+    assert "64 training, 8 validation and 18 test images of 3 classes, 12×12 pixels, colour." in said
+    assert "No validation and test images were given" in said
     recipe = read_recipe("own.toml")
     assert recipe.members == 4
     assert recipe.data.resolution == 12
     assert recipe.teachers.network.mean == pytest.approx(MEAN.tolist())
     assert recipe.student.optimizer.kind == "sgd"
     assert recipe.data.augment.flip
-    shares = dict(re.findall(r"([\d.]+)% with ([^,.]+)", said))
-    assert float({name: share for share, name in shares.items()}["ImageNet's"]) > 90
-    assert re.search(
-        r"The other networks, with ImageNet's: 1\.pt [\d.]+%, 2\.pt [\d.]+%, 3\.pt [\d.]+%\.", said
-    )
+    shares = {name: float(share) for name, share in re.findall(r"  (\S.*?) +([\d.]+)%", said)}
+    assert shares["ImageNet"] == max(shares.values())
+    assert {"none", "CIFAR-10", "training images"} <= shares.keys()
+    assert "MNIST" not in shares
+    assert f"If your own evaluation gave more than {shares['ImageNet']}%, preprocessing differs: give" in said
+    assert re.search(r"all networks: 0\.pt [\d.]+%, 1\.pt [\d.]+%, 2\.pt [\d.]+%, 3\.pt [\d.]+%\.", said)
+    assert list(recipe.methods) == ["mean", "kd", "ods-3", "ods-12", "kd-fresh", "ods-fresh"]
+    assert recipe.seeds == (0, 1, 2)
+    assert [recipe.starts_from_teacher(name) for name in recipe.methods] == [True] * 4 + [False] * 2
     Path("draft_nets.py").rename("away.py")
     sys.modules.pop("draft_nets")
     assert command("show", "own.toml", "--no-code") == 0
@@ -125,7 +131,8 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert command("show", "own.toml") == 2
     assert "'draft_nets' cannot be imported" in capsys.readouterr().err
     Path("away.py").rename("draft_nets.py")
-    small = ("--set", "student.epochs=1", "--set", "seeds=[0]", "--workers", "1")
+    methods = "methods={ods-3={perturb='ods', step_size='3/255'}}"
+    small = ("--set", "student.epochs=1", "--set", "seeds=[0]", "--set", methods, "--workers", "1")
     assert command("study", "own.toml", *small) == 0
     assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().err
     assert Path("runs/own/report.html").exists()
@@ -140,13 +147,13 @@ def check_the_way_out(pictures, capsys):
     Path("unlabelled").mkdir()
     for i, picture in enumerate(pictures[:3]):
         Image.fromarray(picture).save(f"unlabelled/{i}.png")
-    student = load_student("runs/own", "kd-ods")
+    student = load_student("runs/own", "ods-3")
     answers = student.predict(pictures)
-    assert command("predict", "runs/own", "unlabelled", "--method", "kd-ods", "--json") == 0
+    assert command("predict", "runs/own", "unlabelled", "--method", "ods-3", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     found = [list(row["probabilities"].values()) for row in told]
     np.testing.assert_allclose(found, answers.probabilities[:3], atol=1e-6)
-    assert command("pack", "runs/own", "kd-ods", "--to", "packed") == 0
+    assert command("pack", "runs/own", "ods-3", "--to", "packed") == 0
     assert ", with its code, draft_blocks.py and draft_nets.py." in capsys.readouterr().out
     session = onnxruntime.InferenceSession("packed/model.onnx")
     for batch in (1, 7, 64):
@@ -197,7 +204,7 @@ def test_files_called_alike_are_told_apart_and_copies_are_refused(place, capsys)
     Path("pictures").rename("mnist")  # a folder that is called as a data set is
     network = ("--network", "draft_nets:make")
     assert command("init", "mnist", "run0/best.pt", "run1/best.pt", *network) == 0
-    assert "The other networks, with ImageNet's: run1/best.pt " in capsys.readouterr().out
+    assert "Accuracy of all networks: run0/best.pt " in capsys.readouterr().out
     assert read_recipe("own.toml").data.name == str(Path("mnist").absolute())
     assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--to", "b.toml") == 2
     assert "run0/best.pt holds the same as 0.pt" in capsys.readouterr().err
@@ -217,7 +224,7 @@ def test_mirrored_images_are_shown_only_where_the_networks_know_them(place, caps
     for size, name in ((1.0, "a.pt"), (2.0, "b.pt")):
         torch.save({"1.weight": size * torch.stack([left, -left]), "1.bias": torch.zeros(2)}, name)
     assert command("init", "sides", "a.pt", "b.pt", "--network", "draft_nets:make") == 0
-    assert "a.pt on mirrored images: 0.0%; students are not shown such." in capsys.readouterr().out
+    assert "a.pt on mirrored images: 0.0%, so students do not see mirrored images." in capsys.readouterr().out
     assert not read_recipe("own.toml").data.augment.flip
 
 
@@ -229,15 +236,85 @@ def test_a_path_that_is_no_text_is_one_sentence(place, capsys):
     assert "odd ? is no UTF-8" in capsys.readouterr().err
 
 
+def fitted_nets(place, source, channels=1, classes=10, normalise=lambda x: x) -> list[str]:
+    """Two networks that have learnt the validation images of a data set, in files."""
+    valid = load(source, Options(channels=channels)).valid
+    table = PythonNetwork(kind="python", name="draft_nets:make", folder=str(place))
+    for j, name in enumerate(("a.pt", "b.pt")):
+        torch.manual_seed(j)
+        net = table.make_network(classes, channels)
+        optimiser = torch.optim.Adam(net.parameters(), 0.02)
+        for _ in range(20):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(normalise(pixels(valid.images))), valid.labels).backward()
+            optimiser.step()
+        torch.save(net.state_dict(), name)
+    return ["a.pt", "b.pt"]
+
+
 def test_a_data_set_is_called_by_its_name_and_a_normalisation_of_colour_is_not_tried_on_grey(place, capsys):
+    weights = fitted_nets(place, "digits")
+    assert command("init", "digits", *weights, "--network", "draft_nets:make") == 0
+    said = capsys.readouterr().out
+    assert "  MNIST " in said
+    assert "  ImageNet " not in said
+    assert read_recipe("own.toml").data.name == "digits"
+    assert read_recipe("own.toml").data.channels is None
+
+
+def test_networks_at_chance_are_refused_before_a_recipe_is_written(place, capsys):
     table = PythonNetwork(kind="python", name="draft_nets:make", folder=str(place))
     for name in ("a.pt", "b.pt"):
         torch.save(table.make_network(10, 1).state_dict(), name)
-    assert command("init", "digits", "a.pt", "b.pt", "--network", "draft_nets:make") == 0
+    assert command("init", "digits", "a.pt", "b.pt", "--network", "draft_nets:make") == 2
+    assert "a.pt is right on" in capsys.readouterr().err
+    assert not Path("own.toml").exists()
+
+
+def test_classes_in_another_order_are_refused(place, capsys):
+    weights = torch.load("1.pt", weights_only=True)["state_dict"]
+    for name in ("4.weight", "4.bias"):
+        weights[name] = weights[name][[1, 0, 2]]
+    torch.save(weights, "1.pt")
+    assert command("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make") == 2
+    assert "1.pt is right on" in (said := capsys.readouterr().err)
+    assert "classes in another order" in said
+
+
+def test_preprocessing_that_is_given_is_taken(place, capsys):
+    own = ("--mean", "0.485,0.456,0.406", "--std", "0.2", "--order", "rgb", "--size", "10")
+    init = ("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make")
+    assert command(*init, *own) == 0
     said = capsys.readouterr().out
-    assert "MNIST's" in said
-    assert "ImageNet's" not in said
-    assert read_recipe("own.toml").data.name == "digits"
+    assert "by normalisation" not in said
+    assert "10×10 pixels" in said
+    recipe = read_recipe("own.toml")
+    assert recipe.data.resolution == 10
+    network = recipe.teachers.network
+    assert (network.mean, network.std, network.order) == ((0.485, 0.456, 0.406), (0.2,), "rgb")
+    for wrong, sentence in ((("--mean", "0.5"), "go together"), (("--std", "half"), "--std is numbers")):
+        assert command(*init, *wrong, "--to", "b.toml") == 2
+        assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("channels", "written"), [(1, 1), (3, None)])
+def test_grey_pictures_stay_grey_where_the_networks_take_them(place, capsys, channels, written):
+    rng = np.random.default_rng(1)
+    for name, level in (("dark", 60), ("light", 190)):
+        (place / "grey" / name).mkdir(parents=True)
+        for i in range(30):
+            levels = np.clip(level + rng.integers(-30, 30, (8, 8)), 0, 255).astype(np.uint8)
+            Image.fromarray(levels).save(place / "grey" / name / f"{i}.png")
+    weights = fitted_nets(place, "grey", channels, classes=2)
+    assert command("init", "grey", *weights, "--network", "draft_nets:make") == 0
+    assert f"8×8 pixels, {'grey' if channels == 1 else 'colour'}." in capsys.readouterr().out
+    recipe = read_recipe("own.toml")
+    assert recipe.data.channels == written
+    picture = np.asarray(Image.open(sorted((place / "grey" / "dark").glob("*.png"))[0]))
+    splits = load(recipe.data.name, recipe.data.options())
+    read = torch.cat([split.images for split in (splits.train, splits.valid, splits.test)]).numpy()
+    assert read.shape[1] == channels
+    assert any(np.array_equal(image[0], picture) for image in read)
 
 
 def test_files_in_a_deep_folder_are_listed_one_a_line():
@@ -255,13 +332,10 @@ class OfColour(PythonNetwork):
         return {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
 
 
-def test_what_a_network_says_of_colour_is_the_worst_answer_to_grey_images(place):
+def test_what_a_network_says_of_colour_is_not_tried_on_grey_images(place):
+    weights = [Path(name) for name in fitted_nets(place, "digits")]
     table = OfColour(kind="python", name="draft_nets:make", folder=str(place))
-    torch.save(table.make_network(10, 1).state_dict(), "grey.pt")
-    digits = load("digits", Options(valid=50))
-    own, halves = (
-        tried(table, NORMALISATIONS[name], Path("grey.pt"), digits)
-        for name in ("none but its own", "0.5 and 0.5")
-    )
-    assert own == (0.0, -math.inf)
-    assert halves > own
+    said: list[str] = []
+    networks = Networks(table, weights, load("digits", Options(valid=50))).normalised(said.append)
+    assert not any("none" in line for line in said)
+    assert networks.table.mean is not None

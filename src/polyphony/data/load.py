@@ -15,7 +15,7 @@ from polyphony.data.check import check
 from polyphony.data.dataset import Contents, Dataset, Place, sound
 from polyphony.data.errors import DataError, MissingDataError
 from polyphony.data.files import data_root, readable, there
-from polyphony.data.options import Holdout, Options, first_images, resized, share, stratified, trim
+from polyphony.data.options import Holdout, Options, brought, first_images, share, stratified, trim
 from polyphony.data.own import own
 from polyphony.data.splits import Resize, Split, Splits
 from polyphony.data.unlabelled import left_without_labels, read_unlabelled
@@ -126,6 +126,7 @@ def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHI
 def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
     """Sets test and validation images aside, unless the data has its own; then trims and resizes."""
     train, valid, test = (whole.parts.get(part) for part in ("train", "valid", "test"))
+    set_aside = tuple(part for part in ("valid", "test") if part not in whole.parts)
     if train is None:
         raise DataError(f"{dataset.name} has no training images here; use it as unknown or shifted data only")
     if test is None:
@@ -139,9 +140,9 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
     spare = left_without_labels(train, options)
     squashed = options.resolution and test.images.shape[-2:] != 2 * (options.resolution,)
-    train, valid, test = (resized(split, options.resolution) for split in (trim(train, options), valid, test))
+    train, valid, test = (brought(split, options) for split in (trim(train, options), valid, test))
     resize: Resize = "squash" if squashed else "crop"  # a reader that resizes has cropped
-    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize, spare)
+    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize, spare, set_aside)
 
 
 def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[Split, Split]:

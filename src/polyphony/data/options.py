@@ -14,6 +14,7 @@ from polyphony.data.splits import Split, room
 
 MOST = {"resolution": 8192}  # pixels a side, as large as a picture may be; of images:
 MOST |= dict.fromkeys(("per_class", "limit", "valid", "test", "unlabelled"), 10**9)
+CHUNK = 1024  # images at a time
 LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey
 
 
@@ -32,6 +33,7 @@ class Options:
     coarse      CIFAR-100 only: its 20 superclasses as labels
     unlabelled  images without labels beside the training images: a folder of pictures, an .npz, or the number
                 of training images left out by per_class and limit to use without their labels
+    channels    1 for grey images, 3 for colour (default: as they are read)
     """
 
     per_class: int | None = None
@@ -42,6 +44,7 @@ class Options:
     seed: int = 0
     coarse: bool = False
     unlabelled: str | int | None = None
+    channels: int | None = None
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -49,6 +52,8 @@ class Options:
             if isinstance(value, int) and not 1 <= value <= most:
                 bound = "at least 1" if value < 1 else f"at most {most:,}"
                 raise DataError(f"the data option {name} must be {bound}, not {value}")
+        if self.channels not in (None, 1, 3):
+            raise DataError(f"the data option channels must be 1 or 3, not {self.channels}")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise DataError(f"the data option seed must have at most 64 bits, unlike {self.seed}")
 
@@ -157,11 +162,16 @@ def _log_choices(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
-def resized(split: Split, resolution: int | None) -> Split:
-    """The split's images area-averaged to resolution × resolution; the split itself if it is that size."""
-    if resolution is None or split.images.shape[-2:] == (resolution, resolution):
-        return split
-    return Split(area_average(split.images, resolution, resolution), split.labels)
+def brought(split: Split, options: Options) -> Split:
+    """The split's images in the options' resolution (area-averaged) and channels; itself if they are so."""
+    images, side, channels = split.images, options.resolution, options.channels
+    if side is not None and images.shape[-2:] != (side, side):
+        images = area_average(images, side, side)
+    if channels is not None and images.shape[1] != channels:
+        found, images = images, room(len(images), channels, *images.shape[2:])
+        for some, into in zip(found.split(CHUNK), images.split(CHUNK), strict=True):
+            into.copy_(with_channels(some, channels))
+    return split if images is split.images else Split(images, split.labels)
 
 
 def area_average(images: Tensor, height: int, width: int) -> Tensor:

@@ -24,7 +24,11 @@ KEYS = {  # what common tools call the arrays of a part, in the order looked for
     "valid": (("valid_images", "valid_labels"), ("val_images", "val_labels"), ("x_valid", "y_valid")),
     "test": (("test_images", "test_labels"), ("x_test", "y_test")),
 }
-FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}  # of a part
+FOLDERS = {  # what people call the folder of a part, in small letters
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "val", "validation"), "valid"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 def own(path: Path) -> Dataset:
@@ -41,13 +45,11 @@ def own(path: Path) -> Dataset:
 
 
 def read_folder(path: Path, options: Options) -> Contents:
-    """`path/CLASS/picture`, or `path/PART/CLASS/picture` of train with valid, test or both; RGB [n 3 h w].
+    """`path/CLASS/picture`, or `path/PART/CLASS/picture` of train, perhaps valid and test; RGB [n 3 h w].
 
     With a resolution every picture is cropped to a square and brought to it; without, sizes must be equal.
     """
-    folders = {part: path / name for name, part in FOLDERS.items() if (path / name).is_dir()}
-    if "train" not in folders or len(folders) == 1:
-        folders = {"train": path}
+    folders = _parts(path) or {"train": path}
     classes = _class_names(folders["train"])
     for folder in folders.values():
         if _class_names(folder) != classes:
@@ -55,6 +57,24 @@ def read_folder(path: Path, options: Options) -> Contents:
     return Contents(
         classes, {part: _pictures(folder, classes, options) for part, folder in folders.items()}, "own"
     )
+
+
+def _parts(path: Path) -> dict[str, Path]:
+    """The folders of parts; DataError where two are of one part, or none is for training."""
+    parts: dict[str, Path] = {}
+    for folder in sorted(path.iterdir()):
+        part = FOLDERS.get(folder.name.lower())
+        if part is None or not folder.is_dir():
+            continue
+        if part in parts:
+            raise DataError(f"{parts[part]} and {folder} are both {part} images; rename or remove one")
+        parts[part] = folder
+    if parts and "train" not in parts:
+        name = next(iter(parts.values())).name
+        raise DataError(
+            f"{path} has a folder '{name}' but no 'train'; add it, or rename a class of that name"
+        )
+    return parts
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from polyphony.data.dataset import sound
 from polyphony.data.errors import MissingCorruptedError
 from polyphony.data.files import data_root, there
 from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
-from polyphony.data.options import Options, area_average, first_images, resized, with_channels
+from polyphony.data.options import Options, area_average, brought, first_images, with_channels
 from polyphony.data.splits import Split
 
 
@@ -65,7 +65,7 @@ class Corrupted:
         block = split[(severity - 1) * n : severity * n]
         if self.options.test is not None:
             block = first_images(block, self.options.test, "corrupted", "take all of them")
-        return resized(block, self.options.resolution)
+        return brought(block, self.options)
 
 
 def corrupted(
@@ -73,7 +73,8 @@ def corrupted(
 ) -> Corrupted:
     """The corrupted test images of a data set: the official ones where they are, otherwise those made here.
 
-    Of the options, `test` and `resolution` apply. `extra` adds the four corruptions kept for validation.
+    Of the options, `test`, `resolution` and `channels` apply. `extra` adds the four corruptions kept for
+    validation.
     """
     base = data_root(root)
     official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)

@@ -94,6 +94,7 @@ class Splits:
     origin: str = "own"  # every reader of official files says what it found
     resize: Resize = "crop"  # how images came to their size
     unlabelled: Split | None = None  # images of the same size whose labels are all −1
+    set_aside: tuple[str, ...] = ()  # parts that were taken from the training images
 
 
 def room(*shape: int) -> Tensor:

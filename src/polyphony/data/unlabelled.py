@@ -13,7 +13,7 @@ from polyphony.data.dataset import Contents
 from polyphony.data.errors import DataError
 from polyphony.data.files import readable, there
 from polyphony.data.images import SUFFIXES, decode_all, is_picture
-from polyphony.data.options import Options, area_average, left_out, resized, with_channels
+from polyphony.data.options import Options, area_average, brought, left_out, with_channels
 from polyphony.data.own import images_of_npz
 from polyphony.data.splits import UNLABELLED, Split
 
@@ -50,7 +50,7 @@ def left_without_labels(train: Split, options: Options) -> Split | None:
             f"{options.unlabelled:,} unlabelled images were asked for, but per_class and limit leave out"
             f" {len(rows):,} training images"
         )
-    images = resized(train[rows[: options.unlabelled]], options.resolution).images
+    images = brought(train[rows[: options.unlabelled]], options).images
     return Split(images, _labels(images, UNLABELLED))
 
 

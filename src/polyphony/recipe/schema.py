@@ -45,6 +45,7 @@ class Data(Table):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     coarse: bool = False
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
+    channels: Literal[1, 3] | None = None  # grey or colour; by default as they are read
     augment: Crop = Crop()
 
     @field_validator("name")

@@ -1,95 +1,112 @@
-"""A first recipe for networks that are trained already: what can be found out is found out, and said."""
+"""A first recipe for networks that are trained already."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median_low
-from typing import Any
 
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from polyphony import metrics
-from polyphony._util.text import counted, printable
-from polyphony.data import Options, Splits, load
+from polyphony._util.text import counted, duration, printable
+from polyphony.compute.devices import choose_device
+from polyphony.data import Splits
 from polyphony.data.images import SUFFIXES
-from polyphony.ensembles import Single
-from polyphony.nn.weights import WeightsError, load_weights
-from polyphony.recipe import ForeignTable, RecipeError, foreign_table
+from polyphony.recipe import RecipeError, foreign_table
 from polyphony.recipe.points import toml
+from polyphony.recipe.read import check
 from polyphony.recipe.table import Name
+from polyphony.study.cost import TooLargeError, costs
 from polyphony.study.given import refuse_copies
-from polyphony.training.predict import predict
+from polyphony.study.preprocessing import LOOKED_AT, Given, Networks, Say, networks_and_images
+from polyphony.study.processes import default_workers
+from polyphony.study.study import Study
 
-LOOKED_AT = 500  # pictures whose sizes, and validation images whose classes, are looked at
 LARGEST_SIDE = 224
-MIRRORED = 0.9  # share of what a network knows that it must know of mirrored images, for students to see them
 LONG = 100  # letters of a line
-LARGEST_BATCH, FEWEST_STEPS = 128, 8  # an epoch
-NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
-    "none but its own": {},
-    "ImageNet's": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
-    "MNIST's": {"mean": (0.1307,), "std": (0.3081,)},
-    "0.5 and 0.5": {"mean": (0.5,), "std": (0.5,)},
-    "pixels in [0, 255]": {"mean": (0.0,), "std": (1 / 255,)},
-}
+LARGEST_BATCH, FEWEST_STEPS = 64, 8  # an epoch
+STEPS, EPOCHS = 600, (10, 60)  # of a student that starts from a teacher
+LONGER = 3  # times the epochs, from fresh weights
+AFFORDABLE = 3600  # seconds that all students may take on this machine
 TEMPLATE = """\
-# {members} networks that are trained already, distilled into one with {members} members.
+# {members} trained networks, distilled into one student with {members} members.
 #
 {findings}
 #
-# polyphony show {file} says what it will do and cost; polyphony study {file} does it.
+# polyphony show {file}    says what it will do and cost
+# polyphony study {file}   does it
 members = {members}
+seeds = {seeds}
 
 [data]
-name = {data}{resolution}
-augment = {{ pad = {pad}, flip = {flip} }}  # flip = false where left and right mean something
+name = {data}{read}
+augment = {{ pad = {pad}, flip = {flip} }}
 
 [teachers]
 network = {network}
 weights = {weights}
 
-[student]  # of the teachers' network; "network = …" names a smaller one, which starts fresh
+[student]  # has the teachers' network
 start = "teacher"  # from the first teacher's weights
-epochs = 30
+passes = "one"
+epochs = {epochs}
 batch = {batch}
 {rates}
-temperature = 4
-step_size = "match"  # where the teachers disagree on training images as they do on held-out ones
+temperature = 1
 
+# Candidates: predict and export take the one with the lowest calibrated NLL on validation images.
 [methods]
-kd = {{ perturb = "clean" }}
-kd-ods = {{ perturb = "ods", temperature = 1 }}
+mean = {{ form = "single", perturb = "clean", temperature = 4 }}  # one plain network, for comparison
+kd = {{ perturb = "clean", temperature = 4 }}
+ods-3 = {{ perturb = "ods", step_size = "3/255" }}
+ods-12 = {{ perturb = "ods", step_size = "12/255" }}
 """
-FOR_CONVOLUTIONS = "learning_rate = 0.02\nweight_decay = 5e-4\nwarm_up = 2"
+BORN = 4  # methods of the template
+FRESH = """\
+# The same from fresh weights: often better where the teachers have memorised their training images.
+kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", epochs = {epochs} }}
+ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", epochs = {epochs} }}
+"""
+FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
 schedule = "cosine"
 clip = 1.0
 learning_rate = 5e-4
 weight_decay = 0.05
-warm_up = 5"""
+warm_up = 2"""
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A recipe's text, and what was found out on the way, a sentence each."""
+class Setting:
+    """What a recipe is written from."""
 
-    text: str
-    findings: tuple[str, ...]
+    networks: Networks
+    source: str
+    side: int | None
+    channels: int | None
+    flip: bool
+    file: Path
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it is a network with BatchNorm: SGD suits it, and it learns from fresh weights soon."""
+        splits = self.networks.splits
+        network = self.networks.table.fitted(len(splits.classes), tuple(splits.train.images.shape[1:]))
+        return any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
 
 
-def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size: int | None = None) -> Draft:
+def draft(images: Path, weights: Sequence[Path], network: str, file: Path, given: Given, say: Say) -> str:
     """The recipe that distils these networks, which know the classes of these images, into one.
 
-    `network` is "module:function", "timm:NAME" or "transformers:FOLDER"; `file` is where the recipe will be,
-    beside which modules are looked for. Pictures are brought to `size`, or to what most of them have room
-    for. Of the usual normalisations it takes the one with which the first network is right most often; the
-    other networks are tried with it, too. Students see mirrored images if that network knows them.
+    `network` is "module:function", "module:Class", "timm:NAME" or "transformers:FOLDER"; `file` is where the
+    recipe will be, beside which modules are looked for. Every finding goes to `say`, a line each, and into
+    the recipe. RecipeError, WeightsError or DataError where the networks cannot be distilled.
     """
     if len(weights) < 2:
         raise RecipeError(
@@ -99,29 +116,81 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, size:
     for path in (images, *weights):
         check_text(path)
     refuse_copies(weights)
-    side = common_side(images) if size is None else size
+    findings: list[str] = []
+
+    def tell(finding: str) -> None:
+        findings.append(finding)
+        say(finding)
+
+    side = common_side(images) if given.size is None else given.size
     source = str(images.absolute()) if images.exists() else str(images)  # or the name of a data set
-    splits = load(source, Options(resolution=side))
-    table = foreign_table(network, file.absolute().parent)
-    scores = {name: tried(table, keys, weights[0], splits) for name, keys in NORMALISATIONS.items()}
-    best = max(scores, key=lambda name: scores[name])
-    table = table.model_copy(update=NORMALISATIONS[best])
-    fitting = {name: right for name, (right, nll) in scores.items() if nll > -math.inf}
-    shares = ", ".join(f"{right:.1%} with {name}" for name, right in fitting.items())
-    first, *others = called(weights)
-    right = [tried(table, {}, path, splits)[0] for path in weights[1:]]
-    each = ", ".join(f"{name} {share:.1%}" for name, share in zip(others, right, strict=True))
-    mirrored = tried(table, {}, weights[0], with_mirrored(splits))[0]
-    flip = mirrored >= MIRRORED * scores[best][0]
-    height, width = splits.train.images.shape[-2:]
-    findings = (
-        f"{len(splits.train):,} training images of {len(splits.classes)} classes, {width}×{height} pixels.",
-        f"{first} is right on so many of {min(LOOKED_AT, len(splits.valid))} validation images,"
-        f" by normalisation: {shares}.",
-        f"The other networks, with {best}: {each}.",
-        f"{first} on mirrored images: {mirrored:.1%}; students are {'' if flip else 'not '}shown such.",
+    table = given.network(foreign_table(network, file.absolute().parent))
+    networks, channels = networks_and_images(table, weights, source, side)
+    tell_images(networks.splits, tell)
+    networks = networks.normalised(tell).checked(tell)
+    flip = networks.know_mirrored(tell)
+    setting = Setting(networks, source, side, channels, flip, file)
+    return affordable(setting, findings, tell)
+
+
+def tell_images(splits: Splits, say: Say) -> None:
+    """How many images there are, and whether the networks may have been trained on held-out ones."""
+    sizes = f"{len(splits.train):,} training, {len(splits.valid):,} validation and {len(splits.test):,} test"
+    channels, height, width = splits.train.images.shape[1:]
+    kind = "grey" if channels == 1 else "colour"
+    say(f"{sizes} images of {len(splits.classes)} classes, {width}×{height} pixels, {kind}.")
+    if splits.set_aside:
+        names = " and ".join("validation" if part == "valid" else part for part in splits.set_aside)
+        say(f"No {names} images were given, so some of the training images were set aside for it.")
+        say("If your networks were trained on those, all scores look too good and temperatures are too low:")
+        say("put images that they have not seen in folders 'valid' and 'test' beside 'train'.")
+
+
+def affordable(setting: Setting, findings: list[str], say: Say) -> str:
+    """The recipe's text with as many candidates and seeds as this machine trains in the time."""
+    plans = [(fresh, seeds) for seeds in (3, 1) for fresh in (True, False) if setting.convolves or not fresh]
+    try:
+        seconds = estimated(setting, written(setting, (), setting.convolves, seeds=1))
+    except TooLargeError:
+        return written(setting, findings, fresh=False, seeds=1)
+    total = {(fresh, seeds): seeds * sum(seconds[: None if fresh else BORN]) for fresh, seeds in plans}
+    plan = next((plan for plan in plans if total[plan] <= AFFORDABLE), plans[-1])
+    say(f"Estimated time to train all students on this machine: {duration(total[plan])}.")
+    return written(setting, findings, *plan)
+
+
+def estimated(setting: Setting, text: str) -> list[float]:
+    """Seconds that a student of each method takes on this machine, with others beside it."""
+    folder = setting.file.absolute().parent
+    recipe = check({"name": setting.file.stem, **tomllib.loads(text)}, setting.file.name, folder)
+    study = Study(recipe, folder, device=choose_device(), data_instead=setting.networks.splits)
+    return [cost.seconds / default_workers(study) for cost in costs(study)]
+
+
+def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) -> str:
+    """The recipe's text."""
+    networks = setting.networks
+    shape = networks.splits.train.images.shape
+    batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
+    fewest, most = EPOCHS
+    epochs = min(most, max(fewest, round(STEPS * batch / shape[0])))
+    options = {"resolution": setting.side, "channels": setting.channels}
+    text = TEMPLATE.format(
+        members=len(networks.weights),
+        findings="\n".join(f"# {printable(finding)}" for finding in findings),
+        file=printable(str(setting.file)),
+        seeds=toml(list(range(seeds))),
+        data=toml(setting.source),
+        read="".join(f"\n{key} = {value}" for key, value in options.items() if value is not None),
+        pad=min(4, shape[-1] // 8),
+        flip=toml(setting.flip),
+        network=toml(networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
+        weights=toml_paths([str(path.absolute()) for path in networks.weights]),
+        epochs=epochs,
+        batch=batch,
+        rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
     )
-    return Draft(written(source, weights, table, file, side, flip, splits, findings), findings)
+    return text + (FRESH.format(epochs=LONGER * epochs) if fresh else "")
 
 
 def check_name(file: Path) -> None:
@@ -142,42 +211,6 @@ def check_text(path: Path) -> None:
         raise RecipeError(f"{path} is no UTF-8, in which recipes are written: rename it") from None
 
 
-def called(weights: Sequence[Path]) -> list[str]:
-    """The files' names, or their paths where some have the same name."""
-    names = [path.name for path in weights]
-    return names if len(set(names)) == len(names) else [str(path) for path in weights]
-
-
-def written(
-    source: str,
-    weights: Sequence[Path],
-    table: ForeignTable,
-    file: Path,
-    side: int | None,
-    flip: bool,
-    splits: Splits,
-    findings: Sequence[str],
-) -> str:
-    """The recipe's text."""
-    shape = splits.train.images.shape
-    network = table.fitted(len(splits.classes), tuple(shape[1:]))
-    convolutions = any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
-    return TEMPLATE.format(
-        members=len(weights),
-        findings="\n".join(f"# {printable(finding)}" for finding in findings),
-        file=printable(str(file)),
-        data=toml(source),
-        resolution="" if side is None else f"\nresolution = {side}",
-        pad=min(4, shape[-1] // 8),
-        flip=toml(flip),
-        network=toml(table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
-        weights=toml_paths([str(path.absolute()) for path in weights]),
-        batch=batch,
-        rates=FOR_CONVOLUTIONS if convolutions else FOR_TRANSFORMERS,
-    )
-
-
 def toml_paths(paths: Sequence[str]) -> str:
     """Paths as TOML: in one line, or one a line where that would be long."""
     line = toml(paths)
@@ -196,30 +229,9 @@ def common_side(images: Path) -> int | None:
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """(width, height), from a picture's first bytes; the reader says what is wrong with one that is none."""
+    """(width, height), from a picture's first bytes; the largest for a damaged one, which is read later."""
     try:
         with Image.open(path) as picture:
             return picture.size
     except Exception:
         return (LARGEST_SIDE, LARGEST_SIDE)
-
-
-def with_mirrored(splits: Splits) -> Splits:
-    """The splits with validation images, as many as are looked at, whose left is right."""
-    valid = splits.valid.some(LOOKED_AT)
-    return replace(splits, valid=replace(valid, images=valid.images.flip(-1)))
-
-
-def tried(table: ForeignTable, keys: Mapping[str, Any], path: Path, splits: Splits) -> tuple[float, float]:
-    """(accuracy, −NLL) of a network with a normalisation in front; the worst where it does not fit images."""
-    shape = tuple(splits.train.images.shape[1:])
-    try:
-        network = table.model_copy(update=dict(keys)).fitted(len(splits.classes), shape)
-    except RecipeError:
-        return 0.0, -math.inf
-    load_weights(network.network, path)
-    seen = predict(Single(network), splits.valid.some(LOOKED_AT))
-    if not bool(seen.logits.isfinite().all()):
-        raise WeightsError(f"{path} makes a network whose answers are no numbers: is it damaged?")
-    log_probs = seen.log_probs()
-    return metrics.accuracy(log_probs, seen.labels), -metrics.nll(log_probs, seen.labels)

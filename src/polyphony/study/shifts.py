@@ -110,7 +110,9 @@ def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupte
     """The corrupted versions of a recipe's test images, or of the first so many."""
     splits = load_splits(data, root)
     count = min(limit or len(splits.test), len(splits.test))
-    found = corrupted(splits.name, root, Options(resolution=data.resolution, test=count))
+    found = corrupted(
+        splits.name, root, Options(resolution=data.resolution, test=count, channels=data.channels)
+    )
     made_of_these = found.source in (None, splits.test.fingerprint)
     if not made_of_these and found.source != source_split(found, data, root).fingerprint:
         raise not_of_the_run(f"{splits.name}-c-regenerated")
@@ -122,7 +124,13 @@ def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
     whole = next(iter(made.parts.values()))
     (height, width), count = whole.images.shape[-2:], len(whole) // len(SEVERITIES)
     side = height if height == width else None
-    options = Options(resolution=side, test=count, seed=data.seed, coarse=data.coarse)
+    options = Options(
+        resolution=side,
+        test=count,
+        seed=data.seed,
+        coarse=data.coarse,
+        channels=whole.images.shape[1],
+    )
     return load(data.name, options, root).test
 
 
