@@ -1,4 +1,4 @@
-"""A small residual network, written without Polyphony: the kind of file that `--network mynets:SmallResNet` names."""
+"""A small residual network, written without Polyphony: what `--network mynets:SmallResNet` names."""
 
 from torch import Tensor, nn
 

@@ -3,8 +3,8 @@
     python examples/own/train.py TINY_IMAGENET OUT        (TINY_IMAGENET: the unpacked tiny-imagenet-200)
 
 writes OUT/photos/{train,valid,test}/GROUP/*.JPEG, seven groups of 16 classes of TinyImageNet, and the weights
-OUT/a.pt … OUT/d.pt. Nine pictures of a class are for training and three for validation, of those that come first in
-its training folder; four of its validation pictures are for test.
+OUT/a.pt … OUT/d.pt. Nine of a class's training pictures are for training and three for validation; four of
+its validation pictures are for test.
 """
 
 import shutil
