@@ -222,7 +222,7 @@ def test_a_study_without_its_data_is_refused_but_can_be_shown(say, refused, tmp_
         (b"members: 4\n", "odd.toml is not TOML"),
         (b"\xff\xfe", "cannot be read"),
         (b"", "odd.toml: the recipe needs the key 'members'"),
-        (None, "there is no recipe 'odd.toml'"),
+        (None, "there is no file 'odd.toml'"),
     ],
     ids=["yaml", "bytes", "empty", "missing"],
 )
@@ -244,7 +244,9 @@ def test_a_recipe_file_that_is_none_is_one_sentence(say, refused, tmp_path, cont
         (["study", "digits", "--workers", "two"], "two"),
         (["study", "digits", "--workers", "0"], "workers"),
         (["study", "digits", "--workers", "-1"], "workers"),
-        (["study", "digits", "--device", "gpu"], "there is no device 'gpu'"),
+        (["study", "digits", "--device", "gpu"], "there is no device 'gpu' here: use cuda, mps, cpu or auto"),
+        (["study", "./x.toml"], "there is no file './x.toml'"),
+        (["report", "runs/nope"], "runs/nope is not a run folder; 'polyphony study RECIPE' makes one"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["predict", "run", "a.png", "--page", "a.png"], "html"),  # which would be replaced
         (["report", "run", "--out", "scores.csv"], "html"),

@@ -35,6 +35,7 @@ from polyphony.serve.description import Description
 from polyphony.serve.export import ExportError
 from polyphony.serve.load import CONFIG, WEIGHTS
 from polyphony.study.draft import draft
+from polyphony.study.preprocessing import Given
 from polyphony.study.status import run_status
 
 OWN = (UserError, SettingError)
@@ -484,7 +485,10 @@ def drafts(random: Random, folder: Path) -> Call:
     weights = random.choice((weights[:2], weights[:2], weights[:2], weights[:1], weights[1:], []))
     network = random.choice((f"{name}:make", f"{name}:make", f"{name}:make", "nothing:make", text(random)))
     size = random.choice((None, None, None, 8, 4, 0, -1, 10**6))
-    make = partial(draft, images, weights, network, folder / "own.toml", size)
+    told = random.choice(((), ((0.5,), (0.5,)), ((0.5,), None), ((0.1, 0.2), (1.0, 2.0)), ((0.0,), (0.0,))))
+    make = partial(
+        draft, images, weights, network, folder / "own.toml", Given(size, *told), lambda line: None
+    )
     return partial(unseen, make, folder, name)
 
 

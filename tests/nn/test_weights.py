@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ SAVED = {
     "a script's": lambda: {"net": prefixed("net."), "acc": 0.9},
     "lightning": lambda: {"state_dict": prefixed("model.")},
     "averaged": lambda: AveragedModel(network()).state_dict(),
+    "any prefix": lambda: prefixed("lit.backbone."),
+    "averaged by hand": lambda: {"ema": prefixed("module."), "epoch": 3},
+    "in another dict": lambda: {
+        "weights": network().state_dict(),
+        "optimizer": {"state": {0: {"step": torch.ones(1)}}},
+    },
     "without counts": lambda: without("1.num_batches_tracked"),
 }
 
@@ -121,7 +128,15 @@ def test_a_model_of_transformers_takes_the_file_that_it_has_saved(tmp_path, capf
             "has '9.w', which the network does not know",
         ),
         (lambda: network(5).state_dict(), "is [5, 4], but the network's is [3, 4]: is it of another net"),
-        (lambda: {"epoch": 3}, "holds no weights by name"),
+        (
+            lambda: prefixed("a.") | {"b.w": torch.ones(1)},
+            "which the network needs, and has 'a.0.bias' and 9",
+        ),
+        (lambda: {"epoch": 3}, "holds no weights by name (its keys are 'epoch')"),
+        (
+            lambda: {"ema": network().state_dict(), "swa": network().state_dict()},
+            "holds weights under 'ema', 'swa': pick one, as a.pt#ema",
+        ),
         (lambda: [torch.ones(2)], "holds no weights by name"),
     ],
 )
@@ -144,8 +159,7 @@ def test_nothing_in_a_file_is_executed(tmp_path, monkeypatch):
     Path("a.pt").write_bytes(pickle.dumps(Trap()))
     torch.save({"state_dict": Trap()}, "b.pt")
     for name in ("a.pt", "b.pt"):
-        said = f"{name} cannot be read as weights (it is damaged, or holds more than tensors, which nothing"
-        with pytest.raises(WeightsError, match=re.escape(said)):
+        with pytest.raises(WeightsError, match=re.escape(f"{name} cannot be read as weights: it ")):
             read_weights(Path(name))
     assert not Path("executed").exists()
 
@@ -166,4 +180,49 @@ def test_what_is_no_file_of_weights_is_one_sentence(tmp_path, name):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/data.pkl", "x")
     with pytest.raises(WeightsError):
+        read_weights(path)
+
+
+def test_weights_under_a_key_are_picked_by_its_name(tmp_path):
+    ours, averaged = (
+        network().state_dict(),
+        {name: 2 * value for name, value in network().state_dict().items()},
+    )
+    torch.save({"model": ours, "ema": {"shadow": averaged, "decay": 0.99}}, tmp_path / "a.pt")
+    for name, weights in (("a.pt", ours), ("a.pt#model", ours), ("a.pt#ema.shadow", averaged)):
+        found = read_weights(tmp_path / name)
+        assert all(torch.equal(found[key], weights[key]) for key in weights)
+    with pytest.raises(WeightsError, match=r"no weights under 'swa', only 'model', 'ema\.shadow'"):
+        read_weights(tmp_path / "a.pt#swa")
+    torch.save(averaged, tmp_path / "a.pt#model")  # a file that is called so
+    assert torch.equal(read_weights(tmp_path / "a.pt#model")["0.weight"], averaged["0.weight"])
+
+
+CONVERTED = {
+    "whole": lambda path: torch.save(network(), path),
+    "namespace": lambda path: torch.save({"args": Namespace(lr=1), "model": network().state_dict()}, path),
+    "module in a dict": lambda path: torch.save({"epoch": 1, "net": network()}, path),
+    "script": lambda path: torch.jit.save(torch.jit.trace(network().eval(), torch.ones(2, 4)), path),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_the_line_that_converts_a_file_works(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    CONVERTED[kind]("a.pt")
+    with pytest.raises(WeightsError) as refused:
+        read_weights(Path("a.pt"))
+    line = str(refused.value).rpartition("convert it: ")[2]
+    exec(line, {"torch": torch})
+    found = read_weights(Path("a-weights.pt"))
+    assert all(torch.equal(found[key], value) for key, value in network().state_dict().items())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_truncated_file_is_called_so(tmp_path, packed):
+    path = tmp_path / "a.pt"
+    torch.save(network().state_dict(), path, _use_new_zipfile_serialization=packed)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(WeightsError, match="it is truncated"):
         read_weights(path)

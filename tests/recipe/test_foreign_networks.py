@@ -115,6 +115,73 @@ def test_a_library_that_is_not_there_is_one_sentence(monkeypatch, library):
         network(f'{{ kind = "{library}", name = "x" }}').build(10, 1)
 
 
+def test_timm_without_torchvision_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [LacksTorchvision(), *sys.meta_path])
+    with pytest.raises(
+        RecipeError, match="needs the package torchvision, which is not installed: pip install t"
+    ):
+        network('{ kind = "timm", name = "x" }').build(10, 1)
+
+
+class LacksTorchvision:
+    """Finds timm, whose import then fails as it does where torchvision is missing."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "timm":
+            raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision.transforms")
+
+
+class Flat(nn.Module):
+    """A network that remembers what it was made with."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.sizes = (inputs, outputs)
+        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, outputs))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class SmallCNN(Flat):
+    def __init__(self, num_classes=10, in_chans=3):
+        super().__init__(in_chans, num_classes)
+
+
+def like_torchvision(*, weights=None, **settings):
+    return SmallCNN(**settings)
+
+
+MAKERS = {
+    "a class": SmallCNN,
+    "a function of ours": lambda classes, channels: Flat(channels, classes),
+    "other names": lambda n_classes, in_channels=3: Flat(in_channels, n_classes),
+    "classes alone": lambda num_classes: Flat(3, num_classes),
+    "keywords": lambda **sizes: Flat(sizes["channels"], sizes["classes"]),
+    "a name and keywords": lambda num_classes=10, **more: Flat(3, num_classes),
+    "torchvision's": like_torchvision,
+    "no arguments": lambda: Flat(3, 7),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_network_is_made_with_the_names_that_people_use(mynets, kind):
+    mynets.make = MAKERS[kind]
+    built = network('{ kind = "python", name = "mynets:make" }').fitted(7, (3, 8, 8))
+    assert built.network.sizes == (3, 7)
+
+
+def test_args_go_before_sizes_and_an_argument_that_is_missing_is_named(mynets):
+    mynets.make = lambda depth, num_classes: Flat(depth, num_classes)
+    table = '{ kind = "python", name = "mynets:make", args = { depth = 3, num_classes = 2 } }'
+    assert network(table).build(2, 3).network.sizes == (3, 2)
+    with pytest.raises(
+        RecipeError, match=r"'mynets:make' needs a value for 'depth': give it in args, or name"
+    ):
+        network('{ kind = "python", name = "mynets:make" }').build(7, 3)
+
+
 @pytest.mark.parametrize("keys", ["", 'name = "x", config = { model_type = "vit" }'])
 def test_a_network_of_transformers_has_a_name_or_a_config(keys):
     with pytest.raises(RecipeError, match="give name, a model's folder or id, or config"):

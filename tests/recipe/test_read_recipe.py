@@ -259,7 +259,7 @@ def test_an_override_below_a_value_is_refused(small):
             "small.toml: teachers.network has no key 'widen'; did you mean 'width'?",
         ),
         ("methods.kd.pertub=ods", "small.toml: methods.kd has no key 'pertub'; did you mean 'perturb'?"),
-        ("data.qqq=1", "small.toml: data has no key 'qqq'; known are augment, coarse,"),
+        ("data.qqq=1", "small.toml: data has no key 'qqq'; known are augment, channels,"),
         (
             "teachers.network.kind=resent",
             "small.toml: teachers.network knows no kind 'resent'; did you mean 'r",
@@ -360,12 +360,21 @@ def test_a_file_that_is_not_toml_is_named(tmp_path, content):
 
 def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
     assert complaint("digist") == "there is no recipe 'digist'; did you mean 'digits'?"
-    assert complaint("some/where/digist.toml").endswith("did you mean 'digits'?")
+    assert complaint("some/where/digist.toml").endswith("digist.toml'; did you mean 'digits'?")
+    assert complaint("./x.toml") == "there is no file './x.toml'"
     assert complaint("qqqq").startswith("there is no recipe 'qqqq'; shipped are")
 
 
 def test_a_folder_is_no_recipe(tmp_path):
-    assert complaint(tmp_path).startswith(f"there is no recipe '{tmp_path}'")
+    assert complaint(tmp_path) == f"there is no recipe '{tmp_path}': that is no file, give a TOML file"
+
+
+def test_a_key_without_its_table_is_found(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    assert complaint(path, "alpha=0.5").endswith("a recipe has no key 'alpha'; did you mean 'student.alpha'?")
+    assert complaint(path, "epochs=3").endswith("did you mean 'student.epochs' or 'teachers.epochs'?")
+    assert complaint(path, "membres=3").endswith("did you mean 'members'?")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ _OTHERS = {
 
 def advice(path: Path) -> str:
     """How to have a file of a run again, or the folder of a training."""
+    if path.name == "recipe.json" and not path.exists():
+        return f"{path.parent} is not a run folder; 'polyphony study RECIPE' makes one"
     analysed = path.parent.name == "analysis"
     run = path.parents[1] if analysed else path.parent
     maker = _MAKERS.get(path.stem, "analyse {run} {name}" if analysed else "")

@@ -17,7 +17,11 @@ def choose_device(name: str = "auto") -> str:
     try:
         torch.zeros(1, device=name).cpu()  # there are names of devices that keep nothing
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"there is no device '{name}' here") from error
+        kind = name.partition(":")[0]
+        why = "use cuda, mps, cpu or auto" if kind not in ("cuda", "mps") else "no such GPU was found"
+        if kind == "cuda" and not torch.backends.cuda.is_built():
+            why = "this is a CPU build of PyTorch"
+        raise ValueError(f"there is no device '{name}' here: {why}") from error
     return name
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
 from polyphony.nn.adapter import Order
-from polyphony.recipe.python import PythonTable, said, seeded
+from polyphony.recipe.python import PythonTable, explained, said, seeded
 from polyphony.recipe.table import RecipeError, Table
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
@@ -20,6 +21,18 @@ PositiveNumbers = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min
 Side = Annotated[int, Field(gt=0, le=10**4)]
 
 FEW = 2  # images that a network is tried on
+SIZES = {  # what people call the arguments of a network
+    "classes": (
+        "classes",
+        "num_classes",
+        "n_classes",
+        "nb_classes",
+        "num_labels",
+        "n_labels",
+        "out_features",
+    ),
+    "channels": ("channels", "in_channels", "in_chans", "num_channels", "n_channels", "input_channels"),
+}
 PLAIN = {"mean": 0.0, "std": 1.0}  # of a network that takes pixels as they are
 
 
@@ -113,12 +126,42 @@ def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 class PythonNetwork(PythonTable, ForeignTable):
-    """One of the user's own: what is named is called with `classes`, `channels` and its `args`."""
+    """One of the user's own: a function or class, called with `args` and the sizes that it has names for."""
 
     kind: Literal["python"]
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        network = self.make(classes=classes, channels=channels)
+        sizes = {"classes": classes, "channels": channels}
+        with explained(self.name):
+            named = self.named(sizes)
+        try:
+            network = self.make(**sizes if named is None else named)
+        except RecipeError as fault:
+            if named is not None or "unexpected keyword argument" not in str(fault):
+                raise
+            network = self.make(num_classes=classes)  # as torchvision's functions have it
         if not isinstance(network, nn.Module):
             raise RecipeError(f"'{self.name}' makes a {type(network).__name__}, not a torch.nn.Module")
         return network
+
+    def named(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The sizes by the names that the maker has for them; nothing where it does not say which it takes.
+
+        A RecipeError where it needs another argument.
+        """
+        try:
+            parameters = inspect.signature(self.load()).parameters.values()
+        except (TypeError, ValueError):
+            return None
+        names = [each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY]
+        found = {name: size for key, size in sizes.items() for name in names if name in SIZES[key]}
+        if not found and any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return None
+        for each in parameters:
+            optional = each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            if not optional and each.name not in {*found, *self.args}:
+                raise RecipeError(
+                    f"'{self.name}' needs a value for '{each.name}': give it in args, or name a function"
+                    f" 'def make(classes, channels): return {self.label}(…)'"
+                )
+        return {name: size for name, size in found.items() if name not in self.args}

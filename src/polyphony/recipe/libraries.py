@@ -223,6 +223,12 @@ def needed(module: str) -> Any:
     """A module that comes with the extra of its name, or one sentence."""
     try:
         return import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or module).partition(".")[0]
+        how = extra(module) if missing == module else f"pip install {missing}"
+        raise RecipeError(
+            f"kind = '{module}' needs the package {missing}, which is not installed: {how}"
+        ) from error
     except Exception as error:  # a library beside the wrong versions of others can raise anything
         raise RecipeError(
             f"kind = '{module}' needs the package {module}, which cannot be imported ({said(error)}):"

@@ -21,6 +21,7 @@ from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.recipe.training import Optimizer, RateTable
 
+TABLES = ("student", "teachers", "data")  # where a key without its table is looked for
 LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
 
 
@@ -54,7 +55,12 @@ def find(source: str | Path) -> Path:
     known = shipped()
     if str(source) in known:
         return known[str(source)]
-    raise RecipeError(f"there is no recipe '{source}'; {suggestion(path.stem, known, 'shipped are')}")
+    if there(path):
+        raise RecipeError(f"there is no recipe '{source}': that is no file, give a TOML file")
+    hint = suggestion(path.stem, known, "shipped are")
+    if path.suffix == ".toml" or path.name != str(source):
+        raise RecipeError(f"there is no file '{source}'" + (f"; {hint}" if hint.startswith("did") else ""))
+    raise RecipeError(f"there is no recipe '{source}'; {hint}")
 
 
 def put(table: dict[str, Any], override: str) -> None:
@@ -109,7 +115,9 @@ def explain(fault: ErrorDetails) -> str:
     match fault["type"]:
         case "extra_forbidden":
             keys = sorted({key for each in tables_at(parents) for key in each.model_fields})
-            return f"{table or 'a recipe'} has no key '{key}'; {suggestion(key, keys)}"
+            elsewhere = [] if table else [f"'{name}.{key}'" for name in TABLES if key in keys_of(name)]
+            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
+            return f"{table or 'a recipe'} has no key '{key}'; {hint}"
         case "missing":
             return f"{table or 'the recipe'} needs the key '{key}'"
         case "union_tag_not_found":
@@ -128,6 +136,11 @@ def explain(fault: ErrorDetails) -> str:
     if message.startswith("must "):
         return f"{place} {message}, not {fault['input']!r}"
     return f"{place}: {message}" if place else message
+
+
+def keys_of(name: str) -> set[str]:
+    """The keys that a table of the recipe may have."""
+    return {key for table in tables_at([name]) for key in table.model_fields}
 
 
 def kinds_at(path: Sequence[str]) -> list[str]:

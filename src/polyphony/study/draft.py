@@ -174,6 +174,7 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
     batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
     fewest, most = EPOCHS
     epochs = min(most, max(fewest, round(STEPS * batch / shape[0])))
+    told = networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
     options = {"resolution": setting.side, "channels": setting.channels}
     text = TEMPLATE.format(
         members=len(networks.weights),
@@ -184,7 +185,7 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
         read="".join(f"\n{key} = {value}" for key, value in options.items() if value is not None),
         pad=min(4, shape[-1] // 8),
         flip=toml(setting.flip),
-        network=toml(networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})),
+        network=toml({"kind": told.pop("kind"), "name": told.pop("name"), **told}),
         weights=toml_paths([str(path.absolute()) for path in networks.weights]),
         epochs=epochs,
         batch=batch,

@@ -18,6 +18,7 @@ from polyphony.data.files import there
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
+from polyphony.nn.weights import file_and_key
 from polyphony.recipe import Distillation, GivenTeachers, Surroundings
 from polyphony.runs.predictions import prediction_path
 from polyphony.runs.store import Stage
@@ -87,7 +88,7 @@ class TrainTeacher(Training):
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         if isinstance(teachers, GivenTeachers):
-            refuse_copies([path for path in map(Path, teachers.weights) if there(path)])
+            refuse_copies([path for path in map(Path, teachers.weights) if there(file_and_key(path)[0])])
             return self.take_in(stage, Path(teachers.weights[self.j]), watch)
         number = teachers.number(self.j)
         rng = generator("teacher", number)

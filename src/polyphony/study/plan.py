@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from polyphony.data.files import there
+from polyphony.nn.weights import file_and_key
 from polyphony.recipe import ROUNDING, GivenTeachers, Schedule
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, Stage, spec_key
@@ -67,7 +68,7 @@ def given_hash(study: Study, j: int, file: Path, valid: str) -> str:
     Where the file is gone, the run's own copy stands for it as long as all else is as it was.
     """
     copy = study.teacher(j)
-    if not there(file) and copy.is_there():
+    if not there(file_and_key(file)[0]) and copy.is_there():
         spec = copy.record()["spec"]
         if spec == given_spec(study, j, valid, spec.get("weights", "")):
             return str(spec["weights"])

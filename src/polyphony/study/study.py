@@ -16,6 +16,7 @@ from polyphony._util.files import cores
 from polyphony.data import Splits, epoch_steps, load, outline
 from polyphony.data.files import readable, regular
 from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.nn.weights import file_and_key
 from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.runs.store import Trained
 from polyphony.training.fit import Plan
@@ -179,10 +180,11 @@ def built_once(
 
 
 def weights_hash(path: Path) -> str:
-    """The hash of a file of weights, read once a process while it stays as it is."""
-    with readable(path):
-        status = path.stat()
-    return _hash(path, status.st_mtime_ns, status.st_size)
+    """The hash of a file of weights, with the key in "a.pt#ema"; read once while the file stays as it is."""
+    file, key = file_and_key(path)
+    with readable(file):
+        status = file.stat()
+    return _hash(file, status.st_mtime_ns, status.st_size) + (f"#{key}" if key else "")
 
 
 @lru_cache
