@@ -80,6 +80,7 @@ def teachers(
 FORMS: dict[str, Callable[[], Ensemble]] = {
     "batch_ensemble": lambda: BatchEnsemble(network(3), MEMBERS, rng=seeded(4)),
     "member_norm": lambda: BatchEnsemble(network(3), MEMBERS, rng=seeded(4), member_norm=True),
+    "branch": lambda: BatchEnsemble(network(3), MEMBERS, rng=seeded(4), branch="3"),
     "mimo": lambda: MIMO(network(3, MEMBERS), MEMBERS, batch_repetition=2, input_repetition=0.3),
     "hydra": lambda: Hydra(network(3), MEMBERS, rng=seeded(4)),
     "latent_be": lambda: LatentBE(network(3), MEMBERS),

@@ -162,6 +162,7 @@ class Counted:
     ("form", "perturb", "draws"),
     [
         ("batch_ensemble", "confods", [(8, 3)]),  # the guide
+        ("branch", "ods", [(8, 3)]),
         ("hydra", "gaussian", [(8, 1, 5, 5)]),
         ("latent_be", "ods+mixup", [(8, 3), (8,)]),
         ("single", "adversarial", []),

@@ -13,7 +13,7 @@ from torch import nn
 from polyphony.data import Augmentation, Split
 from polyphony.distill import Distill
 from polyphony.distill.perturb import ODS, Chain, Diversify, Mixup
-from polyphony.ensembles import MIMO, DeepEnsemble, Ensemble, Hydra, LatentBE
+from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE
 from polyphony.training.fit import Loss, Plan, fit
 
 MEMBERS = 2
@@ -35,6 +35,7 @@ TEACHERS = DeepEnsemble([network(seed) for seed in (1, 2)])
 STUDENTS: dict[str, Callable[[], Ensemble]] = {
     "mimo": lambda: MIMO(network(3, MEMBERS), MEMBERS, batch_repetition=2),
     "hydra": lambda: Hydra(network(3), MEMBERS, rng=seeded(4)),
+    "branch": lambda: BatchEnsemble(network(3), MEMBERS, rng=seeded(4), branch="2"),
     "latent": lambda: LatentBE(network(3), MEMBERS),
 }
 LOSSES: dict[str, Callable[[Ensemble], Loss]] = {

@@ -49,11 +49,16 @@ def small(channels: int = 3, classes: int = CLASSES) -> nn.Module:
     return resnet(8, classes, channels, 4, rng=seeded())
 
 
+def last_layer(network: nn.Module) -> str:
+    return list(dict(network.named_modules()))[-1]
+
+
 FORMS = {
     "single": lambda make: Single(make()),
     "deep": lambda make: DeepEnsemble([make() for _ in range(MEMBERS)]),
     "dirichlet": lambda make: Dirichlet(make()),
     "batch_ensemble": lambda make: BatchEnsemble(make(), MEMBERS),
+    "branch": lambda make: BatchEnsemble(make(), MEMBERS, branch=last_layer(make())),
     "latent": lambda make: LatentBE(make(), MEMBERS),
     "hydra": lambda make: Hydra(make(), MEMBERS),
     "mimo": lambda make: MIMO(make(3 * MEMBERS, CLASSES * MEMBERS), MEMBERS),

@@ -124,8 +124,8 @@ class AsksWhatItIsGiven(nn.Module):
         self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x if isinstance(x, Tensor) else -x
-        return self.norm(self.conv(x)).mean((2, 3))
+        y = self.conv(x)
+        return (self.norm(y) + y if isinstance(x, Tensor) else self.norm(y)).mean((2, 3))
 
 
 def test_norms_are_folded_behind_what_a_network_expects_of_pixels() -> None:
@@ -139,8 +139,13 @@ def test_norms_are_folded_behind_what_a_network_expects_of_pixels() -> None:
     torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
 
 
-def test_a_network_that_goes_another_way_when_traced_stays_as_it_is() -> None:
-    network = adapt(trained(AsksWhatItIsGiven()))
-    network.normalize.double()
-    network.shape = (3, 5, 5)
+@pytest.mark.parametrize("wrap", [lambda network: network, adapt], ids=["as it is", "adapted"])
+def test_a_network_that_goes_another_way_when_traced_stays_as_it_is(wrap: Callable) -> None:
+    network = wrap(trained(AsksWhatItIsGiven())).double()
     assert fold_norms(network) is network
+
+
+def test_a_folded_network_keeps_the_names_of_its_modules() -> None:
+    network = trained(resnet(8, 10))
+    names = [name for name, _ in network.named_modules()]
+    assert [name for name, _ in fold_norms(network).named_modules()] == names

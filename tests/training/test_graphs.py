@@ -60,6 +60,7 @@ def distance(one: State, other: State) -> float:
         (("batch_ensemble", "one_to_one", "ods+mixup"), 1, "aot_eager"),  # gradients are a graph, too
         (("batch_ensemble", "one_to_one", "diversify"), 3, "eager"),
         (("member_norm", "one_pass", "gaussian"), 0, "eager"),
+        (("branch", "one_to_one", "ods"), 1, "aot_eager"),
         (("mimo", "one_to_one", "confods"), 1, "eager"),
         (("hydra", "mean", "source"), 1, "eager"),
         (("latent_be", "one_to_one", "adversarial"), 1, "eager"),

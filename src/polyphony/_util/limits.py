@@ -30,6 +30,11 @@ def shares(**numbers: Any) -> None:
     check(numbers, Real, lambda value: 0 <= value <= 1, "from 0 to 1")
 
 
+def between(low: float, high: float, **numbers: Any) -> None:
+    """Above one number and below another."""
+    check(numbers, Real, lambda value: low < value < high, f"a number above {low} and below {high}")
+
+
 def counts(least: int = 1, most: int = MANY, **numbers: Any) -> None:
     """Whole numbers."""
     check(numbers, Integral, lambda value: least <= value <= most, f"a whole number from {least} to {most:,}")

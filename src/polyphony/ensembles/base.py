@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from polyphony._util.limits import SettingError
 from polyphony.compute.parallel import gather
 from polyphony.metrics import Predictions
-from polyphony.nn import Size, check_members
+from polyphony.nn import Members, Size, check_members
 from polyphony.nn.folding import fold_norms
 
-Asking = Callable[[nn.Module, Tensor], Tensor]
+Asking = Callable[[nn.Module, Tensor, bool], Tensor]
 
 
 class Ensemble(nn.Module):
@@ -101,27 +101,36 @@ class NetworkRunner:
         network.to(memory_format=memory_format)  # type: ignore[call-overload]
         self.memory_format = memory_format
 
-    def __call__(self, network: nn.Module, rows: Tensor) -> Tensor:
-        """The network's outputs. [b c h w] → [b k]"""
+    def members(self, network: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of a converted network, which runs once what members that see the same rows share.
+
+        [m b c h w] → [m b k]
+        """
+        shared = isinstance(network, Members) and share_rows(x)
+        outputs = self(network, x[0] if shared else x.flatten(0, 1), shared)
+        return cast(Tensor, outputs.unflatten(0, (len(x), -1)))
+
+    def __call__(self, network: nn.Module, rows: Tensor, shared: bool = False) -> Tensor:
+        """The network's outputs. [b c h w] → [b k]; for rows that all its members share → [(m b) k]"""
         size = tuple(rows.shape[1:])
         if (kind := (size, rows.dtype, rows.device)) in self.seen:
-            return self.run(network, rows)
+            return self.run(network, rows, shared)
         check_device(network, rows)
         if self.folded > 1 and size != self.size:
             check_members(network, self.folded, size)
         try:
-            outputs = self.first_run(network, rows)
+            outputs = self.first_run(network, rows, shared)
         except RuntimeError as error:
             check_precision(network, rows, error)
             raise
         self.seen.add(kind)
         return outputs
 
-    def first_run(self, network: nn.Module, rows: Tensor) -> Tensor:
+    def first_run(self, network: nn.Module, rows: Tensor, shared: bool) -> Tensor:
         """As `run`, in the usual layout from now on if it works there alone."""
         buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
         try:
-            return self.run(network, rows)
+            return self.run(network, rows, shared)
         except RuntimeError:
             if self.memory_format is torch.contiguous_format:
                 raise
@@ -129,23 +138,23 @@ class NetworkRunner:
             buffer.copy_(buffers[name])
         self.lay_out(network, torch.contiguous_format)
         try:
-            return self.run(network, rows)
+            return self.run(network, rows, shared)
         except RuntimeError:
             self.lay_out(network, torch.channels_last)
             raise
 
-    def run(self, network: nn.Module, rows: Tensor) -> Tensor:
+    def run(self, network: nn.Module, rows: Tensor, shared: bool = False) -> Tensor:
         """The network on images that lie in memory as it likes them."""
-        return _ask(network, self.laid_out(rows))
+        return _ask(network, self.laid_out(rows), shared)
 
     def laid_out(self, rows: Tensor) -> Tensor:
         """Images as they lie in memory for the network."""
         return rows.contiguous(memory_format=self.memory_format) if rows.dim() == 4 else rows
 
 
-def ask(network: nn.Module, rows: Tensor) -> Tensor:
-    """A network's outputs. [b c h w] → [b k]"""
-    return cast(Tensor, network(rows))
+def ask(network: nn.Module, rows: Tensor, shared: bool = False) -> Tensor:
+    """A network's outputs. [b c h w] → [b k]; for rows that all its members share → [(m b) k]"""
+    return cast(Tensor, network(rows, shared=True) if shared else network(rows))
 
 
 _ask: Asking = ask  # how networks are run at present

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
-from polyphony.ensembles.deep import DeepEnsemble
-from polyphony.nn import FACTOR_STD, Size, add_members, merge_member
+from polyphony.ensembles.deep import Branched, DeepEnsemble
+from polyphony.nn import FACTOR_STD, AtOnce, InTurn, Size, add_members, merge_member
 
 
 class BatchEnsemble(Ensemble):
     """One network whose M members share their weights but for rank-one factors (Wen et al. 2019).
 
-    Factors start as N(1, factor_std²); a small factor_std, 0.02, keeps what trained weights know. The other
-    options are those of `add_members`.
+    Factors start as N(1, factor_std²); a small factor_std, 0.02, keeps what trained weights know. With a
+    `branch`, what runs before that module is shared, and runs once where all members see the same rows, as
+    at test and in distillation. The other options are those of `add_members`.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class BatchEnsemble(Ensemble):
         factor_std: float = FACTOR_STD,
         keep: tuple[str, ...] = (),
         member_norm: bool = False,
+        branch: str | float | None = None,
         size: Size | None = None,
     ) -> None:
         super().__init__()
@@ -37,6 +39,7 @@ class BatchEnsemble(Ensemble):
             factor_std=factor_std,
             keep=keep,
             member_norm=member_norm,
+            branch=branch,
             size=size,
         )
         self.run = NetworkRunner(self.network, members, size)
@@ -44,8 +47,7 @@ class BatchEnsemble(Ensemble):
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
-        outputs: Tensor = self.run(self.network, x.flatten(0, 1)).unflatten(0, (self.members, -1))
-        return outputs
+        return self.run.members(self.network, x)
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""
@@ -53,6 +55,9 @@ class BatchEnsemble(Ensemble):
             raise IndexError(f"member {j} of {self.members}")
         return merge_member(self.network, j)
 
-    def folded(self) -> DeepEnsemble:
+    def folded(self) -> Ensemble:
         """Its members as plain networks: quicker where none of them learns, and M times the weights."""
-        return DeepEnsemble([self.member(j) for j in range(self.members)]).folded()
+        networks = [self.member(j) for j in range(self.members)]
+        if isinstance(self.network, AtOnce | InTurn) and self.network.front:
+            return Branched(networks, self.network.front).folded()
+        return DeepEnsemble(networks).folded()

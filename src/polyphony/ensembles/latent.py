@@ -41,8 +41,7 @@ class LatentBE(Ensemble):
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
-        outputs: Tensor = self.run(self.network, x.flatten(0, 1)).unflatten(0, (self.members, -1))
-        return outputs
+        return self.run.members(self.network, x)
 
     def merge(self) -> nn.Module:
         """One plain network, as a copy: factors and biases averaged over members, then folded into W."""

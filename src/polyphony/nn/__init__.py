@@ -6,22 +6,27 @@ from polyphony.nn.conversion import FACTOR_STD, ConversionError, factors, member
 from polyphony.nn.distance import factor_distance
 from polyphony.nn.members import add_members
 from polyphony.nn.probe import Size
-from polyphony.nn.rank_one import InTurn, MemberBatchNorm, RankOneConv2d, RankOneLinear
+from polyphony.nn.rank_one import MemberBatchNorm, RankOneConv2d, RankOneLinear
 from polyphony.nn.resnet import ResNet, resnet
+from polyphony.nn.running import AtOnce, Front, InTurn, Members, Tails
 from polyphony.nn.trial import check_members
 from polyphony.nn.wide_resnet import WideResNet, wide_resnet
 
 __all__ = [
     "FACTOR_STD",
     "Adapted",
+    "AtOnce",
     "ConversionError",
+    "Front",
     "InTurn",
     "MemberBatchNorm",
+    "Members",
     "Normalize",
     "RankOneConv2d",
     "RankOneLinear",
     "ResNet",
     "Size",
+    "Tails",
     "WideResNet",
     "adapt",
     "add_members",

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from polyphony._util.text import UserError
-from polyphony.nn.rank_one import InTurn, MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
+from polyphony.nn.rank_one import MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
+from polyphony.nn.running import SHARED, AtOnce, Front, InTurn, Repeat
 
 Places = list[tuple[str, nn.Module]]
 Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
-SHARED = -1  # in place of a dimension: the layer sees nothing that is a member's own, and has no members
-LOST = -2  # its rows are in no order that can be followed
+LOST = -2  # in place of a dimension, as `SHARED`: rows are in no order that can be followed
 
 
 class ConversionError(UserError, ValueError):
@@ -30,11 +30,13 @@ class Order:
 
     dims: dict[str, int]
     in_turn: bool = False
+    front: Front | None = None  # what runs before members branch
 
     @property
     def lost(self) -> list[str]:
         """The layers whose rows cannot be followed."""
-        return [name for name, dim in self.dims.items() if dim == LOST]
+        branch = [self.front.branch] if self.front and LOST in self.front.dims else []
+        return branch + [name for name, dim in self.dims.items() if dim == LOST]
 
 
 def convert(network: nn.Module, members: int, order: Order, draw: Draw) -> nn.Module:
@@ -49,7 +51,9 @@ def convert(network: nn.Module, members: int, order: Order, draw: Draw) -> nn.Mo
         return new
 
     converted = replace(network, with_members)
-    return InTurn(converted, members) if order.in_turn else converted
+    if order.in_turn:
+        return InTurn(converted, members, order.front)
+    return AtOnce(converted, members, order.front) if order.front else converted
 
 
 def of_members(module: nn.Module, members: int, draw: Draw) -> OfMembers:
@@ -78,10 +82,24 @@ def around_one(shape: Sequence[int], weight: Tensor, std: float, rng: torch.Gene
 
 def merge_member(network: nn.Module, j: int) -> nn.Module:
     """The plain network that member j of a converted network is, as a copy."""
-    network = network.network if isinstance(network, InTurn) else network
+    network = inside(network)
     layers = [module for module in network.modules() if isinstance(module, OfMembers)]
     merged = {id(layer): layer.merge(j) for layer in layers}  # instead of copies of them
-    return copy.deepcopy(network, merged)
+    return without_repeat(copy.deepcopy(network, merged))
+
+
+def inside(network: nn.Module) -> nn.Module:
+    """The network whose layers were converted, less what runs it for all members."""
+    return network.network if isinstance(network, AtOnce | InTurn) else network
+
+
+def without_repeat(network: nn.Module) -> nn.Module:
+    """A network without the hook that repeats rows for members."""
+    for module in network.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, Repeat):
+                del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
+    return network
 
 
 def factors(network: nn.Module) -> Iterator[Tensor]:

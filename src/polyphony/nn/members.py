@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyphony._util.limits import MOST_MEMBERS, counts, not_negative
+from polyphony._util.limits import MOST_MEMBERS, between, counts, not_negative
+from polyphony.nn.branch import find_front
 from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import OfMembers
-from polyphony.nn.trial import TRIED, find_order
+from polyphony.nn.running import Front
+from polyphony.nn.trial import TRIED, find_order, front_at
 
 # Layers with weights that have no rank-one form here. A network's other parameters are shared by its members.
 UNSUPPORTED = (
@@ -37,6 +39,7 @@ def add_members(
     factor_std: float = FACTOR_STD,
     keep: tuple[str, ...] = (),
     member_norm: bool = False,
+    branch: str | float | None = None,
     size: Size | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -46,14 +49,28 @@ def add_members(
     with all below them, are shared by the members unchanged, as are layers that see nothing of the images.
     BatchNorm is shared, its statistics over all rows; `member_norm` gives each member its own.
 
+    With a `branch`, the name of a module, all that runs before it is shared by the members unchanged, and
+    runs once for rows that all members see: `converted(x, shared=True)`, [b …] → [(m b) …]. A number above 0
+    and below 1 is a branch with about this share of the network's multiply-adds before it.
+
     The conversion is first tried on a few random images of `size`, (channels, height, width), or of a size
     that the network declares or else runs on. A ConversionError says which layers cannot have members, or
     would have wrong ones, and leaves the network untouched.
     """
     counts(most=MOST_MEMBERS, members=members)
     not_negative(factor_std=factor_std)
-    names = convertible(unless_kept(every_module(network), keep), member_norm)
-    order, tried = find_order(network, names, size)
+
+    def layers(front: Front | None) -> list[str]:
+        shared = keep if front is None else (*keep, *front.modules)
+        return convertible(unless_kept(every_module(network), shared), member_norm)
+
+    front = None
+    if isinstance(branch, str):
+        front = find_front(network, branch, size)
+    elif branch is not None:
+        between(0, 1, branch=branch)
+        front = front_at(network, branch, layers, size)
+    order, tried = find_order(network, layers(front), size, front)
     network = network if inplace else copy.deepcopy(network)
     draw = partial(draw_factors, members=members, std=factor_std, rng=rng)
     converted = convert(network, members, order, draw)

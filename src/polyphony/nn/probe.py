@@ -6,15 +6,18 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from polyphony.nn.adapter import Adapted, logits_of
+from polyphony.nn.conversion import ConversionError
 from polyphony.nn.rank_one import RankOne, RankOneLinear
+from polyphony.nn.running import Repeat, copied
 
 Size = tuple[int, ...]  # of one image: channels, height, width
 Result = TypeVar("Result")
@@ -26,23 +29,42 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 @dataclass(frozen=True)
 class Trace:
-    """A network's outputs, and fingerprints of the inputs of the layers that were watched, as they ran."""
+    """A network's outputs, fingerprints of the inputs of watched layers as they ran, inputs of a branch."""
 
     outputs: Tensor
     calls: list[tuple[str, Tensor]]
+    branched: list[object] = field(default_factory=list)
 
 
-def run(network: nn.Module, x: Tensor, watched: Mapping[str, nn.Module]) -> Trace:
-    """A network on a few images, without gradients and without a draw from PyTorch's own generator."""
+def run(
+    network: nn.Module,
+    x: Tensor,
+    watched: Mapping[str, nn.Module],
+    branch: nn.Module | None = None,
+    shared: bool = False,
+) -> Trace:
+    """A network on a few images, without gradients and without a draw from PyTorch's own generator.
+
+    `shared` images are those of all members, of a network that can share them.
+    """
     calls: list[tuple[str, Tensor]] = []
+    branched: list[object] = []
     with ExitStack() as stack, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if branch is not None:
+
+            def note_inputs(layer: nn.Module, args: Any, kwargs: Any) -> None:
+                branched.extend(copied(tree_leaves((args, kwargs))))
+
+            hook = branch.register_forward_pre_hook(note_inputs, with_kwargs=True)
+            stack.callback(hook.remove)
         for name, layer in watched.items():
 
             def note(layer: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
                 calls.append((name, fingerprint(layer, inputs[0])))
 
             stack.callback(layer.register_forward_pre_hook(note).remove)
-        return Trace(logits_of(network(x)), calls)
+        outputs = logits_of(network(x, shared=True) if shared else network(x))
+        return Trace(outputs, calls, branched)
 
 
 def fingerprint(layer: nn.Module, x: Tensor) -> Tensor:
@@ -56,6 +78,8 @@ def close(a: Tensor, b: Tensor) -> bool:
     """Whether two results differ by rounding alone; on the meta device, whether they have the same shape."""
     if a.shape != b.shape or a.is_meta:
         return a.shape == b.shape
+    if not a.is_floating_point():
+        return torch.equal(a, b)
     tolerance = TOLERANCE.get(a.dtype, 1e-1)
     return bool((a - b).abs().max() <= tolerance * b.abs().max())
 
@@ -76,10 +100,12 @@ def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def without_hooks(network: nn.Module) -> nn.Module:
-    """A copy that was made, less hooks: what a user notes down of a network's calls is of the user's own."""
+    """A copy that was made, less the user's hooks, which may note down a network's calls."""
     for module in network.modules():
         module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
+        hooks = module._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if not isinstance(hook, Repeat)]:
+            del hooks[key]
     return network
 
 
@@ -109,6 +135,18 @@ def on_images(
             except Exception as error:  # whatever a stranger's forward trips over
                 errors.append(error)
     raise errors[0] if errors else ValueError("nothing in it tells which images it takes")
+
+
+def on_random_images(
+    network: nn.Module, rows: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
+) -> Result:
+    """As `on_images`; a ConversionError where the network runs on none."""
+    try:
+        return on_images(network, rows, size, use)
+    except Exception as error:
+        raise ConversionError(
+            f"the network fails on random images: {error}; give their `size`: channels, height, width"
+        ) from error
 
 
 def sizes(network: nn.Module) -> Iterator[Size]:

@@ -220,34 +220,6 @@ class MemberBatchNorm(OfMembers):
         return copy.deepcopy(self.norms[j])
 
 
-class InTurn(nn.Module):
-    """A network whose members run one after the other, each on its own rows. [(m b) …] → [(m b) …]
-
-    For a network that does not keep its rows in their order, or reads weights without calling their layers.
-    """
-
-    def __init__(self, network: nn.Module, members: int) -> None:
-        super().__init__()
-        self.network, self.members = network, members
-        self.give_turn(NOBODY)
-
-    def give_turn(self, j: int) -> None:
-        """From now on all rows are member j's."""
-        for module in self.network.modules():
-            if isinstance(module, OfMembers):
-                module.turn = j
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = []
-        try:
-            for j, rows in enumerate(split_rows(x, self.members)):
-                self.give_turn(j)
-                outputs.append(self.network(rows))
-        finally:
-            self.give_turn(NOBODY)
-        return torch.cat(outputs)
-
-
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:
     """The rows of each member. [(m b) …] → m × [b …]"""
     blocks: tuple[Tensor, ...] = unfold_rows(x, members).unbind()

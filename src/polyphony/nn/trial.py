@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyphony.nn.branch import boundaries
 from polyphony.nn.conversion import (
     FACTOR_STD,
     LOST,
-    SHARED,
     ConversionError,
     Order,
     convert,
     draw_factors,
+    inside,
     merge_member,
 )
-from polyphony.nn.probe import Size, Trace, close, on_images, run
-from polyphony.nn.rank_one import InTurn
+from polyphony.nn.probe import Size, Trace, close, on_images, on_random_images, run
+from polyphony.nn.running import SHARED, Front, Members
 
 MEMBERS, ROWS = 2, 2  # of the trial: as few as can be told apart
+NEAR = 0.25  # how far a branch that is chosen by a share may be from it
 TRIED = "tried_size"  # the attribute of a converted network that says at which size it was tried
 
 
-def find_order(network: nn.Module, names: Sequence[str], size: Size | None) -> tuple[Order, Size | None]:
+def find_order(
+    network: nn.Module, names: Sequence[str], size: Size | None, front: Front | None = None
+) -> tuple[Order, Size | None]:
     """In which order rows reach the layers named, such that each member of the whole is what it is alone.
 
     Rows are followed where all members can run at once; otherwise members run in turn. A ConversionError says
     where members would differ, and what would help. With it comes the size of the images that were tried, if
     they had numbers.
     """
-    try:
-        trial = on_images(network, MEMBERS * ROWS, size, lambda plain, x: Trial(plain, x, names))
-    except Exception as error:
-        raise ConversionError(
-            f"the network fails on random images: {error}; give their `size`: channels, height, width"
-        ) from error
+    trial = on_random_images(network, MEMBERS * ROWS, size, lambda plain, x: Trial(plain, x, names, front))
     order = trial.order()
     tried = None if trial.x.is_meta else tuple(trial.x.shape[1:])
-    return order if trial.works(order) else trial.in_turn(order), tried
+    if not trial.works(order):
+        if not trial.turns_work():
+            raise ConversionError(trial.advice(order))
+        order = trial.turns()
+    return order, tried
+
+
+def front_at(
+    network: nn.Module, share: float, layers: Callable[[Front], list[str]], size: Size | None
+) -> Front:
+    """The front nearest to a share of the network's operations with which members can run at once.
+
+    If there is none near it, members run in turn. `layers` gives the layers that have members behind a front,
+    or raises a ConversionError.
+    """
+
+    def works(plain: nn.Module, x: Tensor, front: Front, in_turn: bool) -> bool:
+        try:
+            trial = Trial(plain, x, layers(front), front)
+        except ConversionError:
+            return False
+        return trial.turns_work() if in_turn else trial.works(trial.order())
+
+    def nearest(plain: nn.Module, x: Tensor) -> Front | None:
+        fronts = [front for apart, front in boundaries(plain, x, share) if apart < NEAR]
+        tries = product((False, True), fronts)
+        return next((front for in_turn, front in tries if works(plain, x, front, in_turn)), None)
+
+    front = on_random_images(network, MEMBERS * ROWS, size, nearest)
+    if front is None:
+        raise ConversionError(
+            f"members cannot branch near {share:.0%} of this network's operations: name a layer in `branch`"
+        )
+    return front
 
 
 def check_members(network: nn.Module, members: int, size: Size) -> None:
@@ -53,9 +87,13 @@ def check_members(network: nn.Module, members: int, size: Size) -> None:
         return
 
     def differs(whole: nn.Module, x: Tensor) -> int | None:
-        rows, outputs = (t.unflatten(0, (members, -1)) for t in (x, run(whole, x, {}).outputs))
-        alone = ((j, run(merge_member(whole, j), rows[j], {}).outputs) for j in (0, members - 1))
-        return next((j for j, mine in alone if not close(outputs[j], mine)), None)
+        alone = {j: merge_member(whole, j) for j in (0, members - 1)}
+        for rows, shared in given(whole, x.unflatten(0, (members, -1))):
+            outputs = ask(whole, rows, {}, shared).outputs.unflatten(0, (members, -1))
+            for j, network in alone.items():
+                if not close(outputs[j], run(network, rows[j], {}).outputs):
+                    return j
+        return None
 
     j = on_images(network, members * ROWS, size, differs)
     if j is not None:
@@ -64,29 +102,52 @@ def check_members(network: nn.Module, members: int, size: Size) -> None:
         )
 
 
+def given(network: nn.Module, rows: Tensor) -> Iterator[tuple[Tensor, bool]]:
+    """Each member's rows [m b …], and whether they are shared: its own, then the last one's where it may."""
+    yield rows, False
+    if isinstance(network, Members):
+        yield rows[-1].expand_as(rows), True
+
+
+def ask(network: nn.Module, rows: Tensor, watched: Mapping[str, nn.Module], shared: bool) -> Trace:
+    """A network with members on the rows of each. [m b …] → [(m b) …]"""
+    return run(network, rows[0] if shared else rows.flatten(0, 1), watched, shared=shared)
+
+
 class Trial:
     """A stand-in for a network, random images of two members [(m b) …], and the layers to have members."""
 
-    def __init__(self, plain: nn.Module, x: Tensor, names: Sequence[str]) -> None:
-        self.plain, self.names = plain, names
+    def __init__(self, plain: nn.Module, x: Tensor, names: Sequence[str], front: Front | None = None) -> None:
+        self.plain, self.names, self.front = plain, names, front
         self.x, self.rows = x, x.unflatten(0, (MEMBERS, ROWS))
-        self.whole, self.last = self.run(plain, x), self.run(plain, self.rows[-1])
+        branch = plain.get_submodule(front.branch) if front else None
+        self.whole, self.last = (run(plain, rows, self.watched(plain), branch) for rows in (x, self.rows[-1]))
 
-    def run(self, network: nn.Module, x: Tensor) -> Trace:
-        """The stand-in, or what has become of it, on some images."""
-        inner = network.network if isinstance(network, InTurn) else network
-        return run(network, x, {name: inner.get_submodule(name) for name in self.names})
+    def watched(self, network: nn.Module) -> dict[str, nn.Module]:
+        """The layers to have members, in the stand-in or in what has become of it."""
+        return {name: inside(network).get_submodule(name) for name in self.names}
 
     def order(self) -> Order:
         """Where each layer finds the last member's rows among all rows."""
         if [name for name, _ in self.whole.calls] != [name for name, _ in self.last.calls]:
-            return Order(dict.fromkeys(self.names, LOST))
+            return Order(dict.fromkeys(self.names, LOST), front=self.front)
         dims: dict[str, int] = {}
         for (name, everyone), (_, mine) in zip(self.whole.calls, self.last.calls, strict=True):
             dim = dim_of_members(everyone, mine)
             follows = dim <= 0 or isinstance(self.plain.get_submodule(name), nn.Linear)
             dims[name] = dim if follows and dims.get(name, dim) == dim else LOST
-        return Order(dict.fromkeys(self.names, 0) | dims)
+        return Order(dict.fromkeys(self.names, 0) | dims, front=self.front and self.followed(self.front))
+
+    def followed(self, front: Front) -> Front:
+        """The front with the dimensions in which its branch finds rows."""
+        inputs = zip(self.whole.branched, self.last.branched, strict=True)
+        dims = [
+            dim_of_members(everyone, mine)
+            if isinstance(everyone, Tensor) and isinstance(mine, Tensor)
+            else None
+            for everyone, mine in inputs
+        ]
+        return replace(front, dims=tuple(dims))
 
     def fault(self, order: Order) -> str | None:
         """How a network converted by this order differs from its members alone, if it does.
@@ -101,41 +162,54 @@ class Trial:
             return r, s
 
         converted = convert(copy.deepcopy(self.plain), MEMBERS, order, draw)
-        try:
-            whole = self.run(converted, self.x)
-            runs = [self.run(merge_member(converted, 0), self.rows[0]), self.last]
-            found = (difference(as_member(whole, j, order), alone) for j, alone in enumerate(runs))
-            return next((name for name in found if name is not None), None)
-        except Exception as error:  # whatever a stranger's forward trips over
-            return f"with members it fails: {error}"
+        first = merge_member(converted, 0)
+
+        def differs(rows: Tensor, shared: bool) -> str | None:
+            try:
+                whole = ask(converted, rows, self.watched(converted), shared)
+                runs = [run(first, rows[0], self.watched(first)), self.last]
+                found = (difference(as_member(whole, j, order), alone) for j, alone in enumerate(runs))
+                return next((fault for fault in found if fault is not None), None)
+            except Exception as error:  # whatever a stranger's forward trips over
+                return f"with members it fails: {error}"
+
+        found = ((differs(*each), each[1]) for each in given(converted, self.rows))
+        fault, shared = next((each for each in found if each[0] is not None), (None, False))
+        if fault and shared and order.front and not order.in_turn:
+            return f"what is computed before '{order.front.branch}' is used after it, too"
+        return fault
 
     def works(self, order: Order) -> bool:
         """Whether members of a network converted by this order are what they claim."""
         return not order.lost and self.fault(order) is None
 
-    def in_turn(self, order: Order) -> Order:
-        """Members one after the other, if they then are what they claim and no norm sees the rows of all."""
-        turns = Order(dict.fromkeys(self.names, 0), in_turn=True)
-        own = {self.plain.get_submodule(name) for name in self.names}
-        norms = any(isinstance(module, _BatchNorm) for module in set(self.plain.modules()) - own)
-        if norms or not self.works(turns):
-            raise ConversionError(self.advice(order, self.works(turns)))
-        return turns
+    def turns(self) -> Order:
+        """Members one after the other."""
+        return Order(dict.fromkeys(self.names, 0), in_turn=True, front=self.front)
 
-    def advice(self, order: Order, turns_work: bool) -> str:
+    def turns_work(self) -> bool:
+        """Whether members in turn are what they claim, and no norm has to see the rows of all."""
+        front = self.front.modules if self.front else ()
+        others = {self.plain.get_submodule(name) for name in (*self.names, *front)}
+        norms = any(isinstance(module, _BatchNorm) for module in set(self.plain.modules()) - others)
+        return not norms and self.works(self.turns())
+
+    def advice(self, order: Order) -> str:
         """Where members would differ from what they are alone, and which of our options would help."""
         called = {name for name, _ in self.whole.calls}
         lost, unused = order.lost, [name for name in self.names if name not in called]
         rest = [name for name in self.names if name not in (lost or unused)]
-        kept = Trial(self.plain, self.x, rest)
+        kept = Trial(self.plain, self.x, rest, self.front)
         reason, cures = self.fault(order), []
-        if turns_work:
+        if self.works(self.turns()):
             cures.append("set `member_norm`, so that members can run one after the other")
         if (lost or unused) and rest and kept.works(kept.order()):
             cures.append(f"share layers by keep={tuple(lost or unused)}")
             reason = f"layer '{unused[0]}' is not called, its weight is read" if unused else reason
         if lost:
             reason = f"rows come to layer '{lost[0]}' in an order that cannot be followed"
+        if self.front:
+            cures.append(f"branch elsewhere than at '{self.front.branch}'")
         cure = ", or ".join(cures) or "it mixes the rows of a batch, or is random"
         return f"members of this network are not what they are alone: {reason}; {cure}"
 

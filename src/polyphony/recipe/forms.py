@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that members share
 
 
+def as_branch(value: object) -> object:
+    """The name of a module, or a number above 0 and below 1."""
+    share = isinstance(value, float) and 0 < value < 1
+    if value is None or share or (isinstance(value, str) and value):
+        return value
+    raise ValueError("must be the name of a layer, or a number above 0 and below 1")
+
+
+Branch = Annotated[
+    str | float | None, BeforeValidator(as_branch)
+]  # where members branch, or what share before
+
+
 class FormTable(Table):
     """What forms have in common: members learn one-to-one, and predict as they were trained."""
 
@@ -86,12 +99,12 @@ class BatchEnsembleForm(FactorForm):
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
     keep: Keep = ()
+    branch: Branch = None
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         std = FACTOR_STD if self.factor_std is None else self.factor_std
-        return BatchEnsemble(
-            network, members, rng=rng, factor_std=std, keep=self.keep, member_norm=self.member_norm
-        )
+        settings = self.model_dump(include={"keep", "member_norm", "branch"})
+        return BatchEnsemble(network, members, rng=rng, factor_std=std, **settings)
 
 
 class MIMOForm(FormTable):
