@@ -41,10 +41,15 @@ def test_a_step_size_is_a_number_or_a_word_or_nothing(step_size: float | str | N
 def test_tables_have_the_columns_that_were_promised():
     expected = {
         "scores.csv": "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,"
-        "rank_correlation,distance,voice",
+        "rank_correlation,distance,voice,adaptive_ece,class_wise_ece,aurc,excess_aurc,error_80,error_90,coverage_5,error_auroc",
         "sweep.csv": "model,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld",
         "analysis/corrupted.csv": "model,seed,data,corruption,severity,acc,nll,bs,ece",
-        "analysis/ood.csv": "model,seed,unknown,score,auroc,aupr,fpr95,known_entropy,unknown_entropy",
+        "analysis/ood.csv": "model,seed,unknown,score,auroc,aupr,fpr95,known_entropy,unknown_entropy,best",
+        "analysis/selective.csv": "model,seed,split,calibration,score,aurc,excess_aurc,error_80,error_90,"
+        "coverage_5,error_auroc",
+        "analysis/sets.csv": "model,seed,score,wanted,label,n,coverage,size,empty,fitted,calibrated",
+        "analysis/groups.csv": "model,seed,by,group,n,acc,ece,confidence,label,answer,times",
+        "analysis/unlabelled.csv": "n,kld,valid_kld",
         "analysis/jacobians.csv": "split,model,seed,member,example,cosine",
         "analysis/snr.csv": "perturbation,step_size,snr,samples",
         "analysis/factors.csv": "model,seed,distance",
@@ -70,31 +75,31 @@ def test_every_column_of_every_table_can_be_read(tmp_path):
 
 
 @dataclass(frozen=True)
-class WithAurc(Score):
+class WithRank(Score):
     """scores.csv with one more column: a line here, and nothing else."""
 
     file: ClassVar[str] = "scores.csv"
-    aurc: Annotated[float, "AURC ↓"] = math.nan
+    rank: Annotated[float, "rank ↓"] = math.nan
 
 
 def test_a_new_column_is_one_field():
-    row = WithAurc("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, None, None, None, 0.03)
-    text = to_csv([row], WithAurc)
-    assert next(csv.DictReader(io.StringIO(text)))["aurc"] == "0.03"
-    assert from_csv(text, WithAurc) == [row]
-    assert headings(WithAurc) == headings(Score) | {"aurc": "AURC ↓"}
+    row = WithRank("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, rank=0.03)
+    text = to_csv([row], WithRank)
+    assert next(csv.DictReader(io.StringIO(text)))["rank"] == "0.03"
+    assert from_csv(text, WithRank) == [row]
+    assert headings(WithRank) == headings(Score) | {"rank": "rank ↓"}
 
 
 def test_a_table_written_before_there_was_a_column_is_read_with_its_default():
     old = Score("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9)
-    (read,) = from_csv(to_csv([old], Score), WithAurc)
-    assert math.isnan(read.aurc)
+    (read,) = from_csv(to_csv([old], Score), WithRank)
+    assert math.isnan(read.rank)
     assert [getattr(read, name) for name in columns(Score)] == [getattr(old, name) for name in columns(Score)]
 
 
 def test_a_table_of_a_later_version_is_read_without_its_column():
-    row = WithAurc("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, None, None, None, 0.03)
-    assert from_csv(to_csv([row], WithAurc), Score)[0].params == 9
+    row = WithRank("kd", 0, "test", "standard", 0.9, 0.2, 0.1, 0.01, None, 0.05, 9, rank=0.03)
+    assert from_csv(to_csv([row], WithRank), Score)[0].params == 9
 
 
 # What is not such a table

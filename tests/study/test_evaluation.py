@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.special import softmax
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from polyphony.data import DataError, Split, load_unknown, pixels
 from polyphony.data.regenerate import regenerate
 from polyphony.recipe import check
+from polyphony.runs.rows import UnknownScore, columns
 from polyphony.runs.store import StoreError
 from polyphony.study import Study, run_study
 from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
@@ -51,16 +53,20 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def member_probabilities(study, model, seed, images):
+def choosing(values, count):
+    """How well a score tells every fifth unknown image from the validation images, which come last."""
+    unknown, valid = values[40:count:5], values[count:]
+    return roc_auc_score(np.r_[np.ones(len(unknown)), np.zeros(len(valid))], np.r_[unknown, valid])
+
+
+def member_logits(study, model, seed, images):
     """Straight from the weights, member by member. [m n k]"""
     if seed is None:
         networks = study.load_teachers(2).networks
     else:
         student = study.load_student(model, seed).eval()
         networks = [student.member(j) for j in range(2)]
-    return (
-        torch.stack([network(pixels(images)).double().softmax(-1) for network in networks]).detach().numpy()
-    )
+    return torch.stack([network(pixels(images)).double() for network in networks]).detach().numpy()
 
 
 def entropy(p):
@@ -71,28 +77,32 @@ def test_unknown_scores_are_those_of_the_models_themselves(trained, here, quiet)
     source = str(trained.data_root / "noise.npz")
     rows = evaluate_unknown(trained, source, here, quiet)
     saved = table(trained.folder / "analysis" / "ood.csv")
-    assert list(saved[0]) == [
-        "model", "seed", "unknown", "score", "auroc", "aupr", "fpr95", "known_entropy", "unknown_entropy",
-    ]  # fmt: skip
+    assert list(saved[0]) == columns(UnknownScore)
     unknown = load_unknown(source, trained.splits.test, trained.data_root).images
     assert unknown.shape[1:] == (1, 8, 8)  # 12 × 12 noise at the run's size
     truth = np.r_[np.zeros(40), np.ones(len(unknown))]
     for model, seed in WHO:
-        p = member_probabilities(trained, model, seed, torch.cat([trained.splits.test.images, unknown]))
-        mean = p.mean(0)
+        images = torch.cat([trained.splits.test.images, unknown, trained.splits.valid.images])
+        logits = member_logits(trained, model, seed, images)
+        p = softmax(logits, -1)
+        mean, count = p.mean(0), 40 + len(unknown)
         expected = {
             "entropy": entropy(mean),
             "mutual_information": entropy(mean) - entropy(p).mean(0),
             "doubt": -mean.max(-1),
+            "energy": -np.log(np.exp(logits.mean(0)).sum(-1)),
+            "max_logit": -logits.mean(0).max(-1),
         }
+        chosen = {score: choosing(values, count) for score, values in expected.items()}
         for row in (row for row in rows if (row.model, row.seed) == (model, seed)):
-            values = expected.pop(row.score)
+            assert row.best == (row.score == max(chosen, key=chosen.get))  # of equals the first
+            values = expected.pop(row.score)[:count]
             assert row.auroc == pytest.approx(roc_auc_score(truth, values), abs=2e-3)
             assert row.aupr == pytest.approx(average_precision_score(truth, values), abs=2e-3)
             assert row.known_entropy == pytest.approx(entropy(mean)[:40].mean(), rel=1e-4)
-            assert row.unknown_entropy == pytest.approx(entropy(mean)[40:].mean(), rel=1e-4)
+            assert row.unknown_entropy == pytest.approx(entropy(mean)[40:count].mean(), rel=1e-4)
         assert not expected
-    assert [(r["model"], r["seed"]) for r in saved[::3]] == [("teachers", ""), ("scratch", "0"), ("kd", "0")]
+    assert [(r["model"], r["seed"]) for r in saved[::5]] == [("teachers", ""), ("scratch", "0"), ("kd", "0")]
 
 
 def test_a_second_call_runs_nothing_and_other_data_keeps_its_rows(trained, here, board):
@@ -127,7 +137,7 @@ def test_corrupted_scores_are_those_of_the_models_themselves(trained, here, quie
     for row in rows[7::31]:
         made = np.load(trained.data_root / "digits-c-regenerated" / f"{row.corruption}.npy")
         images = made[(row.severity - 1) * 40 : row.severity * 40].transpose(0, 3, 1, 2).copy()
-        p = member_probabilities(trained, row.model, row.seed, torch.from_numpy(images)).mean(0)
+        p = softmax(member_logits(trained, row.model, row.seed, torch.from_numpy(images)), -1).mean(0)
         assert row.acc == pytest.approx((p.argmax(-1) == labels).mean(), abs=0.026)
         assert row.nll == pytest.approx(-np.log(p[np.arange(40), labels]).mean(), rel=1e-4)
         assert row.bs == pytest.approx(((p - np.eye(10)[labels]) ** 2).sum(-1).mean(), rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
 import math
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from scipy.optimize import brentq
 from scipy.special import logsumexp
@@ -53,6 +55,11 @@ class Saved:
             "bs": ((np.exp(log_probs) - np.eye(10)[self.labels]) ** 2).sum(-1).mean(),
             "ece": ece(log_probs, self.labels),
             "kld": mean_kld(self.members),
+            "adaptive_ece": adaptive_ece(log_probs, self.labels),
+            "class_wise_ece": np.mean(
+                [class_ece(np.exp(log_probs[:, k]), self.labels == k) for k in range(10)]
+            ),
+            **selective(-log_probs.max(-1), log_probs.argmax(-1) != self.labels),
         }
 
 
@@ -65,6 +72,37 @@ def ece(log_probs: np.ndarray, labels: np.ndarray) -> float:
                 gap += (row.argmax() == label) - math.exp(row.max())
         error += abs(gap)
     return error / len(labels)
+
+
+def adaptive_ece(log_probs: np.ndarray, labels: np.ndarray) -> float:
+    order = np.argsort(log_probs.max(-1), kind="stable")
+    gaps = np.exp(log_probs.max(-1)) - (log_probs.argmax(-1) == labels)
+    n = len(labels)
+    return sum(abs(gaps[order[b * n // 15 : (b + 1) * n // 15]].sum()) for b in range(15)) / n
+
+
+def class_ece(probs: np.ndarray, outcomes: np.ndarray) -> float:
+    gaps = [
+        sum(p - o for p, o in zip(probs, outcomes, strict=True) if b / 15 < p <= (b + 1) / 15)
+        for b in range(15)
+    ]
+    return sum(map(abs, gaps)) / len(probs)
+
+
+def selective(uncertainty: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
+    """By loops over images in the order of their uncertainty, of which no two are equal."""
+    order, n = np.argsort(uncertainty), len(wrong)
+    risk = [wrong[order[: i + 1]].mean() for i in range(n)]
+    best = [np.sort(wrong)[: i + 1].mean() for i in range(n)]
+    pairs = [(u > v) + (u == v) / 2 for u in uncertainty[wrong] for v in uncertainty[~wrong]]
+    return {
+        "aurc": sum(risk) / n,
+        "excess_aurc": (sum(risk) - sum(best)) / n,
+        "error_80": risk[math.ceil(0.8 * n) - 1],
+        "error_90": risk[math.ceil(0.9 * n) - 1],
+        "coverage_5": max([i + 1 for i in range(n) if risk[i] <= 0.05], default=0) / n,
+        **({"error_auroc": sum(pairs) / len(pairs)} if pairs else {}),  # without errors there is none
+    }
 
 
 def mean_kld(members: np.ndarray) -> float:
@@ -158,3 +196,71 @@ def test_students_stand_beside_their_teachers_as_loops_say(folder, rows):
         distance = sum(abs(one - other) for one, other in zip(*apart, strict=True)) / len(apart[0])
         expected = [spearmanr(*apart).statistic, distance, others - own]
         assert [float(text) for text in found] == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "analysis" / f"{name}.csv").read_text().splitlines()))
+
+
+def test_selective_scores_by_every_uncertainty_are_loops(folder):
+    found = [
+        row
+        for row in table(folder, "selective")
+        if (row["split"], row["calibration"]) == ("test", "calibrated")
+    ]
+    assert {row["score"] for row in found} == {"doubt", "entropy", "mutual_information"}
+    for row in found:
+        saved, valid = pair(folder, row)
+        log_probs = saved.at(valid.temperature())
+        parts = [(-np.exp(each) * each).sum(-1) for each in (log_probs, saved.mean, saved.members)]
+        uncertainty = {
+            "doubt": -log_probs.max(-1),
+            "entropy": parts[0],
+            "mutual_information": parts[1] - parts[2].mean(0),
+        }
+        expected = selective(uncertainty[row["score"]], log_probs.argmax(-1) != saved.labels)
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, rel=1e-8), row
+
+
+def test_sets_are_those_of_validation_images_that_did_not_fit_the_temperature(folder):
+    found = table(folder, "sets")
+    assert {(row["score"], row["wanted"]) for row in found} == {
+        (s, w) for s in ("lac", "aps") for w in ("0.9", "0.95")
+    }
+    for row in (row for row in found if row["score"] == "lac"):
+        saved, valid = pair(folder, {**row, "split": "test"})
+        fitted, calibrated = int(row["fitted"]), int(row["calibrated"])
+        assert (fitted, calibrated) == (len(valid.labels) // 4, len(valid.labels) - len(valid.labels) // 4)
+        order = torch.randperm(len(valid.labels), generator=torch.Generator().manual_seed(0)).numpy()
+        part = copy.copy(valid)
+        part.mean, part.labels = valid.mean[order[:fitted]], valid.labels[order[:fitted]]
+        temperature = part.temperature()
+        rest = order[fitted:]
+        scores = np.sort(-valid.at(temperature)[rest, valid.labels[rest]])
+        place = math.ceil((calibrated + 1) * float(row["wanted"]))
+        limit = scores[place - 1] if place <= calibrated else math.inf
+        names = sorted({int(each["label"]) for each in found if each["label"]})
+        shown = saved.labels == int(row["label"]) if row["label"] else np.ones(len(saved.labels), bool)
+        assert names == sorted(set(saved.labels.tolist()))
+        sets = (-saved.at(temperature) <= limit + 1e-9)[shown]
+        assert int(row["n"]) == shown.sum()
+        assert float(row["coverage"]) == pytest.approx(sets[np.arange(len(sets)), saved.labels[shown]].mean())
+        assert float(row["size"]) == pytest.approx(sets.sum(-1).mean())
+        assert float(row["empty"]) == pytest.approx((sets.sum(-1) == 0).mean())
+
+
+def test_the_table_of_classes_is_counted(folder):
+    for row in table(folder, "groups"):
+        saved, valid = pair(folder, {**row, "split": "test"})
+        shown = saved.labels == int(row["group"])
+        log_probs, labels = saved.at(valid.temperature())[shown], saved.labels[shown]
+        answers = log_probs.argmax(-1)
+        assert (row["by"], int(row["n"])) == ("class", shown.sum())
+        assert float(row["acc"]) == pytest.approx((answers == labels).mean())
+        assert float(row["ece"]) == pytest.approx(ece(log_probs, labels))
+        assert float(row["confidence"]) == pytest.approx(np.exp(log_probs.max(-1)).mean())
+        wrong = answers[answers != labels].tolist()
+        most = max(map(wrong.count, wrong), default=0)
+        assert int(row["times"]) == most
+        assert row["answer"] == (str(min(k for k in wrong if wrong.count(k) == most)) if most else "")
+        assert row["label"] == (row["group"] if most else "")

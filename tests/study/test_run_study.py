@@ -44,7 +44,8 @@ from polyphony.study.score_table import told_of
 from polyphony.study.study import load_splits
 from polyphony.training.fit import fit
 
-COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,rank_correlation,distance,voice"
+COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,rank_correlation,distance,voice,"
+COLUMNS += "adaptive_ece,class_wise_ece,aurc,excess_aurc,error_80,error_90,coverage_5,error_auroc"
 METHODS = ("scratch", "kd", "kd-gaussian", "kd-ods", "kd-confods")
 TWO = "methods={scratch={}, kd={perturb='clean'}}"  # of them, where more would be the same again
 
@@ -90,7 +91,7 @@ def test_the_run_folder_is_laid_out_as_promised(finished):
         f"predictions/{m}/{s}/{split}.safetensors"
         for m, s, split in itertools.product(METHODS, (0, 1), ("valid", "test"))
     }
-    behind = {"analysis/dee.csv", "analysis/temperatures.csv"}
+    behind = {f"analysis/{name}.csv" for name in ("dee", "temperatures", "selective", "sets", "groups")}
     assert made == expected | behind | {"recipe.json", "scores.csv"}
 
 
@@ -368,7 +369,8 @@ def test_the_order_in_which_jobs_end_changes_nothing(finished, run, files, tmp_p
     _, outcome, jobs = run(tmp_path / "run", "seeds=[0]", runner=LastFirst(1))
     assert jobs.index("predict scratch, seed 0, on test") < jobs.index("teacher 0")
     assert sorted(jobs) == sorted(job for job in finished[2] if "seed 1" not in job)
-    expected, of_all = files(finished[0].folder), ("recipe.json", "scores.csv", "analysis/temperatures.csv")
+    tables = [f"analysis/{name}.csv" for name in ("temperatures", "selective", "sets", "groups")]
+    expected, of_all = files(finished[0].folder), ("recipe.json", "scores.csv", *tables)
     expected = {name: made for name, made in expected.items() if "/1/" not in name or "teachers" in name}
     found = files(tmp_path / "run")
     assert found.keys() == expected.keys()

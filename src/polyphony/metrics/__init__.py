@@ -6,6 +6,7 @@ log-probabilities `[n k]`, labels `[n]`; NLL, entropies and divergences are in n
 """
 
 from polyphony.metrics.calibration import Reliability, reliability
+from polyphony.metrics.conformal import APS, SetMeasure, lac, set_quality
 from polyphony.metrics.detection import detect
 from polyphony.metrics.diversity import DiversityBins, disagreement, mean_kld
 from polyphony.metrics.equivalent import dee, dee_curve
@@ -17,12 +18,14 @@ from polyphony.metrics.statistics import MeanSd, mean_sd, paired
 from polyphony.metrics.uncertainty import entropy
 
 __all__ = [
+    "APS",
     "DirichletPredictions",
     "DiversityBins",
     "Health",
     "MeanSd",
     "Predictions",
     "Reliability",
+    "SetMeasure",
     "Spread",
     "Verdict",
     "accuracy",
@@ -33,9 +36,11 @@ __all__ = [
     "ensemble_log_probs",
     "entropy",
     "judge",
+    "lac",
     "mean_kld",
     "mean_sd",
     "nll",
     "paired",
     "reliability",
+    "set_quality",
 ]

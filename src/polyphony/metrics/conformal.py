@@ -22,7 +22,7 @@ from polyphony.metrics.probabilities import check
 from polyphony.metrics.selective import ROUNDING
 from polyphony.metrics.temperature import fit_temperature, temper
 
-SetScore = Callable[[Tensor], Tensor]
+SetMeasure = Callable[[Tensor], Tensor]
 """Log-probabilities [n k] → the score of every class [n k], larger for a worse fit."""
 
 FITTED = 4  # one validation image in so many fits the temperature; the others give the threshold
@@ -66,10 +66,10 @@ class SetRule:
     temperature: float
     """Fitted on `fitted` other validation images."""
     fitted: int
-    score: SetScore = lac
+    score: SetMeasure = lac
 
     @classmethod
-    def calibrated(cls, log_probs: Tensor, labels: Tensor, score: SetScore = lac) -> SetRule:
+    def calibrated(cls, log_probs: Tensor, labels: Tensor, score: SetMeasure = lac) -> SetRule:
         """The rule of a model by its validation predictions as they are (temperature 1). [n k], [n]"""
         log_probs, labels = check(log_probs, labels)
         fit, rest = two_parts(len(labels))

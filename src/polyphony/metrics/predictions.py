@@ -9,14 +9,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyphony.metrics.calibration import confidence, ece
-from polyphony.metrics.detection import Detection, detect
+from polyphony.metrics.calibration import (
+    GroupScore,
+    adaptive_ece,
+    class_wise_ece,
+    confidence,
+    ece,
+    group_scores,
+)
+from polyphony.metrics.conformal import SetMeasure, SetRule, lac
+from polyphony.metrics.detection import Detection, detect, energy, max_logit
 from polyphony.metrics.dirichlet import dirichlet_information, dirichlet_kld
 from polyphony.metrics.diversity import DiversityBins, diversity_bins, pairwise_kld
 from polyphony.metrics.fidelity import Fidelity, rank_correlation, voices
 from polyphony.metrics.health import Health, Spread, judge, judge_distribution
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
-from polyphony.metrics.quality import accuracy, brier, nll
+from polyphony.metrics.quality import accuracy, brier, is_correct, nll
+from polyphony.metrics.selective import Selective
 from polyphony.metrics.temperature import fit_temperature, temper
 from polyphony.metrics.uncertainty import entropy, information
 
@@ -45,6 +54,10 @@ class Predictions:
         """Those of the first members alone."""
         return replace(self, logits=self.logits[:members])
 
+    def every(self, step: int) -> Predictions:
+        """Those of the first of every so many examples."""
+        return replace(self, logits=self.logits[:, ::step], labels=self.labels[::step])
+
     @property
     def members(self) -> int:
         """How many predictors these are the outputs of."""
@@ -57,12 +70,19 @@ class Predictions:
 
     # How good they are
 
-    def scores(self, temperature: float = 1.0) -> dict[str, float]:
+    def scores(self, temperature: float = 1.0) -> dict[str, float | None]:
         """All that labelled images say: `quality` at a temperature, and kld, the mean-KLD as predicted.
 
         Calibrated scores are those at the temperature that `fit_temperature` finds on validation images.
         """
-        return {**self.quality(temperature), "kld": self.mean_kld()}
+        log_probs, selective = self.log_probs(temperature), self.selective(temperature)["doubt"]
+        return {
+            **self.quality(temperature),
+            "kld": self.mean_kld(),
+            "adaptive_ece": adaptive_ece(log_probs, self.labels),
+            "class_wise_ece": class_wise_ece(log_probs, self.labels),
+            **selective.scores(),
+        }
 
     def quality(self, temperature: float = 1.0) -> dict[str, float]:
         """How good the mean prediction is: acc, nll, bs (Brier, summed over classes) and ece."""
@@ -73,6 +93,19 @@ class Predictions:
             "bs": brier(log_probs, labels),
             "ece": ece(log_probs, labels),
         }
+
+    def selective(self, temperature: float = 1.0) -> dict[str, Selective]:
+        """Error rate against coverage, by each uncertainty; mutual information is that of the members."""
+        errors = 1 - is_correct(self.log_probs(), self.labels)
+        return {name: Selective(each, errors) for name, each in self.uncertainties(temperature).items()}
+
+    def set_rule(self, score: SetMeasure = lac) -> SetRule:
+        """What makes prediction sets, calibrated on these images."""
+        return SetRule.calibrated(self.log_probs(), self.labels, score)
+
+    def groups(self, groups: Tensor, temperature: float = 1.0) -> dict[int, GroupScore]:
+        """Scores of each group of images. [n]"""
+        return group_scores(self.log_probs(temperature), self.labels, groups)
 
     def fit_temperature(self) -> float:
         """The temperature at which the mean prediction has the least NLL here."""
@@ -111,20 +144,25 @@ class Predictions:
 
     # Beside others
 
-    def uncertainties(self) -> dict[str, Tensor]:
+    def uncertainties(self, temperature: float = 1.0) -> dict[str, Tensor]:
         """Numbers that are larger where the ensemble is less sure, none below 0. [n] each
 
-        One network alone has no mutual information.
+        Entropy and doubt (1 − confidence) are of the mean prediction at a temperature, mutual information is
+        as predicted; one network alone has none.
         """
-        mean = self.log_probs()
+        mean = self.log_probs(temperature)
         doubt = 1 - confidence(mean)  # ranks as negative confidence does
         information = {"mutual_information": self.information()} if self.varies else {}
         return {"entropy": entropy(mean), **information, "doubt": doubt}
 
+    def alarms(self) -> dict[str, Tensor]:
+        """What may tell unknown inputs: uncertainties as predicted, energy and maximum logit. [n] each"""
+        return self.uncertainties() | {"energy": energy(self.logits), "max_logit": max_logit(self.logits)}
+
     def detect(self, unknown: Predictions) -> dict[str, Detection]:
-        """How well each uncertainty tells unknown inputs from these."""
-        others = unknown.uncertainties()
-        return {name: detect(each, others[name]) for name, each in self.uncertainties().items()}
+        """How well each of the `alarms` tells unknown inputs from these."""
+        others = unknown.alarms()
+        return {name: detect(each, others[name]) for name, each in self.alarms().items()}
 
     def fidelity(self, teachers: Predictions) -> Fidelity:
         """How much a student is its teachers' own on the same images: beside those of the ensemble alone."""

@@ -66,6 +66,17 @@ class Selective:
             return None
         return detect(self.uncertainty[~wrong], self.uncertainty[wrong]).auroc
 
+    def scores(self) -> dict[str, float | None]:
+        """The numbers of the curve by the names of their columns."""
+        return {
+            "aurc": self.aurc,
+            "excess_aurc": self.excess_aurc,
+            "error_80": self.risk_at(0.8),
+            "error_90": self.risk_at(0.9),
+            "coverage_5": self.coverage_at(0.05),
+            "error_auroc": self.auroc,
+        }
+
 
 def answered(coverage: float, count: int) -> int:
     """How many of so many images make up a coverage: ⌈coverage · count⌉, at least one."""

@@ -62,6 +62,70 @@ class Score(Quality, _Scored):
     rank_correlation: float | None = None  # of its disagreement with the teachers', image by image
     distance: float | None = None  # between the two, in nats
     voice: float | None = None  # how much nearer member j is to teacher j than to the others, in nats
+    adaptive_ece: float | None = None  # ECE with bins of equally many images
+    class_wise_ece: float | None = None  # mean over classes of the ECE of that class's probability
+    aurc: float | None = None  # area under the risk–coverage curve by confidence; see `SelectiveScore`
+    excess_aurc: float | None = None
+    error_80: float | None = None
+    error_90: float | None = None
+    coverage_5: float | None = None
+    error_auroc: float | None = None
+
+
+@dataclass(frozen=True)
+class SelectiveScore(_Scored):
+    """How well a model knows which of its answers are wrong, by one uncertainty (`metrics.selective`)."""
+
+    file: ClassVar[str] = "analysis/selective.csv"
+    score: str  # the uncertainty: doubt (1 − confidence), entropy, or mutual_information
+    aurc: float  # area under the risk–coverage curve
+    excess_aurc: float  # minus the area of the best order
+    error_80: float  # error rate among the 80 % of images with the least uncertainty
+    error_90: float
+    coverage_5: float  # the largest share of images with an error rate of at most 5 %
+    error_auroc: float | None  # of the errors; none where there are no errors, or nothing else
+
+
+@dataclass(frozen=True)
+class SetScore(_Of):
+    """Prediction sets on test images, of all classes or of the images of one class (`metrics.conformal`)."""
+
+    file: ClassVar[str] = "analysis/sets.csv"
+    score: str  # how sets are made: lac or aps
+    wanted: float  # the coverage that was asked for
+    label: str | None  # the class of the images; none for all images
+    n: int
+    coverage: float  # share of the sets that hold the true label
+    size: float  # mean number of classes in a set
+    empty: float  # share of the sets without a class
+    fitted: int  # validation images that fitted the temperature
+    calibrated: int  # validation images that gave the threshold
+
+
+@dataclass(frozen=True)
+class GroupedScore(_Of):
+    """A calibrated model on the test images of one class, or of one group that the user names."""
+
+    file: ClassVar[str] = "analysis/groups.csv"
+    by: str  # "class", or the name of the user's column
+    group: str
+    n: int
+    acc: float
+    ece: float
+    confidence: float  # mean over the group's images
+    label: str | None  # the most frequent error: images of this class …
+    answer: str | None  # … were taken for that one; none without errors
+    times: int  # so often
+
+
+@dataclass(frozen=True)
+class UnlabelledKld(TableRow):
+    """How far the teachers disagree on images without labels, and on validation images, in nats."""
+
+    file: ClassVar[str] = "analysis/unlabelled.csv"
+    n: int
+    kld: float
+    valid_kld: float
 
 
 @dataclass(frozen=True)
@@ -132,12 +196,16 @@ class UnknownScore(_Of):
 
     file: ClassVar[str] = "analysis/ood.csv"
     unknown: str
-    score: str  # what tells them apart: entropy, mutual_information, or doubt (1 − confidence)
+    score: str  # what tells them apart: entropy, mutual_information, doubt (1 − confidence) of the mean
+    # prediction, or energy and max_logit of the members' mean logits
     auroc: float
     aupr: float
     fpr95: float
     known_entropy: float  # of the mean prediction, in nats
     unknown_entropy: float
+    best: int | None = (
+        None  # 1 for the score that tells validation images from some unknown ones best, else 0
+    )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from polyphony.training.fit import Watch
 from polyphony.training.predict import predict
 
 Kind = TypeVar("Kind", bound=TableRow)
+CHOOSING = 5  # one unknown image in so many has a say in which score is the best
 ANALYSIS_FORMAT = 1  # raised when what is measured of trained models changes, so that it is measured again
 
 
@@ -92,15 +93,16 @@ def evaluate_unknown(
     shift = Unknown(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        known = [job for job in plan(study, fingerprints(study)) if is_test(job.work)]
+        known = [job for job in plan(study, fingerprints(study)) if is_held_out(job.work)]
         runner.run(Graph(not_done([*known, *jobs.values()])), board)
-        tests = {(model, seed): file.load() for (model, seed, _), file in predictions_of(known).items()}
-        return keep(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, tests))
+        files = predictions_of(known).items()
+        held_out = {((model, seed), split): file.load() for (model, seed, split), file in files}
+        return keep(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, held_out))
 
 
-def is_test(work: Work) -> bool:
-    """Whether a job predicts on test images."""
-    return isinstance(work, Predict) and work.images.name == "test"
+def is_held_out(work: Work) -> bool:
+    """Whether a job predicts on validation or test images."""
+    return isinstance(work, Predict) and work.images.name in ("valid", "test")
 
 
 def evaluate_corrupted(
@@ -119,15 +121,25 @@ def evaluate_corrupted(
 
 
 def unknown_scores(
-    shift: Unknown, tests: Mapping[Model, Predictions], model: Model, found: Mapping[str, Predictions]
+    shift: Unknown,
+    held_out: Mapping[tuple[Model, str], Predictions],
+    model: Model,
+    found: Mapping[str, Predictions],
 ) -> list[UnknownScore]:
-    """One model's rows, one for each uncertainty that may tell unknown from known."""
-    members, known = shift.study.recipe.members, tests[model]
-    known = known.first(members) if model[0] == TEACHERS else known
+    """One model's rows, one for each score that may tell unknown from known.
+
+    The best is chosen with validation images and a part of the unknown ones; the numbers are those of test
+    images and all unknown ones.
+    """
+    valid, known = (held_out[model, split] for split in ("valid", "test"))
+    if model[0] == TEACHERS:
+        valid, known = (each.first(shift.study.recipe.members) for each in (valid, known))
     (unknown,) = found.values()
-    entropies = [float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown)]
+    tried = valid.detect(unknown.every(CHOOSING))
+    best = max(tried, key=lambda score: tried[score].auroc)
+    surely, hardly = (float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown))
     return [
-        UnknownScore(*model, shift.name, score, d.auroc, d.aupr, d.fpr95, *entropies)
+        UnknownScore(*model, shift.name, score, d.auroc, d.aupr, d.fpr95, surely, hardly, int(score == best))
         for score, d in known.detect(unknown).items()
     ]
 

@@ -16,6 +16,7 @@ from polyphony.study.runner import Job
 from polyphony.study.saved import write_table
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study
+from polyphony.study.trust import write_trust
 
 
 def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
@@ -30,6 +31,7 @@ def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
+    write_trust(study.folder, saved, temperatures, study.splits.classes)
     return rows
 
 
@@ -64,7 +66,7 @@ def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:
 
 def by_calibration(
     predictions: Predictions, temperature: float, kind: type[TableRow]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """The columns of a table that predictions have by themselves, as predicted and at a temperature."""
     scores = {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
     wanted = set(columns(kind))
