@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
+from polyphony.metrics import Predictions
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.study import Study, costs
 
@@ -42,6 +45,13 @@ def test_only_methods_with_a_share_train_on_them(run, images, tmp_path):
         for each in (plain, found)
     ]
     assert [name for name in nlls[0] if nlls[0][name] != nlls[1][name]] == ["more"]
+    saved = load_file(tmp_path / "more/predictions/teachers/unlabelled.safetensors")
+    assert saved["logits"].shape == (2, 30, 10)
+    (shown,) = csv.DictReader((tmp_path / "more/analysis/unlabelled.csv").read_text().splitlines())
+    valid = load_file(tmp_path / "more/predictions/teachers/valid.safetensors")["logits"][:2]
+    klds = [float(Predictions(each, None).mean_kld()) for each in (saved["logits"], valid)]
+    assert [float(shown["kld"]), float(shown["valid_kld"])] == pytest.approx(klds)
+    assert not (tmp_path / "plain/analysis/unlabelled.csv").exists()
 
 
 def test_a_share_makes_an_epoch_longer(tiny_recipe, images, tmp_path):

@@ -50,14 +50,21 @@ def evaluate(
         int | None,
         Parameter(validator=AtLeastOne, help="Number of images of each data set (default: all)."),
     ] = None,
+    groups: Annotated[
+        tuple[str, ...],
+        repeatable("Column of a CSV file with a row for each test image: FILE.csv:COLUMN."),
+    ] = (),
     data: DataRoot = None,
     where: Where = Where(),
 ) -> None:
-    """Score the trained models of a run, also on unknown classes and corrupted images."""
+    """Score the trained models of a run, also on unknown classes, corrupted images and groups of images."""
     from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
+    from polyphony.study.groups import add_groups
 
     study = open_study(folder, data, chosen_for(where))
     check_trained(study)
+    for source in groups:
+        add_groups(study.folder, source, len(study.splits.test))
     with runner(study, where) as place:
         run_to(study, "EVALUATE", place, redo=False)
         for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import safetensors.torch
 
@@ -14,6 +14,7 @@ from polyphony.runs.store import damaged, opened, write_whole
 KIND = "logits"  # under which a file says what they are; without it they are members'
 KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
 UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # how the splits of inputs nobody was trained for begin
+UNLABELLED: Final = "unlabelled"  # the split of images without labels
 
 
 def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
@@ -57,7 +58,7 @@ def _predictions(path: Path, file: Any) -> Predictions:
         raise damaged(path, "its logits are not all numbers")
     if labels.shape != logits.shape[1:2] or labels.is_floating_point():
         raise damaged(path, f"its labels are {describe(labels)}, not those of {logits.shape[1]} images")
-    known = not path.stem.startswith(UNKNOWN)  # another data set has other classes
+    known = not path.stem.startswith((UNKNOWN, UNLABELLED))  # another data set has other classes
     if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
         raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
     if kind not in KINDS:

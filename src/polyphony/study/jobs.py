@@ -201,7 +201,7 @@ class TrainStudent(Training):
 class Images:
     """What a model predicts on: a split, or the training images as a method's training perturbs them."""
 
-    split: Literal["train", "valid", "test"]
+    split: Literal["train", "valid", "test", "unlabelled"]
     method: str | None = None
 
     @property
@@ -245,7 +245,8 @@ class Predict:
     @property
     def count(self) -> int:
         """How many teachers predict: on held-out images all, for the DEE curve; else the members' own."""
-        return self.study.recipe.members if self.images.split == "train" else self.study.teacher_count
+        held_out = self.images.split in ("valid", "test")
+        return self.study.teacher_count if held_out else self.study.recipe.members
 
     def run(self, result: SavedPredictions, watch: Watch) -> None:
         """Predict, and save the logits."""
@@ -258,7 +259,8 @@ class Predict:
         """The images themselves."""
         splits = self.study.splits
         held_out = {"valid": splits.valid, "test": splits.test}
-        return held_out.get(self.images.split) or splits.train.some(TRAIN_SHOWN)
+        others = splits.unlabelled if self.images.split == "unlabelled" else None
+        return held_out.get(self.images.split) or (others or splits.train).some(TRAIN_SHOWN)
 
 
 def predicting(model: str, seed: int | None, what: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from polyphony.data.files import there
 from polyphony.nn.weights import file_and_key
 from polyphony.recipe import ROUNDING, GivenTeachers, Schedule
+from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, Stage, spec_key
 from polyphony.study.jobs import TRAIN_SHOWN, Images, Predict, TrainStudent, TrainTeacher
@@ -170,7 +171,7 @@ def prediction(work: Predict, prints: Fingerprints, trained: dict[str, Job]) -> 
         "kind": "predictions",
         "needs": [trained[name].key for name in needs],
         "images": prints.images[work.images.split],
-        **({"some": TRAIN_SHOWN} if work.images.split == "train" else {}),
+        **({} if work.images.split in ("valid", "test") else {"some": TRAIN_SHOWN}),
     }
     return Job(work.name, needs, SavedPredictions(work.path, spec_key(spec)), work)
 
@@ -179,7 +180,8 @@ def score_predictions(study: Study) -> list[Predict]:
     """Every prediction that the scores are made of."""
     perturbing = [name for name, method in study.recipe.methods.items() if method.perturbs]
     perturbed = [Images("train", name) for name in perturbing]
-    seen = [Images("train"), *perturbed, Images("valid"), Images("test")]
+    unlabelled = [] if study.recipe.data.unlabelled is None else [Images(UNLABELLED)]
+    seen = [Images("train"), *perturbed, Images("valid"), Images("test"), *unlabelled]
     held_out = (Images("valid"), Images("test"))
     students = [Predict(study, m, s, images) for m, s in study.students for images in held_out]
     return [*(Predict(study, TEACHERS, None, images) for images in seen), *students]

@@ -9,7 +9,8 @@ from polyphony import metrics
 from polyphony.compute.seeds import generator
 from polyphony.metrics import Predictions
 from polyphony.recipe import Recipe
-from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, columns
+from polyphony.runs.predictions import UNLABELLED
+from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, UnlabelledKld, columns
 from polyphony.runs.scores import TEACHERS, by_quality, mean_of, score_text, select
 from polyphony.study.plan import predictions_of
 from polyphony.study.runner import Job
@@ -22,6 +23,7 @@ from polyphony.study.trust import write_trust
 def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
     """Score what the jobs of a plan predicted: scores.csv, and the curves and temperatures behind it."""
     saved = {what: file.load() for what, file in predictions_of(jobs).items()}
+    unlabelled = saved.pop((TEACHERS, None, UNLABELLED), None)
     teachers = {split: saved[TEACHERS, None, split] for split in ("valid", "test")}
     curves = [row for split, each in teachers.items() for row in dee_curves(split, each, teachers["valid"])]
     saved |= {key: each.first(study.recipe.members) for key, each in saved.items() if key[0] == TEACHERS}
@@ -32,6 +34,10 @@ def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
     write_trust(study.folder, saved, temperatures, study.splits.classes)
+    if unlabelled:
+        klds = unlabelled.mean_kld(), saved[TEACHERS, None, "valid"].mean_kld()
+        shown = UnlabelledKld(len(unlabelled.labels), *klds)
+        write_table(study.folder, UnlabelledKld, [shown])
     return rows
 
 
