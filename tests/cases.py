@@ -16,7 +16,17 @@ from polyphony.distill import (
     DistillMean,
     DistillProxy,
 )
-from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup, Perturbation
+from polyphony.distill.perturb import (
+    ODS,
+    Adversarial,
+    Chain,
+    Clean,
+    Diversify,
+    Gaussian,
+    Mixup,
+    Perturbation,
+    WithSource,
+)
 from polyphony.ensembles import (
     MIMO,
     BatchEnsemble,
@@ -96,11 +106,11 @@ PERTURBATIONS: dict[str, Callable[[Given], Perturbation]] = {
     "gaussian": lambda given: Gaussian(STEP),
     "ods": lambda given: ODS(STEP),
     "confods": lambda given: ODS(STEP, scale_by_confidence=True),
-    "source": lambda given: ODS(STEP, source=given[2]),
+    "source": lambda given: WithSource(ODS(STEP), given[2]),
     "adversarial": lambda given: Adversarial(STEP),
     "mixup": lambda given: Mixup(),
     "ods+mixup": lambda given: Chain((ODS(STEP), Mixup())),
-    "diversify": lambda given: Diversify(given[1], STEP),
+    "diversify": lambda given: Diversify(STEP),
 }
 
 LOSSES: dict[str, Callable[[DeepEnsemble, Perturbation], Loss]] = {

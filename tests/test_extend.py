@@ -118,10 +118,10 @@ def test_a_perturbation_parts_the_teachers_by_a_step_of_its_size(run):
     names = run("perturbation")
     apart, teachers, digits, rng = (names[name] for name in ("apart", "teachers", "digits", "rng"))
     noise = Gaussian(apart.step_size)
-    noisy = predict(teachers, digits.train, before=lambda x, y: noise(x, y, teachers, 4.0, rng))
+    noisy = predict(teachers, digits.train, before=lambda x, y: noise(x, y, teachers, None, 4.0, rng))
     assert names["moved"].mean_kld() > 2 * noisy.mean_kld() > names["clean"].mean_kld()
     x = digits.train.images / 255
-    moved = apart(x, digits.train.labels, teachers, 4.0, rng)
+    moved = apart(x, digits.train.labels, teachers, None, 4.0, rng)
     assert moved.min() >= 0
     assert moved.max() <= 1
     assert 0 < (moved - x).square().mean((1, 2, 3)).sqrt().max() <= 1.001 * apart.step_size
@@ -159,11 +159,11 @@ def test_a_module_beside_the_recipe_has_its_perturbations(tmp_path: Path):
     assert len({path.read_bytes() for path in students.glob("*/0/weights.safetensors")}) == 3
     mine = runpy.run_path("mine.py")
     x, rng = torch.rand(50, 1, 8, 8), torch.Generator().manual_seed(0)
-    light = mine["Dim"]()(x, None, None, 4.0, rng) / x
+    light = mine["Dim"]()(x, None, None, None, 4.0, rng) / x
     assert light.std((1, 2, 3)).max() < 1e-5
     assert 0.2 <= light.min() < 0.4 < 0.8 < light.max() <= 1 + 1e-6
     grey = torch.full((2, 3, 8, 8), 0.5)
-    moved = (mine["Checked"](0.1)(grey, None, None, 4.0, rng) - grey) / 0.1
+    moved = (mine["Checked"](0.1)(grey, None, None, None, 4.0, rng) - grey) / 0.1
     naive = [[1.0 - 2 * ((i + j) % 2) for j in range(8)] for i in range(8)]
     torch.testing.assert_close(moved, torch.tensor(naive).expand(2, 3, 8, 8))
 

@@ -71,38 +71,30 @@ class Toy(Ensemble):
     ),
     "a perturbation": Change(
         {
-            "perturb.py": {
+            "distill/perturb.py": {
                 "": '''
 
-@dataclass(frozen=True)
-class Shade:
+class Shade(BuiltIn):
     """Every pixel darker by a step."""
 
-    traits: ClassVar[Traits] = Traits(takes_step=True)
-    step_size: float = 1 / 255
+    kind: Literal["shade"] = "shade"
+    step_size: StepSize = 1 / 255
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         return step(x, -torch.ones_like(x), self.step_size)
 '''
             },
             "recipe/perturbations.py": {
-                "class PythonPerturbTable(": '''class ShadeTable(PerturbTable):
-    """Every pixel darker by a step."""
-
-    makes = perturb.Shade
-    kind: Literal["shade"]
-
-
-''',
-                "            | PythonPerturbTable,": "            | ShadeTable\n",
+                "from polyphony.recipe.python": "from polyphony.distill.perturb import Shade\n",
+                "Mixup | PythonPerturbation": "Shade | ",
             },
         }
     ),
     "a column of scores.csv": Change(
         {
-            "rows.py": {
+            "runs/rows.py": {
                 "@dataclass(frozen=True)\nclass EnsembleNll": "    sureness: float | None = None\n\n\n"
             },
             "metrics/predictions.py": {
@@ -114,7 +106,7 @@ class Shade:
         {
             "data/catalogue.py": {
                 "from polyphony.data.tinyimagenet": "from polyphony.data.stripes import STRIPES\n",
-                "DIGITS)": "STRIPES, ",
+                "    DIGITS,\n": "    STRIPES,\n",
             }
         },
         {
@@ -139,7 +131,7 @@ STRIPES = Dataset("stripes", "Stripes", "", "none", (Place("", read, cached=Fals
     ),
     "a schedule": Change(
         {
-            "optimise.py": {
+            "training/optimise.py": {
                 "": '''
 
 def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:

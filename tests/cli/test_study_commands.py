@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.cli import exit_code
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table

@@ -87,9 +87,9 @@ def test_a_search_from_the_command_line(sweep, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--alpha", "2"], "alpha must be less than or equal to 1, not '2'"),
-        (["--alpha", "-0.5"], "alpha must be greater than or equal to 0, not '-0.5'"),
-        (["--temperature", "0"], "temperature must be greater than 0, not '0'"),
+        (["--alpha", "2"], "alpha must be less than or equal to 1, not 2"),
+        (["--alpha", "-0.5"], "alpha must be greater than or equal to 0, not -0.5"),
+        (["--temperature", "0"], "temperature must be greater than 0, not 0"),
         (["--step-size", "x"], "step_size must be a number or a fraction above 0"),
         (["--method", "kdods"], "did you mean 'kd-ods'?"),
         (["--method", "kd", "--step-size", "1/255"], "step_size does not concern the method 'kd'"),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cases import FORMS, PERTURBATIONS, loss_of, losses_of, seeded, split, without_labels
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.compute.parallel import Group, GroupError, group_from_environment
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single

@@ -42,7 +42,7 @@ class Shifted:
 
     temperatures: list[float]
 
-    def __call__(self, x, y, teachers, temperature, rng):
+    def __call__(self, x, y, teachers, student, temperature, rng):
         self.temperatures.append(temperature)
         return (x + 0.05 * y.view(-1, 1, 1, 1)).clamp(0, 1)
 
@@ -65,7 +65,7 @@ def softmax(logits: list[float], temperature: float = 1.0) -> np.ndarray:
 def test_mean_kd_is_an_explicit_loop(alpha, shifted):
     ensemble, student, (x, y) = teachers(), Single(small(9)).eval(), batch()
     perturb = Shifted([]) if shifted else Clean()
-    x_tilde = perturb(x, y, None, 4.0, None)
+    x_tilde = perturb(x, y, None, None, 4.0, None)
     clean, moved = (student(rows[None])[0].tolist() for rows in (x, x_tilde))
     targets = logits_of(ensemble, x_tilde)
     ce = [-math.log(softmax(clean[i])[y[i]]) for i in range(BATCH)]
@@ -180,7 +180,7 @@ def test_distributions_are_distilled_on_perturbed_inputs_in_one_pass_and_only_th
     make(ensemble, perturb)(student, x, y, seeded())["loss"].backward()
     assert perturb.temperatures == [4.0]
     assert len(calls) == 1
-    assert torch.equal(calls[0][0], perturb(x, y, None, 1.0, None))
+    assert torch.equal(calls[0][0], perturb(x, y, None, None, 1.0, None))
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in student.parameters())
     assert all(p.grad is None for p in ensemble.parameters())
 

@@ -38,7 +38,7 @@ class Shifted:
 
     by: float = 0.05
 
-    def __call__(self, x, y, teachers, temperature, rng):
+    def __call__(self, x, y, teachers, student, temperature, rng):
         return (x + self.by * y.view(-1, 1, 1, 1)).clamp(0, 1)
 
 
@@ -75,7 +75,7 @@ def test_the_loss_is_algorithm_1_by_an_explicit_loop(perturbation, tau, alpha):
     networks = [small(j) for j in range(MEMBERS)]
     student = BatchEnsemble(small(9), MEMBERS, rng=seeded()).train()
     x, y = batch()
-    x_tilde = perturbation(x, y, None, tau, None)
+    x_tilde = perturbation(x, y, None, None, tau, None)
     expected = algorithm_1(copy.deepcopy(student), copy.deepcopy(networks), x, x_tilde, y, alpha, tau)
     loss = Distill(DeepEnsemble(networks), alpha, tau, perturbation)
     parts = loss(student, x, y, seeded())
@@ -90,7 +90,7 @@ def test_images_without_labels_have_no_label_loss(perturbation, without):
     student = BatchEnsemble(small(9), MEMBERS, rng=seeded()).train()
     x, y = batch()
     y[without] = -1
-    x_tilde = perturbation(x, y, None, 2.0, None)
+    x_tilde = perturbation(x, y, None, None, 2.0, None)
     expected = algorithm_1(copy.deepcopy(student), copy.deepcopy(networks), x, x_tilde, y, 0.3, 2.0)
     parts = Distill(DeepEnsemble(networks), 0.3, 2.0, perturbation, unlabelled=True)(student, x, y, seeded())
     found = tuple(float(parts[name].detach()) for name in ("loss", "ce", "kd"))
@@ -180,7 +180,7 @@ def splits(n: int = 40) -> Splits:
 
 def disagreement(perturbation, teachers: DeepEnsemble, data: Splits, seed: int) -> float:
     rng = seeded(seed)
-    moved = predict(teachers, data.train, before=lambda x, y: perturbation(x, y, teachers, 4.0, rng))
+    moved = predict(teachers, data.train, before=lambda x, y: perturbation(x, y, teachers, None, 4.0, rng))
     return moved.mean_kld()
 
 

@@ -92,7 +92,7 @@ def pair_of(
 @pytest.mark.parametrize("kind", STUDENTS)
 def test_the_step_is_the_float64_gradient_for_two_members(kind, tau):
     x, student, teachers = grey(), STUDENTS[kind](), deep()
-    x_tilde = Diversify(student, STEP, tau)(x, LABELS, teachers, 7.0, seeded(3))
+    x_tilde = Diversify(STEP, tau)(x, LABELS, teachers, student, 7.0, seeded(3))
     pair_of(x_tilde - x, x, student, teachers, tau)
     rms = (x_tilde - x).double().flatten(1).square().mean(1).sqrt()
     torch.testing.assert_close(rms, torch.full_like(rms, STEP), rtol=1e-3, atol=0)
@@ -100,7 +100,7 @@ def test_the_step_is_the_float64_gradient_for_two_members(kind, tau):
 
 def test_members_that_are_alike_leave_the_teachers_direction():
     x, student, teachers = grey(), LatentBE(network(90), MEMBERS), deep()
-    x_tilde = Diversify(student, STEP)(x, LABELS, teachers, 4.0, seeded(3))
+    x_tilde = Diversify(STEP)(x, LABELS, teachers, student, 4.0, seeded(3))
     i, j = pair_of(x_tilde - x, x, student, teachers, 1.0)
     pixels = x.double().requires_grad_()
     ce, _ = cross_entropies(pixels, copy.deepcopy(teachers).double(), i, j, 1.0)
@@ -122,12 +122,12 @@ def test_a_student_that_is_its_teachers_gives_no_direction():
             return torch.stack([net(rows) for net, rows in zip(self.networks, x, strict=True)])
 
     x = grey()
-    assert torch.equal(Diversify(Copy(), STEP)(x, LABELS, teachers, 4.0, seeded()), x)
+    assert torch.equal(Diversify(STEP)(x, LABELS, teachers, Copy(), 4.0, seeded()), x)
 
 
 def test_a_small_step_raises_the_teachers_disagreement_over_the_members():
     x, student, teachers = grey(), STUDENTS["batch_ensemble"](), deep()
-    x_tilde = Diversify(student, 1e-4)(x, LABELS, teachers, 4.0, seeded(3))
+    x_tilde = Diversify(1e-4)(x, LABELS, teachers, student, 4.0, seeded(3))
     i, j = pair_of(x_tilde - x, x, student, teachers, 1.0)
     gains = 0.0
     for sign, who in ((1, teachers), (-1, student)):
@@ -147,7 +147,7 @@ def test_all_ordered_pairs_are_drawn_equally_often():
     for j, net in enumerate(teachers.networks):
         net.register_forward_hook(lambda module, inputs, out, j=j: asked.append(j))
     for _ in range(n):
-        Diversify(student, STEP)(grey(1), LABELS[:1], teachers, 4.0, rng)
+        Diversify(STEP)(grey(1), LABELS[:1], teachers, student, 4.0, rng)
     pairs = Counter(zip(asked[::2], asked[1::2], strict=True))
     assert sum(pairs.values()) == n  # two teachers, each asked once
     assert set(pairs) == set(permutations(range(MEMBERS), 2))
@@ -156,7 +156,7 @@ def test_all_ordered_pairs_are_drawn_equally_often():
 
 def test_pixels_stay_between_0_and_1():
     x = torch.rand(6, 2, 6, 6, generator=seeded()).round()
-    x_tilde = Diversify(STUDENTS["hydra"](), 0.1)(x, LABELS, deep(), 4.0, seeded())
+    x_tilde = Diversify(0.1)(x, LABELS, deep(), STUDENTS["hydra"](), 4.0, seeded())
     assert x_tilde.min() == 0
     assert x_tilde.max() == 1
     assert not torch.equal(x, x_tilde)
@@ -173,7 +173,7 @@ def test_nothing_of_the_student_changes(kind):
     modes = [module.training for module in student.modules()]
     before = copy.deepcopy(student.state_dict())
     kept = x.clone()
-    x_tilde = Diversify(student, STEP)(x, LABELS, teachers, 4.0, seeded())
+    x_tilde = Diversify(STEP)(x, LABELS, teachers, student, 4.0, seeded())
     assert [module.training for module in student.modules()] == modes
     assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
     assert all(p.grad is None for who in (student, teachers) for p in who.parameters())
@@ -187,18 +187,19 @@ def test_gradients_already_collected_are_not_added_to():
     student = STUDENTS["batch_ensemble"]()
     student(torch.stack(MEMBERS * [grey()])).sum().backward()
     before = [p.grad.clone() for p in student.parameters()]
-    Diversify(student, STEP)(grey(), LABELS, deep(), 4.0, seeded())
+    Diversify(STEP)(grey(), LABELS, deep(), student, 4.0, seeded())
     assert all(torch.equal(p.grad, old) for p, old in zip(student.parameters(), before, strict=True))
 
 
 def test_equal_generators_give_equal_pixels_with_and_without_autocast_and_gradients():
     x, student, teachers = grey(), STUDENTS["batch_ensemble"](), deep()
-    perturb = Diversify(student, STEP)
-    one, same = (perturb(x, LABELS, teachers, 4.0, seeded(1)) for _ in range(2))
+    perturb = Diversify(STEP)
+    one, same = (perturb(x, LABELS, teachers, student, 4.0, seeded(1)) for _ in range(2))
     assert torch.equal(one, same)
-    assert any(not torch.equal(one, perturb(x, LABELS, teachers, 4.0, seeded(s))) for s in range(2, 6))
+    others = (perturb(x, LABELS, teachers, student, 4.0, seeded(seed)) for seed in range(2, 6))
+    assert any(not torch.equal(one, other) for other in others)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(perturb(x, LABELS, teachers, 4.0, seeded(1)), one)
+        assert torch.equal(perturb(x, LABELS, teachers, student, 4.0, seeded(1)), one)
 
 
 @pytest.mark.parametrize(("members", "teachers"), [(1, 1), (3, 2), (2, 3)])
@@ -206,7 +207,7 @@ def test_members_without_partners_or_teachers_are_refused(members, teachers):
     student = Single(network(1)) if members == 1 else Hydra(network(1), members)
     message = f"there are {members} members and {teachers} teachers"
     with pytest.raises(ValueError, match=message):
-        Diversify(student)(grey(), LABELS, deep(teachers), 4.0, seeded())
+        Diversify()(grey(), LABELS, deep(teachers), student, 4.0, seeded())
 
 
 # The logit-space seeds

@@ -28,7 +28,7 @@ def noise() -> Tensor:
 def mixed(concentration: float, rng: torch.Generator) -> Tensor:
     """Image i is a single bright pixel i, so that what is mixed can be read off. [b b]"""
     x = torch.eye(B).view(B, 1, 1, B)
-    return Mixup(concentration)(x, LABELS, None, 1.0, rng).view(B, B)
+    return Mixup(concentration)(x, LABELS, None, None, 1.0, rng).view(B, B)
 
 
 def read_off(x_tilde: Tensor) -> tuple[float, list[int]]:
@@ -57,7 +57,7 @@ def test_shares_are_beta_distributed(concentration):
     draws = []
     for _ in range(400):
         x = torch.tensor([1.0, 0.0]).view(2, 1, 1, 1)
-        first, second = Mixup(concentration)(x, LABELS[:2], None, 1.0, rng).flatten().tolist()
+        first, second = Mixup(concentration)(x, LABELS[:2], None, None, 1.0, rng).flatten().tolist()
         if (first, second) != (1.0, 0.0):  # else each image met itself
             assert first + second == pytest.approx(1)
             draws.append(first)
@@ -75,7 +75,7 @@ def test_partners_are_uniform():
 def test_pixels_stay_between_0_and_1():
     x = noise().round()
     for seed in range(20):
-        x_tilde = Mixup()(x, LABELS, None, 1.0, seeded(seed))
+        x_tilde = Mixup()(x, LABELS, None, None, 1.0, seeded(seed))
         assert x_tilde.min() >= 0
         assert x_tilde.max() <= 1
 
@@ -83,7 +83,7 @@ def test_pixels_stay_between_0_and_1():
 def test_equal_generators_give_equal_pixels_and_numpys_own_generator_has_no_part():
     x = noise()
     kept = x.clone()
-    one, same, other = (Mixup()(x, LABELS, None, 1.0, seeded(seed)) for seed in (1, 1, 2))
+    one, same, other = (Mixup()(x, LABELS, None, None, 1.0, seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(x, kept)
@@ -95,9 +95,9 @@ def test_equal_generators_give_equal_pixels_and_numpys_own_generator_has_no_part
 def test_a_chain_hands_on_what_it_has():
     x, teachers = noise(), deep()
     rng = seeded(1)
-    middle = Mixup()(x, LABELS, teachers, 4.0, rng)
-    expected = ODS(0.01)(middle, LABELS, teachers, 4.0, rng)
-    found = Chain((Mixup(), ODS(0.01)))(x, LABELS, teachers, 4.0, seeded(1))
+    middle = Mixup()(x, LABELS, teachers, None, 4.0, rng)
+    expected = ODS(0.01)(middle, LABELS, teachers, None, 4.0, rng)
+    found = Chain((Mixup(), ODS(0.01)))(x, LABELS, teachers, None, 4.0, seeded(1))
     assert torch.equal(found, expected)
     assert not torch.equal(found, middle)
 
@@ -110,7 +110,7 @@ def test_order_matters_and_nesting_does_not():
         Chain((Chain((first, second)), third)),
         Chain((third, second, first)),
     ]
-    flat, nested, reverse = (perturb(x, LABELS, teachers, 4.0, seeded()) for perturb in calls)
+    flat, nested, reverse = (perturb(x, LABELS, teachers, None, 4.0, seeded()) for perturb in calls)
     assert torch.equal(flat, nested)
     assert not torch.equal(flat, reverse)
 
@@ -118,4 +118,4 @@ def test_order_matters_and_nesting_does_not():
 @pytest.mark.parametrize("perturbations", [(), (Clean(),), (Clean(), Clean())], ids=len)
 def test_a_chain_that_changes_nothing_gives_the_very_same_pixels(perturbations):
     x = noise()
-    assert Chain(perturbations)(x, LABELS, deep(), 4.0, seeded()) is x
+    assert Chain(perturbations)(x, LABELS, deep(), None, 4.0, seeded()) is x

@@ -35,7 +35,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(CLASSES, (BATCH,), generator=seeded(2))
 
 
-def shifted(x: Tensor, y: Tensor, teachers: DeepEnsemble | None, temperature: float, rng) -> Tensor:
+def shifted(x: Tensor, y: Tensor, teachers: DeepEnsemble | None, student, temperature: float, rng) -> Tensor:
     """A perturbation without chance."""
     return (x + 0.05 * y.view(-1, 1, 1, 1)).clamp(0, 1)
 
@@ -82,7 +82,7 @@ def by_loop(
 @pytest.mark.parametrize("kind", STUDENTS)
 def test_labels_and_teachers_both_on_perturbed_inputs_by_a_loop(kind, alpha):
     student, teachers, (x, y) = STUDENTS[kind]().eval(), deep(), batch()
-    x_tilde = shifted(x, y, None, 0, None)
+    x_tilde = shifted(x, y, None, None, 0, None)
     ce, kd = by_loop(student, teachers, (x_tilde, x_tilde), y, 4.0)
     parts = one_pass(teachers, alpha, 4.0, shifted)(student, x, y, seeded())
     found = [float(parts[name].detach()) for name in ("loss", "ce", "kd")]
@@ -92,7 +92,7 @@ def test_labels_and_teachers_both_on_perturbed_inputs_by_a_loop(kind, alpha):
 @pytest.mark.parametrize("kind", STUDENTS)
 def test_algorithm_1_for_every_student_by_a_loop(kind):
     student, teachers, (x, y) = STUDENTS[kind]().eval(), deep(), batch()
-    ce, kd = by_loop(student, teachers, (x, shifted(x, y, None, 0, None)), y, 4.0)
+    ce, kd = by_loop(student, teachers, (x, shifted(x, y, None, None, 0, None)), y, 4.0)
     parts = Distill(teachers, 0.3, 4.0, shifted)(student, x, y, seeded())
     found = [float(parts[name].detach()) for name in ("loss", "ce", "kd")]
     assert found == pytest.approx([0.7 * ce + 0.3 * kd, ce, kd], rel=1e-9)
@@ -115,7 +115,7 @@ def test_one_student_pass_on_what_the_perturbation_gives():
     student.register_forward_hook(lambda module, inputs, out: calls.append(inputs[0]))
     one_pass(deep(), perturb=shifted)(student, x, y, seeded())
     (inputs,) = calls
-    assert torch.equal(inputs, shifted(x, y, None, 0, None).expand_as(inputs))
+    assert torch.equal(inputs, shifted(x, y, None, None, 0, None).expand_as(inputs))
 
 
 @pytest.mark.parametrize(("passes", "calls"), [("one", 1), ("two", 2)])
@@ -123,7 +123,7 @@ def test_a_single_network_learns_the_mean_in_as_many_passes(passes, calls):
     student, teachers, (x, y), seen = Single(small(9)).eval(), deep(), batch(), []
     student.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0][0]))
     parts = DistillMean(teachers, 0.3, 4.0, shifted, passes)(student, x, y, seeded())
-    x_tilde = shifted(x, y, None, 0, None)
+    x_tilde = shifted(x, y, None, None, 0, None)
     assert [torch.equal(rows, x_tilde) for rows in seen] == [False, True][-calls:]
     labelled = student(seen[0][None])[0].tolist()
     ce = math.fsum(naive_ce(row, int(label)) for row, label in zip(labelled, y, strict=True)) / BATCH
@@ -153,7 +153,7 @@ def test_diversified_steps_train_the_student_and_touch_no_teacher():
     student, teachers, (x, y) = STUDENTS["latent"]().train(), deep(), batch()
     kept = copy.deepcopy(teachers.state_dict())
     optimiser = torch.optim.SGD(student.parameters(), 0.05)
-    loss = one_pass(teachers, 1.0, 4.0, Diversify(student, 0.01))
+    loss = one_pass(teachers, 1.0, 4.0, Diversify(0.01))
     rng, history = seeded(), []
     for _ in range(20):
         parts = loss(student, x, y, rng)

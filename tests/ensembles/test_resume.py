@@ -40,7 +40,7 @@ STUDENTS: dict[str, Callable[[], Ensemble]] = {
 }
 LOSSES: dict[str, Callable[[Ensemble], Loss]] = {
     "mixup+ods": lambda student: Distill(TEACHERS, perturb=Chain((Mixup(), ODS()))),
-    "diversify": lambda student: Distill(TEACHERS, 1.0, perturb=Diversify(student), passes="one"),
+    "diversify": lambda student: Distill(TEACHERS, 1.0, perturb=Diversify(), passes="one"),
 }
 
 

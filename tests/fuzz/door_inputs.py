@@ -23,13 +23,12 @@ from data_inputs import Files, one_damaged, pixels, write
 from judge import Call, Kind
 from PIL import Image
 
-from polyphony import Single, Student, export_student, load_student, resnet
-from polyphony._util.limits import SettingError
+from polyphony import Student, export_student, load_student, resnet
 from polyphony._util.text import UserError
 from polyphony.recipe import foreign_table, read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.recipe.forms import PythonForm
-from polyphony.recipe.perturbations import PythonPerturbTable, Surroundings
+from polyphony.recipe.perturbations import PythonPerturbation
 from polyphony.report.run import Run
 from polyphony.serve.description import Description
 from polyphony.serve.export import ExportError
@@ -38,7 +37,7 @@ from polyphony.study.draft import draft
 from polyphony.study.preprocessing import Given
 from polyphony.study.status import run_status
 
-OWN = (UserError, SettingError)
+OWN = (UserError,)
 KEPT = Path(__file__).parents[1] / "study" / "kept"
 CLASSES, SIDE = ("a", "b", "c"), 8
 
@@ -293,7 +292,7 @@ MODULES = (
     "make = 7",
     "",
     "class make: pass",
-    "class make:\n    traits = 7\n    def __init__(self, **given): raise OSError",
+    "class make:\n    needs_student = 7\n    def __init__(self, **given): raise OSError",
     "def make(**given): return make(**given)",
     "def make(**given): import sys; sys.exit('bye')",
     "def make(**given): raise StopIteration",
@@ -318,11 +317,10 @@ def modules(random: Random, folder: Path) -> Call:
     named = f"{name}:{random.choice(('make', 'make', 'make', 'other', 'make.x', '__dict__'))}"
     args = random.choice(({}, {}, {"x": 1}, {"classes": 3}, {"self": 1}, {text(random): number(random)}))
     given = {"kind": "python", "name": named, "args": args}
-    student = Single(resnet(8, 3, width=2))
     makers: tuple[Callable[[], object], ...] = (
         lambda: checked(PythonNetwork, given, folder).build(3, 3),
         lambda: checked(PythonForm, given, folder).resolved(),
-        lambda: checked(PythonPerturbTable, given, folder).build(Surroundings(0.1, student)),
+        lambda: checked(PythonPerturbation, given, folder).build(0.1),
         lambda: checked(PythonNetwork, given, folder).spec(),
     )
     return partial(unseen, random.choice(makers), folder, name)

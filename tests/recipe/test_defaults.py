@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyphony.recipe.table import Table, as_spec
-from polyphony.study.study import FORMAT
+from polyphony._util.settings import Settings as Table
+from polyphony._util.settings import as_spec
+from polyphony.study.plan import FORMAT
 
 KEPT = Path(__file__).parent / "defaults.json"  # written once for each FORMAT, by `written`
 

@@ -16,7 +16,7 @@ from torch import nn
 from polyphony.cli import main
 from polyphony.distill.perturb import ODS, Chain
 from polyphony.nn import MemberBatchNorm
-from polyphony.recipe import Recipe, RecipeError, Surroundings, read_recipe, shipped
+from polyphony.recipe import Recipe, RecipeError, read_recipe, shipped
 from polyphony.recipe.points import toml
 from polyphony.recipe.python import PythonTable, own_faults_named
 
@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 from torch import nn
 from polyphony.ensembles import BatchEnsemble
-from polyphony.distill.perturb import Traits
 from polyphony.recipe import FormTable
 
 def make(classes, channels, width=4):
@@ -33,11 +32,10 @@ def make(classes, channels, width=4):
 
 @dataclass(frozen=True)
 class Through:
-    traits: ClassVar[Traits] = Traits(takes_step=True, needs_student=True)
+    needs_student: ClassVar[bool] = True
     step_size: float
-    student: object
     times: int = 1
-    def __call__(self, x, y, teachers, temperature, rng):
+    def __call__(self, x, y, teachers, student, temperature, rng):
         return x + self.times * self.step_size
 
 class Normed(FormTable):
@@ -98,15 +96,18 @@ def test_a_network_is_made_for_the_data_and_by_the_stream_it_is_given(folder):
     assert not torch.equal(one[1].weight, other[1].weight)
 
 
-def test_a_perturbation_is_made_with_what_its_traits_ask_for(folder):
+def test_a_perturbation_is_made_with_the_recipes_step_size_and_says_what_it_needs(folder):
     recipe = read(folder, perturbed(3))
     assert recipe.methods["kd"].takes_step
     assert recipe.methods["kd"].needs_student
-    student = object()
-    made = recipe.distillation("kd").perturbation(Surroundings(0.25, student))
-    assert (made.step_size, made.student, made.times) == (0.25, student, 3)
+    assert not recipe.methods["kd"].perturb[0].takes_source
+    made = recipe.distillation("kd").perturbation(0.25)
+    assert (made.step_size, made.times) == (0.25, 3)
+    own = read(folder, perturbed(3).replace("times = 3", "step_size = 0.5"))
+    assert not own.methods["kd"].takes_step
+    assert own.distillation("kd").perturbation(0.25).step_size == 0.5
     chain = read(folder, perturbed().replace("={", "=[{").replace(" }", " }", 1) + ', "ods"]')
-    made = chain.distillation("kd").perturbation(Surroundings(0.25, student))
+    made = chain.distillation("kd").perturbation(0.25)
     assert isinstance(made, Chain)
     assert made.perturbations[1] == ODS(0.25)
     assert chain.methods["kd"].label == "Through+ods"

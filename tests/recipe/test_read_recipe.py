@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup
 from polyphony.ensembles import MIMO, BatchEnsemble, Dirichlet, Hydra, LatentBE, Single
 from polyphony.nn import ResNet, WideResNet, resnet
-from polyphony.recipe import RecipeError, Surroundings, read_recipe, shipped
+from polyphony.recipe import RecipeError, read_recipe, shipped
 
 SMALL = """
 members = 2
@@ -104,13 +104,13 @@ def test_networks_are_built_as_named(small):
         ("confods", ODS(0.25, scale_by_confidence=True)),
         ("adversarial", Adversarial(0.25)),
         ("mixup", Mixup()),
-        ("diversify", Diversify(STUDENT, 0.25)),
+        ("diversify", Diversify(0.25)),
         ("mixup+ods", Chain((Mixup(), ODS(0.25)))),
     ],
 )
 def test_a_perturbation_is_the_one_named(small, name, perturbation):
     method = read_recipe(small, [f"methods.kd.perturb={name}"]).distillation("kd")
-    assert method.perturbation(Surroundings(0.25, STUDENT)) == perturbation
+    assert method.perturbation(0.25) == perturbation
 
 
 @pytest.mark.parametrize(

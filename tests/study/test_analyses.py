@@ -85,7 +85,7 @@ def test_transfer_takes_its_directions_from_the_extra_teacher(analysed):
     teachers, extra = DeepEnsemble(networks[:2]), DeepEnsemble(networks[2:])
     x, rng = pixels(train.images), generator("perturbed training images", 0)
     with torch.no_grad():
-        x_tilde = ODS(20 / 255, source=extra)(x, train.labels, teachers, 3.0, rng)
+        x_tilde = ODS(20 / 255)(x, train.labels, extra, None, 3.0, rng)
         torch.testing.assert_close(
             saved["logits"], teachers(x_tilde.expand(2, *x.shape)), atol=1e-4, rtol=1e-4
         )

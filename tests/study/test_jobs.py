@@ -65,7 +65,7 @@ def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, m
     monkeypatch.setattr(Study, "load_teachers", load_and_tell)
     loss, step_size = TrainStudent(study, "ods", 0).loss(study.fresh_student("ods", seeded(0)))
     assert sorted(loaded) == [(1, 2), (2, 0)]
-    assert loss.perturb.step_size == step_size
+    assert loss.perturb.perturb.step_size == step_size
     source, third = loss.perturb.source.networks[0], load(study, 1, 2).folded().networks[0]
     x = torch.rand(3, 1, 8, 8, generator=seeded(5))
     torch.testing.assert_close(source.eval()(x), third.eval()(x))

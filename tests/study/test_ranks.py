@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.compute.parallel import GoneError
 from polyphony.data import DataError
 from polyphony.study import Study

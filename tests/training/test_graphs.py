@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 from cases import FORMS, loss_of, seeded, split
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.compute.parallel import Group
 from polyphony.data import Split
 from polyphony.distill import CrossEntropy

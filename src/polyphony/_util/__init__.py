@@ -1,1 +1,1 @@
-"""Files, text and limits: helpers that know nothing else of Polyphony."""
+"""Files, text and settings: helpers that know nothing else of Polyphony."""

@@ -56,10 +56,14 @@ def extra(name: str) -> str:
 
 
 class UserError(Exception):
-    """A fault that a person can mend, told in one sentence."""
+    """An error that the user can fix; its message is one sentence."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(sentence(fault))
+
+
+class SettingError(UserError, ValueError):
+    """A setting that cannot work; the message names it and its limit."""
 
 
 def sentence(fault: str) -> str:

@@ -26,7 +26,7 @@ def member_views(
     and then on the perturbed ones. Those probabilities are of the perturbed pixels before they are rounded.
     """
     x = pixels(split.images.to(teachers.device))
-    x_tilde = perturb(x, split.labels.to(teachers.device), teachers, temperature, rng)
+    x_tilde = perturb(x, split.labels.to(teachers.device), teachers, None, temperature, rng)
     named: dict[str, Ensemble] = {"teachers": teachers}
     named |= {f"students.{name}": student for name, student in students.items()}
     views = {

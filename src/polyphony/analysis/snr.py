@@ -71,7 +71,7 @@ def gradient_snr(
     with evaluating(student):
         clean = gradient(x)
         for done in range(1, samples + 1):
-            moments.add(gradient(perturb(x, y, teachers, temperature, rng)) - clean)
+            moments.add(gradient(perturb(x, y, teachers, student, temperature, rng)) - clean)
             watch.step(done, samples, {})
     return signal_to_noise(moments)
 

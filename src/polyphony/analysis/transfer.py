@@ -20,5 +20,5 @@ def external_predictions(
     rng: torch.Generator,
 ) -> Predictions:
     """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
-    perturb = ODS(step_size, source=source)
-    return predict(teachers, split, before=applied(perturb, teachers, temperature, rng))
+    before = applied(ODS(step_size=step_size), source, None, temperature, rng)
+    return predict(teachers, split, before=before)

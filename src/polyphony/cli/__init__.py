@@ -12,7 +12,6 @@ from itertools import pairwise
 from cyclopts import CycloptsError, MissingArgumentError
 
 from polyphony._util.files import Terminated, WriteError, out_of_memory, terminable
-from polyphony._util.limits import SettingError
 from polyphony._util.text import UserError, first_line
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.app import app
@@ -114,7 +113,7 @@ def sentence(error: Exception, verb: str) -> str:
 
 def exit_code(error: Exception) -> int | None:
     """2 for an error that the user can fix, 1 for a training that failed, None for a bug."""
-    if isinstance(error, MISUSED | UserError | SettingError | OSError):
+    if isinstance(error, MISUSED | UserError | OSError):
         return 2
     from polyphony.compute.parallel import GroupError
     from polyphony.study import JobError

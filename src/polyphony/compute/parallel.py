@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.compute.devices import send
 
 Made = TypeVar("Made")

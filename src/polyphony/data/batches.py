@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from polyphony._util.limits import counts
+from polyphony._util.settings import Settings, Share, Whole
 from polyphony.compute.devices import send
 from polyphony.compute.parallel import drawn, share
 from polyphony.data.splits import Split
 
 
-@dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Settings):
     """A random crop after zero padding of `pad` pixels, then a horizontal flip of every second image.
 
     With an `area` below one a window of that share of the image or more is brought to its size before that.
@@ -24,12 +24,9 @@ class Augmentation:
     `Augmentation(pad=0, flip=False)` returns its input and draws nothing.
     """
 
-    pad: int = 4
+    pad: Annotated[Whole, Field(ge=0, le=10**4)] = 4
     flip: bool = True
-    area: float = 1.0
-
-    def __post_init__(self) -> None:
-        counts(0, 10**4, pad=self.pad)
+    area: Annotated[Share, Field(gt=0)] = 1.0  # smallest share of the image in a resized crop
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """uint8 [b c h w] → uint8 [b c h w], augmented."""

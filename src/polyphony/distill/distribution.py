@@ -5,13 +5,13 @@ Neither uses the labels, as in their papers; they are read for the accuracy in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyphony._util.limits import counts, positive, shares
+from polyphony._util.settings import Count, Positive, Share, Temperature, check
 from polyphony.distill import losses
 from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.mean import all_teachers
@@ -43,18 +43,18 @@ class DistillDistribution(TwoPart):
     start_temperature: float = 10.0
     smoothing: float = 1e-4
     gradient_limit: float = 1.0
-    perturb: Perturbation = field(default_factory=Clean)
+    perturb: Perturbation = Clean()
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
     unlabelled: bool = False  # whether there are images without a label, −1
 
     def __post_init__(self) -> None:
-        counts(steps=self.steps)
-        positive(start_temperature=self.start_temperature, temperature=self.temperature)
-        positive(gradient_limit=self.gradient_limit)
-        shares(smoothing=self.smoothing)
+        check(Count, steps=self.steps)
+        check(Temperature, start_temperature=self.start_temperature, temperature=self.temperature)
+        check(Positive, gradient_limit=self.gradient_limit)
+        check(Share, smoothing=self.smoothing)
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
         return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
@@ -91,15 +91,15 @@ class DistillProxy(TwoPart):
     """
 
     teachers: DeepEnsemble
-    perturb: Perturbation = field(default_factory=Clean)
+    perturb: Perturbation = Clean()
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
     unlabelled: bool = False  # whether there are images without a label, −1
 
     def __post_init__(self) -> None:
-        positive(temperature=self.temperature)
+        check(Temperature, temperature=self.temperature)
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
         return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:

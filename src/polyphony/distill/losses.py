@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad_and_value
 
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.data.splits import UNLABELLED
 from polyphony.metrics.mixture import mean_log_probs
 

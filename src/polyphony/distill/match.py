@@ -37,7 +37,7 @@ def match_step_size(
 
     def disagreement(step_size: float) -> float:
         rng.set_state(draws)
-        before = applied(make(step_size), teachers, temperature, rng)
+        before = applied(make(step_size), teachers, None, temperature, rng)
         return metrics.mean_kld(predict(teachers, splits.train.some(MATCH_IMAGES), before=before).logits)
 
     low, high = (math.log(size) for size in STEP_SIZES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class DistillMean(Distill):
     As `Distill`, but all members have one target, so that a `Single` student may have any number of teachers.
     """
 
-    perturb: Perturbation = field(default_factory=Clean)
+    perturb: Perturbation = Clean()
 
     def imitation(self, logits: Tensor, x: Tensor, seen: Tensor) -> Tensor:
         """How far members are from the teachers' mean. [m rows k], [b c h w], [m rows] → []"""

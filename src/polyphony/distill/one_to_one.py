@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from polyphony._util.limits import one_of, positive, shares
+from polyphony._util.settings import Share, Temperature, check
 from polyphony.distill import losses
 from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.perturb import ODS, Perturbation
@@ -32,18 +32,18 @@ class Distill(TwoPart):
     teachers: DeepEnsemble
     alpha: float = 0.9
     temperature: float = 4.0
-    perturb: Perturbation = field(default_factory=ODS)
+    perturb: Perturbation = ODS()
     passes: Passes = "two"
     unlabelled: bool = False
 
     def __post_init__(self) -> None:
-        shares(alpha=self.alpha)
-        positive(temperature=self.temperature)
-        one_of(get_args(Passes), passes=self.passes)
+        check(Share, alpha=self.alpha)
+        check(Temperature, temperature=self.temperature)
+        check(Passes, passes=self.passes)
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
         seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
-        x_tilde = self.perturb(x, y, self.teachers, self.temperature, rng)
+        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
         return seen, x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:

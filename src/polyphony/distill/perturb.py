@@ -1,93 +1,115 @@
-"""x → x̃: where the teachers are asked. Steps have one length: `step_size` is their RMS per pixel.
+"""x → x̃: where the teachers are asked. All steps have one unit: `step_size` is their RMS per pixel.
 
-A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the temperature
-τ and a generator, and gives pixels of the same shape. Any callable of that form will do.
+A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the student,
+the temperature τ and a generator. It returns pixels of the same shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import BeforeValidator, Field, model_validator
+from torch import Generator as Rng
 from torch import Tensor
 
-from polyphony._util.limits import SettingError, not_negative, positive
+from polyphony._util.settings import NotNegative, Positive, Settings, Temperature, fraction
+from polyphony._util.text import SettingError
 from polyphony.compute.devices import full_precision
 from polyphony.compute.parallel import drawn, gather
 from polyphony.distill.losses import check_labels
-from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
+from polyphony.ensembles import DeepEnsemble as Teachers
+from polyphony.ensembles import Ensemble, evaluating
+
+StepSize = Annotated[NotNegative, BeforeValidator(fraction)]  # a number, or a text such as "1/255"
 
 
 class Perturbation(Protocol):
-    """x [b c h w], y [b] → x̃ [b c h w]"""
+    """x [b c h w], y [b] → x̃ [b c h w]. Any callable with these arguments is a perturbation.
+
+    `student` is the ensemble in training; it is None where there is none, as in `match_step_size`.
+    """
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
-    ) -> Tensor:
-        """The inputs on which teachers and student are compared."""
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
+    ) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Traits:
-    """What a recipe has to know of a perturbation; a class of which any is true says so, as `traits`."""
+class BuiltIn(Settings):
+    """A perturbation that a recipe knows by its `kind`; its other fields are the keys of its table."""
 
-    takes_step: bool = False  # of a given `step_size`
-    reads_temperature: bool = False  # of the distillation
-    needs_student: bool = False  # is made with the `student`, whose gradients it asks for
-    takes_source: bool = False  # can be made with a `source` of directions other than the teachers
+    reads_temperature: ClassVar[bool] = False  # does the temperature of the distillation matter?
+    needs_student: ClassVar[bool] = False  # does it use the student's gradients?
+    takes_source: ClassVar[bool] = False  # may networks other than the teachers give its directions?
+
+    @property
+    def takes_step(self) -> bool:
+        """Whether it takes a step whose size its table leaves open."""
+        return "step_size" in type(self).model_fields and "step_size" not in self.model_fields_set
+
+    def build(self, step_size: float) -> Self:
+        """The same with this step size, unless its table sets another."""
+        return self.model_copy(update={"step_size": step_size}) if self.takes_step else self
+
+    def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """Its kind, the settings that are not its kind's defaults, and a step size that its table sets."""
+        default = type(self)(kind=self.kind)  # type: ignore[call-arg, attr-defined]
+        always = self.model_fields_set & {"step_size"} | {"kind"}
+        return {name: value for name, value in self if name in always or value != getattr(default, name)}
 
 
-@dataclass(frozen=True)
-class Clean:
+class Clean(BuiltIn):
     """x̃ = x: plain one-to-one distillation (§2.3)."""
 
+    kind: Literal["clean"] = Field(default="clean", repr=False)
+
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         return x
 
 
-@dataclass(frozen=True)
-class Gaussian:
+class Gaussian(BuiltIn):
     """A step in a random direction, uniform on the sphere of radius η√D."""
 
-    traits: ClassVar[Traits] = Traits(takes_step=True)
-    step_size: float = 1 / 255
-
-    def __post_init__(self) -> None:
-        not_negative(step_size=self.step_size)
+    kind: Literal["gaussian"] = Field(default="gaussian", repr=False)
+    step_size: StepSize = 1 / 255
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         noise = drawn(lambda rows: torch.randn(rows, *x.shape[1:], generator=rng), len(x), x.device)
         return step(x, unit_rms(noise), self.step_size)
 
 
-@dataclass(frozen=True)
-class ODS:
+class ODS(BuiltIn):
     """A step that moves one random teacher's output towards a random guide w ~ U(−1, 1)^K (§2.4, §3.1).
 
-    `scale_by_confidence` multiplies each example's step by the teacher's confidence: ConfODS. `source` gives
-    networks other than the teachers to take directions from (§4.2, transferability).
+    `scale_by_confidence` multiplies each example's step by the teacher's confidence. This is ConfODS, the
+    kind "confods" of a recipe.
     """
 
-    traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True, takes_source=True)
-    step_size: float = 1 / 255
+    reads_temperature: ClassVar[bool] = True
+    takes_source: ClassVar[bool] = True
+    kind: Literal["ods", "confods"] = Field(default="ods", repr=False)
+    step_size: StepSize = 1 / 255
     scale_by_confidence: bool = False
-    source: DeepEnsemble | None = None
 
-    def __post_init__(self) -> None:
-        not_negative(step_size=self.step_size)
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_confods(cls, table: Any) -> Any:
+        if isinstance(table, dict) and (table.get("kind") == "confods" or table.get("scale_by_confidence")):
+            return table | {"kind": "confods", "scale_by_confidence": True}
+        return table
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
-        x, logits = logits_of_one(self.source or teachers, x, rng)
+        x, logits = logits_of_one(teachers, x, rng)
         scaled = logits.detach().float() / temperature
         guide = 2 * drawn(lambda rows: torch.rand(rows, scaled.shape[1], generator=rng), len(x), x.device) - 1
         size: float | Tensor = self.step_size
@@ -96,21 +118,18 @@ class ODS:
         return step(x.detach(), ascent(x, logits, ods_seed(scaled, guide)), size)
 
 
-@dataclass(frozen=True)
-class Adversarial:
+class Adversarial(BuiltIn):
     """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack).
 
     For an image without a label (−1), the teacher's own answer is the label.
     """
 
-    traits: ClassVar[Traits] = Traits(takes_step=True, reads_temperature=True)
-    step_size: float = 1 / 255
-
-    def __post_init__(self) -> None:
-        not_negative(step_size=self.step_size)
+    reads_temperature: ClassVar[bool] = True
+    kind: Literal["adversarial"] = Field(default="adversarial", repr=False)
+    step_size: StepSize = 1 / 255
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         x, logits = logits_of_one(teachers, x, rng)
         labels = torch.where(y < 0, logits.detach().argmax(-1), y)
@@ -118,32 +137,28 @@ class Adversarial:
         return step(x.detach(), ascent(x, logits, seed), self.step_size)
 
 
-@dataclass(frozen=True)
-class Diversify:
+class Diversify(BuiltIn):
     """A step that makes two teachers disagree where two members do not yet (Nam et al., ICML 2022).
 
     For two random members i ≠ j, along ∇ₓ [CE(T_i(x), T_j(x)) − CE(S_i(x), S_j(x))], where the first of each
-    pair is a target that is held fixed. `student` is the one being trained; it is asked in eval mode and in
-    float32, and nothing of it changes. Predictions are at `temperature`, 1 as in the authors' code: the τ of
-    the distillation has no part in it.
+    pair is a fixed target. The student runs in eval mode and in float32, and does not change. Predictions
+    are at `temperature` (default: 1, as in the authors' code); the τ of the distillation plays no part.
     """
 
-    traits: ClassVar[Traits] = Traits(takes_step=True, needs_student=True)
-    student: Ensemble = field(repr=False)
-    step_size: float = 1 / 255
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        not_negative(step_size=self.step_size)
-        positive(temperature=self.temperature)
+    needs_student: ClassVar[bool] = True
+    kind: Literal["diversify"] = Field(default="diversify", repr=False)
+    step_size: StepSize = 1 / 255
+    temperature: Temperature = 1.0
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
-        i, j = two_members(teachers.members, self.student.members, rng)
+        if student is None:
+            raise SettingError("a diversifying perturbation needs a student")
+        i, j = two_members(teachers.members, student.members, rng)
         x = x.detach().requires_grad_()
-        with torch.enable_grad(), full_precision(x.device), evaluating(self.student):
-            ours = self.student(x.expand(self.student.members, *x.shape))
+        with torch.enable_grad(), full_precision(x.device), evaluating(student):
+            ours = student(x.expand(student.members, *x.shape))
             pairs = ((teachers.ask(i, x.detach()), teachers.ask(j, x)), (ours[i], ours[j]))
             scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
             up, down = disagreement_seeds(scaled)
@@ -153,20 +168,17 @@ class Diversify:
         return step(x.detach(), unit_rms(gradient.float()), self.step_size)
 
 
-@dataclass(frozen=True)
-class Mixup:
+class Mixup(BuiltIn):
     """Each image mixed with another of its batch: λ x + (1 − λ) x', λ ~ Beta(a, a) drawn once for the batch.
 
-    It asks for no gradient. The labels are not mixed: what is learnt from x̃ are the teachers' answers.
+    It needs no gradient. Labels are not mixed: the student learns the teachers' answers on x̃.
     """
 
-    concentration: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(concentration=self.concentration)
+    kind: Literal["mixup"] = Field(default="mixup", repr=False)
+    concentration: Positive = 1.0
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         others = gather(x)[drawn(lambda rows: torch.randperm(rows, generator=rng), len(x), x.device)]
         return torch.lerp(others, x, beta(self.concentration, rng))
@@ -174,23 +186,36 @@ class Mixup:
 
 @dataclass(frozen=True)
 class Chain:
-    """Perturbations one after the other, each from where the one before it ended."""
+    """Perturbations in sequence: each starts from the result of the one before."""
 
     perturbations: Sequence[Perturbation]
 
     def __call__(
-        self, x: Tensor, y: Tensor, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         for perturb in self.perturbations:
-            x = perturb(x, y, teachers, temperature, rng)
+            x = perturb(x, y, teachers, student, temperature, rng)
         return x
 
 
+@dataclass(frozen=True)
+class WithSource:
+    """A perturbation that takes its directions from `source`, not from the teachers (§4.2)."""
+
+    perturb: Perturbation
+    source: Teachers
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
+    ) -> Tensor:
+        return self.perturb(x, y, self.source, student, temperature, rng)
+
+
 def applied(
-    perturb: Perturbation, teachers: DeepEnsemble, temperature: float, rng: torch.Generator
+    perturb: Perturbation, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """x, y → x̃, all else given: what `predict` may do with images before it asks about them."""
-    return lambda x, y: perturb(x, y, teachers, temperature, rng)
+    """x, y → x̃ with the other arguments fixed, for `predict(before=…)`."""
+    return lambda x, y: perturb(x, y, teachers, student, temperature, rng)
 
 
 def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
@@ -242,7 +267,7 @@ def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [v.scatter(-1, top, -v.sum(-1, keepdim=True)) for v, top in zip(seeds, tops, strict=True)]
 
 
-def two_members(teachers: int, members: int, rng: torch.Generator) -> tuple[int, int]:
+def two_members(teachers: int, members: int, rng: Rng) -> tuple[int, int]:
     """Two different members drawn at random, who are two teachers too."""
     if members != teachers or members < 2:
         raise ValueError(
@@ -253,13 +278,13 @@ def two_members(teachers: int, members: int, rng: torch.Generator) -> tuple[int,
     return i, j
 
 
-def beta(concentration: float, rng: torch.Generator) -> float:
+def beta(concentration: float, rng: Rng) -> float:
     """A draw from Beta(a, a); PyTorch has none that takes a generator, so one draw of it seeds NumPy's."""
     seed = int(torch.randint(2**63 - 1, (), generator=rng))
     return float(np.random.default_rng(seed).beta(concentration, concentration))
 
 
-def logits_of_one(teachers: DeepEnsemble, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def logits_of_one(teachers: Teachers, x: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
     """x with gradients switched on, and the logits of one teacher drawn at random. [b c h w] → …, [b k]"""
     r = int(torch.randint(teachers.members, (), generator=rng))
     x = x.detach().requires_grad_()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from polyphony._util.limits import SettingError
+from polyphony._util.text import SettingError
 from polyphony.compute.parallel import gather
 from polyphony.metrics import Predictions
 from polyphony.nn import Members, Size, check_members

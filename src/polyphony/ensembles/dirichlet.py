@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyphony._util.limits import not_negative
+from polyphony._util.settings import NotNegative, check
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.metrics import DirichletPredictions
 
@@ -28,7 +28,7 @@ class Dirichlet(Ensemble):
 
     def __init__(self, network: nn.Module, offset: float = 0.0) -> None:
         super().__init__()
-        not_negative(offset=offset)
+        check(NotNegative, offset=offset)
         self.offset = offset
         self.network, self.run = network, NetworkRunner(network)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polyphony._util.limits import MOST_MEMBERS, counts
+from polyphony._util.settings import Members, check
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
 from polyphony.nn.conversion import around_one, replace
 from polyphony.nn.probe import without_hooks
@@ -35,7 +35,7 @@ class Hydra(Ensemble):
         rng: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        counts(most=MOST_MEMBERS, members=members)
+        check(Members, members=members)
         self.members = members
         self.head, classifier = find_head(network, head)
         self.heads = Heads(classifier, members, factor_std, rng)

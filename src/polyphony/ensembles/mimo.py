@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyphony._util.limits import MOST_MEMBERS, counts, shares
+from polyphony._util.settings import Count, Members, Share, check
 from polyphony.compute.parallel import drawn
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 
@@ -22,9 +22,9 @@ class MIMO(Ensemble):
         self, network: nn.Module, members: int, *, batch_repetition: int = 1, input_repetition: float = 0.0
     ) -> None:
         super().__init__()
-        counts(most=MOST_MEMBERS, members=members)
-        counts(batch_repetition=batch_repetition)
-        shares(input_repetition=input_repetition)
+        check(Members, members=members)
+        check(Count, batch_repetition=batch_repetition)
+        check(Share, input_repetition=input_repetition)
         self.members = members
         self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
         self.network, self.run = network, NetworkRunner(network)

@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from polyphony._util.limits import SettingError, counts
+from polyphony._util.settings import Count, check
+from polyphony._util.text import SettingError
 
 
 class Normalize(nn.Module):
@@ -22,7 +23,7 @@ class Normalize(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        counts(channels=channels)
+        check(Count, channels=channels)
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("std", torch.ones(channels, 1, 1))
 

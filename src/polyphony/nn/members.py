@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyphony._util.limits import MOST_MEMBERS, between, counts, not_negative
+from polyphony._util.settings import Fraction, Members, NotNegative, check
 from polyphony.nn.branch import find_front
 from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
 from polyphony.nn.probe import Size
@@ -57,8 +57,8 @@ def add_members(
     that the network declares or else runs on. A ConversionError says which layers cannot have members, or
     would have wrong ones, and leaves the network untouched.
     """
-    counts(most=MOST_MEMBERS, members=members)
-    not_negative(factor_std=factor_std)
+    check(Members, members=members)
+    check(NotNegative, factor_std=factor_std)
 
     def layers(front: Front | None) -> list[str]:
         shared = keep if front is None else (*keep, *front.modules)
@@ -68,7 +68,7 @@ def add_members(
     if isinstance(branch, str):
         front = find_front(network, branch, size)
     elif branch is not None:
-        between(0, 1, branch=branch)
+        check(Fraction, branch=branch)
         front = front_at(network, branch, layers, size)
     order, tried = find_order(network, layers(front), size, front)
     network = network if inplace else copy.deepcopy(network)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyphony._util.limits import counts
+from polyphony._util.settings import Count, check
 from polyphony.nn.common import Normalize, initialise, stages
 
 
@@ -41,7 +41,7 @@ class ResNet(nn.Module):
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"a ResNet has depth 6n + 2 (8, 14, 20, 32, …), not {depth}")
-        counts(width=width, classes=classes)
+        check(Count, width=width, classes=classes)
         self.normalize = Normalize(channels)
         self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyphony._util.limits import counts
+from polyphony._util.settings import Count, check
 from polyphony.nn.common import Normalize, initialise, stages
 
 
@@ -36,7 +36,7 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"a WideResNet has depth 6n + 4 (10, 16, 22, 28, …), not {depth}")
-        counts(widen=widen, classes=classes)
+        check(Count, widen=widen, classes=classes)
         widths = [16, 16 * widen, 32 * widen, 64 * widen]
         self.normalize = Normalize(channels)
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)

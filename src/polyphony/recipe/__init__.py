@@ -5,7 +5,6 @@ from polyphony.recipe.foreign import ForeignTable, NetworkTable
 from polyphony.recipe.forms import Form, FormTable
 from polyphony.recipe.libraries import foreign_table
 from polyphony.recipe.methods import Distillation
-from polyphony.recipe.perturbations import Surroundings
 from polyphony.recipe.python import own_code, own_faults_named
 from polyphony.recipe.read import check, read_recipe
 from polyphony.recipe.schema import ROUNDING, Data, GivenTeachers, Recipe
@@ -24,7 +23,6 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Schedule",
-    "Surroundings",
     "check",
     "foreign_table",
     "own_code",

@@ -21,10 +21,11 @@ from pydantic import (
 )
 from torch import nn
 
-from polyphony._util.text import extra
+from polyphony._util.settings import as_spec
+from polyphony._util.text import SettingError, extra
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
 from polyphony.recipe.python import said
-from polyphony.recipe.table import RecipeError, as_spec
+from polyphony.recipe.table import RecipeError
 
 # Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
@@ -161,9 +162,8 @@ class TransformersNetwork(ForeignTable):
             return self
         try:
             return TransformersNetwork(**self.described)
-        except ValidationError as error:
-            fault = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise RecipeError(f"'{self.label}' cannot be described without its folder ({fault})") from None
+        except SettingError as error:
+            raise RecipeError(f"'{self.label}' cannot be described without its folder ({error})") from None
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
         own = expected(self.name) if self.name else {}

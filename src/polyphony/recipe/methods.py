@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import PositiveFloat, field_serializer
 
+from polyphony._util.settings import Count, Share, Temperature
 from polyphony.distill import Passes
-from polyphony.distill.perturb import Chain, Perturbation, Traits
+from polyphony.distill.perturb import BuiltIn, Chain, Perturbation, WithSource
+from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe.forms import Form
-from polyphony.recipe.perturbations import Perturb, Surroundings
-from polyphony.recipe.table import Count, Share, StepSize, Table, Temperature, UnlabelledShare
+from polyphony.recipe.perturbations import Perturb
+from polyphony.recipe.table import StepSize, Table, UnlabelledShare
 
 Start = Literal["fresh", "teacher"]  # weights of its own, or the first teacher's
 
@@ -34,24 +35,22 @@ class Method(Table):
     @field_serializer("perturb")
     def _in_short(self, perturb: Perturb | None) -> Any:
         """By name where there is no more to say, as people write it."""
-        told = [each.model_dump(exclude_defaults=True) for each in perturb or ()]  # `spec` may run own code
-        if all(each.keys() == {"kind"} for each in told):
+        if all(isinstance(each, BuiltIn) and each.spec() == {"kind": each.kind} for each in perturb or ()):
             return self.label or None
-        return [each.model_dump(mode="json") for each in perturb or ()]
-
-    def has(self, trait: Callable[[Traits], bool]) -> bool:
-        """Whether any of its perturbations has a trait."""
-        return any(trait(each.traits) for each in self.perturb or ())
+        unset = [{"step_size"} - each.model_fields_set for each in perturb or ()]
+        return [
+            each.model_dump(mode="json", exclude=out) for each, out in zip(perturb or (), unset, strict=True)
+        ]
 
     @property
     def takes_step(self) -> bool:
         """Whether a step size concerns it."""
-        return self.has(lambda traits: traits.takes_step)
+        return any(each.takes_step for each in self.perturb or ())
 
     @property
     def needs_student(self) -> bool:
         """Whether where the teachers are asked depends on the student."""
-        return self.has(lambda traits: traits.needs_student)
+        return any(each.needs_student for each in self.perturb or ())
 
     @property
     def perturbs(self) -> bool:
@@ -75,7 +74,8 @@ class Distillation(Table):
     passes: Passes = "two"
     share: float = 0.0
 
-    def perturbation(self, given: Surroundings) -> Perturbation:
-        """The perturbation itself."""
-        chain = tuple(each.build(given) for each in self.perturb)
-        return chain[0] if len(chain) == 1 else Chain(chain)
+    def perturbation(self, step_size: float, source: DeepEnsemble | None = None) -> Perturbation:
+        """The perturbation with a step size, for every step whose table sets no other."""
+        chain = tuple(each.build(step_size) for each in self.perturb)
+        perturb: Perturbation = chain[0] if len(chain) == 1 else Chain(chain)
+        return perturb if source is None else WithSource(perturb, source)

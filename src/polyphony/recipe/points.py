@@ -128,7 +128,7 @@ def concerns(recipe: Recipe, name: str, parameter: str) -> bool:
         return False
     if parameter == "step_size":
         return method.takes_step
-    by_step = parameter == "temperature" and method.has(lambda traits: traits.reads_temperature)
+    by_step = parameter == "temperature" and any(each.reads_temperature for each in method.perturb)
     return by_step or not own_loss
 
 
@@ -143,9 +143,13 @@ def own_point(recipe: Recipe, method: str) -> Point:
 def read_values(parameter: str, text: str) -> tuple[Any, ...]:
     """ "0.5, 0.9" → (0.5, 0.9): what a recipe would accept for the parameter, each value once."""
     values = []
-    for part in text.split(","):
+    for part in map(str.strip, text.split(",")):
         try:
-            values.append(getattr(Method.model_validate({parameter: part.strip()}), parameter))
+            value = json.loads(part)
+        except ValueError:  # a fraction, or "match"
+            value = part
+        try:
+            values.append(getattr(Method.model_validate({parameter: value}), parameter))
         except ValidationError as error:
             raise RecipeError(explain(error.errors()[0])) from None
     return tuple(dict.fromkeys(values))

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from polyphony._util.settings import complaint
 from polyphony._util.shipped import shipped
 from polyphony._util.text import suggestion
 from polyphony.data.files import there
@@ -130,12 +131,7 @@ def explain(fault: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             named = place.removesuffix(".[key]")
             return f"{named} must be a name of letters, digits and + _ . -, not {fault['input']!r}"
-    message = fault["msg"].removeprefix("Value error, ")
-    if message.startswith("Input should be "):
-        message = message.replace("Input should be ", "must be ", 1).replace("an object", "a table")
-    if message.startswith("must "):
-        return f"{place} {message}, not {fault['input']!r}"
-    return f"{place}: {message}" if place else message
+    return complaint(place, fault)
 
 
 def keys_of(name: str) -> set[str]:

@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from polyphony._util.limits import MOST_MEMBERS
-from polyphony.data import Options
+from polyphony._util.settings import MOST_MEMBERS, Count, Share, Temperature
+from polyphony.data import Augmentation, Options
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.files import there
 from polyphony.distill import Passes
@@ -25,8 +25,8 @@ from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Count, Name, Share, StepSize, Table, Temperature, UnlabelledShare
-from polyphony.recipe.training import Crop, Schedule
+from polyphony.recipe.table import Name, StepSize, Table, UnlabelledShare
+from polyphony.recipe.training import Schedule
 
 MOST_TEACHERS = 2048
 ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys that change rounding alone
@@ -46,7 +46,7 @@ class Data(Table):
     coarse: bool = False
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
     channels: Literal[1, 3] | None = None  # grey or colour; by default as they are read
-    augment: Crop = Crop()
+    augment: Augmentation = Augmentation()
 
     @field_validator("name")
     @classmethod
@@ -231,7 +231,7 @@ class Recipe(Table):
             return ".share needs images without labels: set data.unlabelled"
         if method.share and not method.perturb:
             return ".share needs teachers, who answer images without labels: give perturb, 'clean' for none"
-        if method.source and not method.has(lambda traits: traits.takes_source):
+        if method.source and not any(each.takes_source for each in method.perturb or ()):
             return ".source needs a perturbation that takes directions from networks, such as 'ods'"
         if method.source and not self.teachers.extra:
             return ".source needs an extra teacher: set teachers.extra to 1 or more"

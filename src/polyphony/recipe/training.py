@@ -7,24 +7,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from polyphony._util.settings import Count
 from polyphony.data import Augmentation
 from polyphony.nn.ways import AUTO
-from polyphony.recipe.table import Count, Table, as_table, as_tuple
+from polyphony.recipe.table import Table, as_table, as_tuple
 from polyphony.training.fit import Plan
 from polyphony.training.optimise import SGD, AdamW, Optimiser, Rates, cosine, trapezoid
-
-
-class Crop(Table):
-    """Random crop after zero padding, random horizontal flip; a random resized crop before these."""
-
-    pad: Annotated[int, Field(ge=0, le=10**4)] = 4
-    flip: bool = True
-    area: Annotated[float, Field(gt=0, le=1)] = 1.0  # the least share of an image that such a crop shows
-
-    def build(self) -> Augmentation:
-        """The augmentation itself."""
-        return Augmentation(self.pad, self.flip, self.area)
-
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -85,7 +73,7 @@ class Schedule(Table):
 
     def plan(
         self,
-        augment: Crop,
+        augment: Augmentation,
         precision: str,
         deterministic: bool = False,
         way: str = AUTO,
@@ -97,7 +85,7 @@ class Schedule(Table):
             **{name: getattr(self, name) for name in same},
             optimiser=self.optimizer.build(self.momentum),
             schedule=type(self.schedule).rates,
-            augment=augment.build(),
+            augment=augment,
             precision=getattr(torch, precision, torch.float32),  # TF32 is no type of its own
             tf32=precision == "tf32",
             deterministic=deterministic,

@@ -12,10 +12,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from polyphony.data import Augmentation
 from polyphony.metrics import MeanSd
 from polyphony.recipe import NetworkTable, Recipe, Schedule
 from polyphony.recipe.points import text_of
-from polyphony.recipe.training import Crop
 from polyphony.runs.rows import Kind, from_csv
 
 BATCH_ENSEMBLE = "batch_ensemble"  # the form of nearly all the paper's students
@@ -188,7 +188,8 @@ def departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) ->
         "the images are resized": data.resolution,
         "the classes are the coarse ones": data.coarse,
         "other images are for validation": data.valid not in (None, _SHOWN[experiment.data][0]),
-        "the augmentation is another": data.augment != Crop(pad=_SHOWN[experiment.data][1], flip=True),
+        "the augmentation is another": data.augment
+        != Augmentation(pad=_SHOWN[experiment.data][1], flip=True),
         f"there are {recipe.members} members": recipe.members != experiment.members,
         "the teachers are another network": not all(_is(each, experiment.teacher) for each in teachers),
         "the student is another network": not _is(recipe.student_network, experiment.student),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from polyphony import __version__
-from polyphony._util.limits import MOST_MEMBERS
+from polyphony._util.settings import MOST_MEMBERS
 from polyphony.data.options import MOST
 from polyphony.data.splits import Resize
 from polyphony.ensembles import Ensemble

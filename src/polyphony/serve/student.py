@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony._util.limits import counts
+from polyphony._util.settings import Count, check
 from polyphony._util.text import UserError, counted
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.metrics import Predictions
@@ -91,7 +91,7 @@ class Student:
         An AnswerError where the network gives no numbers, or other classes than the student has.
         """
         batch = batch_for(self.ensemble, self.description.shape) if batch is None else batch
-        counts(batch=batch)
+        check(Count, batch=batch)
         with torch.no_grad(), evaluating(self.ensemble):
             told = self.description
             blocks = [self.logits(x) for x in batches_of(images, told.shape, batch, told.resize)]

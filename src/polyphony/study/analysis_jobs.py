@@ -38,7 +38,10 @@ Kind = TypeVar("Kind", bound=TableRow)
 Saved = SavedRows[Any] | SavedTensors
 SNR_BATCH, SNR_SAMPLES = 32, 50
 SNR_STEPS = (1 / 4, 1 / 2, 1, 2, 4)  # times the recipe's ODS step size
-NOISES: dict[str, Callable[[float], Perturbation]] = {"gaussian": Gaussian, "ods": ODS}
+NOISES: dict[str, Callable[[float], Perturbation]] = {
+    "gaussian": lambda step_size: Gaussian(step_size=step_size),
+    "ods": lambda step_size: ODS(step_size=step_size),
+}
 IMAGES_SHOWN = 8
 LATENCY_BATCH = 64
 
@@ -193,7 +196,7 @@ def show_members(study: Study, watch: Watch) -> dict[str, Tensor]:
         study.load_teachers(study.recipe.members),
         first_students(study),
         images_shown(study),
-        ODS(step_size),
+        ODS(step_size=step_size),
         temperature,
         generator("images shown", 1),
     )

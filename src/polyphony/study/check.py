@@ -35,7 +35,7 @@ from polyphony.study.study import Study
 from polyphony.training.fit import Plan, fit
 
 MEMBERS, CLASSES, SIDE, TEMPERATURE = 3, 4, 12, 4.0
-PLAN = Plan(2, 16, 0.05, warm_up=1, augment=Augmentation(1, True), deterministic=True)
+PLAN = Plan(2, 16, 0.05, warm_up=1, augment=Augmentation(pad=1), deterministic=True)
 STUDY = {  # of the pictures of `stripes`, in seconds
     "name": "check",
     "members": 2,
@@ -95,7 +95,7 @@ def direction(device: str) -> tuple[str, str, bool]:
     guide = 2 * torch.rand(len(x), CLASSES, generator=rng).double() - 1
     (exact,) = torch.autograd.grad((guide * (logits / TEMPERATURE).softmax(-1)).sum(), pixels)
     there, labels = send(x, device), torch.zeros(len(x), dtype=torch.int64)
-    moved = ODS()(there, send(labels, device), teachers.to(device), TEMPERATURE, seeded())
+    moved = ODS()(there, send(labels, device), teachers.to(device), None, TEMPERATURE, seeded())
     turned = 1 - torch.cosine_similarity((moved.cpu() - x).double().flatten(1), exact.flatten(1)).min()
     return within(float(turned), 1e-4)
 

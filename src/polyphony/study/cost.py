@@ -20,7 +20,7 @@ from polyphony._util.files import memory
 from polyphony.data import batch_count, labelled_rows
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
-from polyphony.recipe import RecipeError, Schedule, Surroundings
+from polyphony.recipe import RecipeError, Schedule
 from polyphony.study.counting import FEW, Count
 from polyphony.study.sketch import Sketch, sketched, sketched_on
 from polyphony.study.study import Study, built_once
@@ -125,7 +125,7 @@ def untaught_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ense
     if method is None:
         return CrossEntropy()
     source = DeepEnsemble([teachers.networks[0]]) if method.source else None
-    perturb = method.perturbation(Surroundings(1 / 255, student, source))
+    perturb = method.perturbation(1 / 255, source)
     return study.recipe.form(name).loss(teachers, method, perturb, max(1, study.student_steps(name)))
 
 

@@ -19,7 +19,7 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.nn.weights import file_and_key
-from polyphony.recipe import Distillation, GivenTeachers, Surroundings
+from polyphony.recipe import Distillation, GivenTeachers
 from polyphony.runs.predictions import prediction_path
 from polyphony.runs.store import Stage
 from polyphony.study.given import refuse_copies, take_in
@@ -160,7 +160,7 @@ class TrainStudent(Training):
         if method is None:
             return CrossEntropy(), None
         teachers = study.load_teachers(study.recipe.members).folded()
-        make = self.perturbation(method, student)
+        make = self.perturbation(method)
         step_size, steps = self.step_size(method, teachers, make), study.student_steps(self.method)
         loss = study.recipe.form(self.method).loss(teachers, method, make(step_size), steps)
         return loss, step_size or None
@@ -178,12 +178,12 @@ class TrainStudent(Training):
                 lambda: match_step_size(make, teachers, study.splits, method.temperature, rng, share)
             )
 
-    def perturbation(self, method: Distillation, student: Ensemble) -> Callable[[float], Perturbation]:
-        """Step size → the method's perturbation for this student; its source is loaded here, once."""
+    def perturbation(self, method: Distillation) -> Callable[[float], Perturbation]:
+        """Step size → the method's perturbation; its source is loaded here, once."""
         source = None
         if method.source:
             source = self.study.load_teachers(1, first=self.study.recipe.members).folded()
-        return lambda step_size: method.perturbation(Surroundings(step_size, student, source))
+        return lambda step_size: method.perturbation(step_size, source)
 
     def before(self) -> Callable[[Tensor, Tensor], Tensor]:
         """The method's perturbation of a batch, as the trained student's training would do it next."""
@@ -191,10 +191,10 @@ class TrainStudent(Training):
         assert method is not None
         student = study.load_training_student(self.method, self.seed)
         size = study.student(self.method, self.seed).record()["step_size"]
-        perturb = self.perturbation(method, student)(size or 0.0)
+        perturb = self.perturbation(method)(size or 0.0)
         rng = generator("perturbed training images", 0)
         teachers = study.load_teachers(study.recipe.members).folded()
-        return applied(perturb, teachers, method.temperature, rng)
+        return applied(perturb, teachers, student, method.temperature, rng)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony._util.limits import SettingError, counts, not_negative, one_of, positive, shares
-from polyphony._util.text import UserError, first_line
+from polyphony._util.settings import Count, CountFromZero, NotNegative, Positive, Share, check
+from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import Group
 from polyphony.data import Augmentation, Split, batches, epoch_steps
@@ -61,14 +61,17 @@ class Plan:
     unlabelled: float = 0.0  # share of a batch's rows that are images without a label (−1)
 
     def __post_init__(self) -> None:
-        counts(epochs=self.epochs, batch=self.batch)
-        counts(0, warm_up=self.warm_up)
-        positive(learning_rate=self.learning_rate)
-        not_negative(weight_decay=self.weight_decay, factor_rate=self.factor_rate)
-        shares(unlabelled=self.unlabelled)
-        one_of((torch.float32, torch.bfloat16, torch.float16), precision=self.precision)
+        check(Count, epochs=self.epochs, batch=self.batch)
+        check(CountFromZero, warm_up=self.warm_up)
+        check(Positive, learning_rate=self.learning_rate)
+        check(NotNegative, weight_decay=self.weight_decay, factor_rate=self.factor_rate)
+        check(Share, unlabelled=self.unlabelled)
+        if self.precision not in (torch.float32, torch.bfloat16, torch.float16):
+            raise SettingError(
+                f"precision must be one of float32, bfloat16 and float16 of torch, not {self.precision}"
+            )
         if self.clip is not None:
-            positive(clip=self.clip)
+            check(Positive, clip=self.clip)
 
     @property
     def layer_way(self) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyphony._util.limits import SettingError
-from polyphony._util.text import UserError, first_line
+from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.parallel import Group
 from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyphony._util.files import memory
-from polyphony._util.limits import counts
+from polyphony._util.settings import Count, check
 from polyphony.compute.devices import send
 from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble, evaluating
@@ -53,7 +53,7 @@ def predict(
     shape = split.images.shape[1:]
     asked = batch_for(ensemble, shape) if batch is None else batch
     changed = _fitting(AT_ONCE, shape) if batch is None and before is not unchanged else asked
-    counts(batch=asked)
+    check(Count, batch=asked)
     blocks = []
     with torch.no_grad(), evaluating(ensemble):
         for images, labels in zip(split.images.split(changed), split.labels.split(changed), strict=True):

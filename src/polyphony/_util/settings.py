@@ -1,0 +1,124 @@
+"""Settings: frozen, checked values. A component's settings are also the table that a recipe writes for it.
+
+A bad value is a SettingError, one sentence, whether it comes from Python or from a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from polyphony._util.text import SettingError, suggestion
+
+MOST_MEMBERS = 1024
+HUGE = 1e100  # the square of a larger number may be infinite
+FINITE = ConfigDict(allow_inf_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's; pydantic knows no others."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def fraction(value: Any) -> Any:
+    """The number that a fraction such as "1/255" is; any other value as it is."""
+    above, slash, below = value.partition("/") if isinstance(value, str) else ("", "", "")
+    try:
+        return float(above) / float(below) if slash else value
+    except (ValueError, ArithmeticError):
+        return value
+
+
+Whole = Annotated[int, BeforeValidator(plain), Field(strict=True)]
+Real = Annotated[float, BeforeValidator(plain), Field(strict=True)]
+Count = Annotated[Whole, Field(gt=0, le=10**9)]
+CountFromZero = Annotated[Whole, Field(ge=0, le=10**9)]
+Members = Annotated[Whole, Field(gt=0, le=MOST_MEMBERS)]
+Positive = Annotated[Real, Field(gt=0, lt=HUGE)]
+NotNegative = Annotated[Real, Field(ge=0, lt=HUGE)]
+Share = Annotated[Real, Field(ge=0, le=1)]
+Fraction = Annotated[Real, Field(gt=0, lt=1)]
+Temperature = Annotated[Real, Field(gt=0, le=10**6)]
+
+
+class Settings(BaseModel):
+    """Values that do not change, all of known names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        """Values by position come in the order of the fields, `kind` left out."""
+        names = [name for name in type(self).model_fields if name != "kind"]
+        try:
+            super().__init__(**dict(zip(names, values, strict=False)), **named)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise SettingError(sentence(fault, type(self).__name__, type(self).model_fields)) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # pydantic need not call it for tables
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: its kind, where it is one of several."""
+        return str(getattr(self, "kind", ""))
+
+    def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """The settings that are not at their defaults, or only some of them: what a stored result depends on.
+
+        A setting that a later version adds with a default is not in it, so that older results are found.
+        """
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in fields if only is None or name in only}
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in values}
+        return {name: as_spec(value) for name, value in values.items() if value != defaults[name]}
+
+    def spec_but(self, others: Collection[str]) -> dict[str, Any]:
+        """`spec` without some settings."""
+        return self.spec(type(self).model_fields.keys() - others)
+
+
+def as_spec(value: Any) -> Any:
+    """A setting's value as JSON has it."""
+    if isinstance(value, tuple | list):
+        return [as_spec(each) for each in value]
+    return value.spec() if isinstance(value, Settings) else value
+
+
+def check(kind: Any, **values: Any) -> None:
+    """Raise a SettingError for the first value that is not of a kind such as `Count` or `Share`."""
+    for name, value in values.items():
+        try:
+            TypeAdapter(kind, config=FINITE).validate_python(value)
+        except ValidationError as error:
+            raise SettingError(complaint(name, error.errors()[0])) from None
+
+
+def sentence(fault: ErrorDetails, owner: str, known: Collection[str]) -> str:
+    """A fault of a setting that was given in Python, in one sentence."""
+    name = ".".join(map(str, fault["loc"]))
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{owner} has no setting '{name}'; {suggestion(name, known)}"
+        case "missing":
+            return f"{owner} needs the setting '{name}'"
+    return complaint(name, fault)
+
+
+def complaint(name: str, fault: ErrorDetails) -> str:
+    """What is wrong with the value of a setting: "alpha must be greater than 0, not -1"."""
+    message = fault["msg"].removeprefix("Value error, ")
+    message = message.replace("Input should be ", "must be ", 1).replace("an object", "a table")
+    if message.startswith("must "):
+        return f"{name} {message}, not {shown(fault['input'])}"
+    return f"{name}: {message}" if name else message
+
+
+def shown(value: object) -> str:
+    """A value in at most sixty characters."""
+    try:
+        return repr(value).replace("\n", " ")[:60]
+    except ValueError:  # Python does not print numbers of thousands of digits
+        return "a number of thousands of digits"
