@@ -172,7 +172,7 @@ def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
     [
         (None, {"alpha": "2"}, "alpha must be less than or equal to 1, not 2"),
         (None, {"alpha": "0.5,,1"}, "alpha must be a valid number"),
-        (None, {"alpha": "nan"}, "alpha must be a finite number, not nan"),
+        (None, {"alpha": "nan"}, "alpha must be a valid number, not 'nan'"),
         (None, {"temperature": "0"}, "temperature must be greater than 0, not 0"),
         (None, {"step_size": "x"}, "step_size must be a number or a fraction above 0"),
         (None, {"step_size": "-1/255"}, "step_size must be a number or a fraction above 0"),
