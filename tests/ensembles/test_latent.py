@@ -77,6 +77,14 @@ def test_factors_start_at_exactly_one_and_every_member_is_the_network():
     assert factor_distance(student) == 0
 
 
+def test_with_a_branch_its_members_start_as_the_network_and_the_front_has_no_factors():
+    plain, student, x = network().eval(), LatentBE(network(), MEMBERS, branch="2").eval(), images()
+    assert len(layers(student)) == 2
+    for j, out in enumerate(student(x[:1].expand_as(x))):
+        torch.testing.assert_close(out, plain(x[0]), msg=f"member {j}")
+    torch.testing.assert_close(student.merge()(x[0]), plain(x[0]))
+
+
 def test_it_draws_nothing():
     before = torch.random.get_rng_state()
     LatentBE(network(), MEMBERS)

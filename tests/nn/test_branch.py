@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyphony._util.text import SettingError
 from polyphony.ensembles import BatchEnsemble, Ensemble
@@ -346,6 +347,21 @@ def test_a_skip_across_the_branch_is_named_where_members_cannot_run_in_turn():
     with pytest.raises(ConversionError, match="what is computed before 'conv' is used after it, too"):
         add_members(Skip(norm=True), 2, branch="conv")
     assert isinstance(add_members(Skip(norm=True), 2, branch="conv", member_norm=True), InTurn)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_branch_that_is_recomputed_for_its_gradients_is_an_error_and_no_wrong_gradient(reentrant: bool):
+    class Recomputed(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm1(self.stem(x)).relu()
+            y = checkpoint(self.conv, y, use_reentrant=reentrant) if torch.is_grad_enabled() else self.conv(y)
+            return self.head(self.norm2(y).relu().mean((2, 3)))
+
+    model = BatchEnsemble(Recomputed(), MEMBERS, branch="conv").double()
+    x = torch.rand(2 * MEMBERS, 3, 8, 8, dtype=torch.float64)  # rows that divide among members
+    outputs = model(x.expand(MEMBERS, *x.shape))
+    with pytest.raises(RuntimeError):
+        outputs.sum().backward()
 
 
 def test_what_has_no_members_may_be_in_the_front():

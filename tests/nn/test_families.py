@@ -16,7 +16,10 @@ from families import BY_HAND, FAMILIES, IN_TURN, TIMM, TRANSFORMERS
 from torch import Tensor, nn
 
 from polyphony.ensembles import BatchEnsemble, Hydra, LatentBE
-from polyphony.nn import ConversionError, InTurn, adapt, member_share
+from polyphony.nn import AtOnce, ConversionError, InTurn, adapt, member_share
+from polyphony.nn.branch import boundaries
+from polyphony.nn.conversion import inside
+from polyphony.nn.probe import on_random_images
 from polyphony.nn.rank_one import RankOne
 
 MEMBERS, ROWS = 3, 2
@@ -42,7 +45,7 @@ def images(side: int) -> Tensor:
 def merged_by_hand(network: nn.Module, student: BatchEnsemble, j: int) -> nn.Module:
     """The network as it was before, with W ∘ s_j r_jᵀ for every weight that has factors, group by group."""
     alone = copy.deepcopy(network).double()
-    converted = student.network.network if isinstance(student.network, InTurn) else student.network
+    converted = inside(student.network)
     for name, layer in converted.named_modules():
         if not isinstance(layer, RankOne):
             continue
@@ -108,6 +111,62 @@ def test_other_forms_take_foreign_networks_too(name: str):
         plain = network.double()
         torch.testing.assert_close(latent.merge()(x[0]), plain(x[0]), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(latent(x)[1], plain(x[1]), rtol=1e-5, atol=1e-5)
+
+
+# A branch in the middle: norms of the tail need all rows at once, where members could only run in turn.
+MIDDLE_REFUSED = {
+    "SwiftFormer",
+    "fastvit_t8",
+    "maxvit_rmlp_pico_rw_256",
+    "mobilenetv3_small_050",
+    "xcit_nano_12_p8_224",
+}
+
+
+def middle(network: nn.Module, size: tuple[int, ...]) -> str:
+    """The block, of two layers or more if there is one, that begins nearest to half of the operations."""
+    fronts = on_random_images(network, ROWS, size, lambda plain, x: boundaries(plain, x, 0.5))
+    names = [front.branch for _, front in fronts]
+
+    def layers(name: str) -> int:
+        return sum(isinstance(part, nn.Conv2d | nn.Linear) for part in network.get_submodule(name).modules())
+
+    return next((name for name in names if layers(name) > 1), names[0])
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "BareWeight"])
+def test_members_that_branch_in_the_middle_are_exact_or_refused(name: str):
+    network, side = made(name)
+    size = (3, side, side)
+    settings = {"rng": torch.Generator().manual_seed(0), "size": size, "branch": middle(network, size)}
+    if name in MIDDLE_REFUSED:
+        with pytest.raises(ConversionError, match=r"set `member_norm`, so that .*, or branch elsewhere"):
+            BatchEnsemble(network, MEMBERS, **settings)
+        settings["member_norm"] = True
+    student = BatchEnsemble(network, MEMBERS, **settings).double().eval()
+    assert isinstance(student.network, AtOnce | InTurn)
+    assert any(
+        True for front in student.network.front.modules for _ in network.get_submodule(front).parameters()
+    )
+    own = images(side)
+    with torch.no_grad():
+        for x in (own, own[:1].expand_as(own)):
+            whole = student(x)
+            for j in (0, MEMBERS - 1):
+                expected = merged_by_hand(network, student, j)(x[j])
+                torch.testing.assert_close(whole[j], expected, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(whole[0], whole[-1], rtol=1e-2)
+
+
+def test_a_weight_that_is_read_before_the_branch_has_no_members_or_is_refused():
+    network = by_hand.BareWeight()
+    with pytest.raises(ConversionError, match=re.escape("keep=('up',), or branch elsewhere than at 'head'")):
+        BatchEnsemble(network, MEMBERS, branch="head")
+    student = BatchEnsemble(network, MEMBERS, branch="head", keep=("up",)).double().eval()
+    x = images(8)[:1].expand(MEMBERS, -1, -1, -1, -1)
+    with torch.no_grad():
+        for j, out in enumerate(student(x)):
+            torch.testing.assert_close(out, student.member(j)(x[j]), rtol=1e-5, atol=1e-5)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -26,12 +26,18 @@ class LatentBE(Ensemble):
     expects_diversity = False
 
     def __init__(
-        self, network: nn.Module, members: int, *, keep: tuple[str, ...] = (), size: Size | None = None
+        self,
+        network: nn.Module,
+        members: int,
+        *,
+        keep: tuple[str, ...] = (),
+        branch: str | float | None = None,
+        size: Size | None = None,
     ) -> None:
         super().__init__()
         self.members = members
         unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
-        self.network = add_members(network, members, rng=unused, keep=keep, size=size)
+        self.network = add_members(network, members, rng=unused, keep=keep, branch=branch, size=size)
         self.run = NetworkRunner(self.network, members, size)
         for layer in rank_ones(self.network).values():
             for name in ("r", "s"):

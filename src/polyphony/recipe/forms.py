@@ -159,12 +159,13 @@ class LatentBEForm(FormTable):
     words: ClassVar[str] = "LatentBE, merged"
     kind: Literal["latent_be"]
     keep: Keep = ()
+    branch: Branch = None
 
     def predictors(self, members: int) -> int:
         return 1
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        return LatentBE(network, members, keep=self.keep)
+        return LatentBE(network, members, keep=self.keep, branch=self.branch)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return Distill(teachers, method.alpha, method.temperature, perturb, "one", method.share > 0)
