@@ -164,7 +164,7 @@ def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
         {
             "study/aloud.py": '''"""Here, with a word for every job."""
 
-from polyphony.study.runner import Here, run_job
+from polyphony.execute.runner import Here, run_job
 
 
 class Aloud(Here):

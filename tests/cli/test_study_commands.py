@@ -18,13 +18,14 @@ from polyphony._util.text import SettingError
 from polyphony.cli import exit_code
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
+from polyphony.execute import Cluster, Here, Share
+from polyphony.execute.processes import WorkerLostError
 from polyphony.nn.conversion import ConversionError
 from polyphony.recipe import read_recipe
 from polyphony.runs.rows import Score
 from polyphony.runs.store import ChangedError, FolderError
 from polyphony.serve import AnswerError
-from polyphony.study import Cluster, Here, Share, Study, TooLargeError
-from polyphony.study.processes import WorkerLostError
+from polyphony.study import Study, TooLargeError
 from polyphony.training.tally import DivergedError
 
 MORE = (

@@ -15,6 +15,7 @@ import torch
 from scipy.special import digamma
 
 from polyphony import Single, load_student
+from polyphony.execute.runner import Here
 from polyphony.recipe import read_recipe
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score, from_csv, to_csv
@@ -22,7 +23,6 @@ from polyphony.runs.store import ChangedError, StoreError
 from polyphony.serve import AnswerError
 from polyphony.serve.load import choose
 from polyphony.study import Study, run_study
-from polyphony.study.runner import Here
 
 
 def test_answers_score_as_the_run_says(form, run, student, images):

@@ -21,15 +21,16 @@ from polyphony import Options, load, load_student, predict
 from polyphony.cli import sweep
 from polyphony.cli.study import announce
 from polyphony.data import DataError, files, pixels
+from polyphony.execute.runner import Here
 from polyphony.nn.weights import WeightsError
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.runs.store import ChangedError
-from polyphony.study import Study, Sweep, Upto, check_trained, open_study, run_study
+from polyphony.study import Study, Upto, check_trained, open_study, run_study
 from polyphony.study.given import refuse_unfit, swapped
 from polyphony.study.jobs import TrainStudent
-from polyphony.study.runner import Here
 from polyphony.study.study import weights_hash
+from polyphony.sweep import Sweep
 
 MODULE = """
 from torch import nn

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from polyphony.execute.job import Job
+from polyphony.execute.runner import Here
 from polyphony.recipe import Recipe, check
 from polyphony.recipe.methods import Method
 from polyphony.recipe.schema import Student, Teachers
@@ -21,7 +23,6 @@ from polyphony.report import write_report
 from polyphony.runs.rows import Score, from_csv
 from polyphony.study import Study, open_study, run_study
 from polyphony.study.plan import Upto, fingerprints, part, plan
-from polyphony.study.runner import Here, Job
 
 KEPT = Path(__file__).parent / "kept"
 METHODS = ("scratch", "kd", "kd-ods", "hydra")

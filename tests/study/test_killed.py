@@ -11,9 +11,10 @@ from threading import Timer
 
 import torch
 
+from polyphony.execute import Board, Here
+from polyphony.execute.processes import context
 from polyphony.recipe import read_recipe
-from polyphony.study import Board, Here, Study, run_study
-from polyphony.study.processes import context
+from polyphony.study import Study, run_study
 
 KILLS = 2
 EPOCHS = 8  # of each of three trainings

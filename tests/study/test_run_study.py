@@ -22,24 +22,15 @@ from polyphony.compute.seeds import generator
 from polyphony.data import pixels
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
+from polyphony.execute import Board, Graph, Here, Processes
+from polyphony.execute.job import Job
+from polyphony.execute.runner import run_job
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.runs.store import ChangedError, Stage, StoreError
-from polyphony.study import (
-    Board,
-    Graph,
-    Here,
-    Processes,
-    Study,
-    Upto,
-    costs,
-    open_study,
-    run_study,
-    verdict,
-)
+from polyphony.study import Study, Upto, costs, open_study, run_study, verdict
 from polyphony.study.origin import versions
 from polyphony.study.plan import fingerprints
 from polyphony.study.run import write_provenance
-from polyphony.study.runner import Job, run_job
 from polyphony.study.score_table import told_of
 from polyphony.study.study import load_splits
 from polyphony.training.fit import fit

@@ -51,7 +51,7 @@ def refuse_empty(words: Sequence[str]) -> None:
 def run(arguments: Sequence[str]) -> None:
     """Run the command in this process, or in the first of those that torchrun has started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from polyphony.study import run_together
+        from polyphony.execute import run_together
 
         run_together(lambda: call(arguments))  # which torchrun ends by SIGTERM, and at once
         sys.stdout.flush()
@@ -83,8 +83,8 @@ def sentence(error: Exception, verb: str) -> str:
     if isinstance(error, MISUSED):  # before PyTorch is imported
         return str(error)
     from polyphony.data import MissingDataError
+    from polyphony.execute.processes import WorkerLostError
     from polyphony.runs.store import ChangedError, CodeError, FileError, FolderError
-    from polyphony.study.processes import WorkerLostError
 
     replace = "give --out another folder, or --redo to replace it"
     undo = "undo that, or replace it by 'polyphony study RECIPE --redo'"
@@ -116,7 +116,7 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, MISUSED | UserError | OSError):
         return 2
     from polyphony.compute.parallel import GroupError
-    from polyphony.study import JobError
+    from polyphony.execute import JobError
     from polyphony.training.tally import DivergedError
 
     failed = isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error)

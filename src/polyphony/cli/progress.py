@@ -14,7 +14,7 @@ from polyphony._util.text import duration
 from polyphony.cli import terminal
 
 if TYPE_CHECKING:
-    from polyphony.study import Board
+    from polyphony.execute import Board
     from polyphony.training.collapse import Row
 
 LINE_EVERY = 60.0  # seconds between lines about one training

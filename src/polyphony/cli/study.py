@@ -18,7 +18,8 @@ from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Ru
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
-    from polyphony.study import Board, Cost, Runner, Study
+    from polyphony.execute import Board, Runner
+    from polyphony.study import Cost, Study
 
 
 def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
@@ -88,8 +89,9 @@ def show(
 
     With --no-code, no code of the recipe runs: it is safe to look at a recipe from somebody else.
     """
+    from polyphony.execute import default_workers
     from polyphony.recipe import read_recipe
-    from polyphony.study import costs, default_workers, sketched
+    from polyphony.study import costs, sketched
 
     if not code:
         read = read_recipe(recipe, overrides, code=False)
@@ -99,7 +101,7 @@ def show(
         study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
         study = outlined_if_absent(study)
         sketch = sketched(study)
-        found, at_once = costs(study, sketch), default_workers(study)
+        found, at_once = costs(study, sketch), default_workers(study.device, study.threads)
     counts, shares = sketch.parameter_counts, sketch.member_shares
     if as_json:
         trainings = [asdict(cost) for cost in found]
@@ -219,7 +221,8 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
 
     On a cluster, whose nodes have memories of their own, nothing is known of those.
     """
-    from polyphony.study import Cluster, TooLargeError, check_memory, costs
+    from polyphony.execute import Cluster
+    from polyphony.study import TooLargeError, check_memory, costs
 
     try:
         found = costs(measurable(study))

@@ -17,10 +17,10 @@ from polyphony.cli.study import expected_costs, watched, weights
 from polyphony.cli.where import AtLeastOne, chosen_for, runner
 
 if TYPE_CHECKING:
+    from polyphony.execute import Runner
     from polyphony.recipe.points import Swept
     from polyphony.report.sweep_run import SweepRun, Tried
-    from polyphony.study import Runner
-    from polyphony.study.sweep import Sweep, SweepOutcome
+    from polyphony.sweep.run import Sweep, SweepOutcome
 
 MOST_ROWS = 20  # of the table on the terminal
 
@@ -64,7 +64,7 @@ def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = R
 def follow(swept: Swept, trials: int | None, running: Running) -> None:
     """Run a sweep that was planned, show what came out and write its page."""
     from polyphony.report.sweep_run import SweepRun
-    from polyphony.study.sweep import Sweep, run_sweep
+    from polyphony.sweep.run import Sweep, run_sweep
 
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
     asked = Sweep(swept, folder, running.data, chosen_for(running.where))

@@ -13,7 +13,7 @@ from polyphony.cli.where import UsageError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from polyphony.study import Board
+    from polyphony.execute import Board
     from polyphony.training.collapse import Row
 
 

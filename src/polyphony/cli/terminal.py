@@ -20,7 +20,8 @@ from polyphony._util.text import sentence as one_sentence
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
     from polyphony.runs.rows import Score
-    from polyphony.study import Cost, Outcome, Study, SweepOutcome
+    from polyphony.study import Cost, Outcome, Study
+    from polyphony.sweep import SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 

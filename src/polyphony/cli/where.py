@@ -10,7 +10,8 @@ from cyclopts import Parameter, validators
 from polyphony._util.files import cores
 
 if TYPE_CHECKING:
-    from polyphony.study import Runner, Share, Study
+    from polyphony.execute import Runner, Share
+    from polyphony.study import Study
 
 Device = Annotated[str, Parameter(help="cuda, mps, cpu or auto (the best available).")]
 AtLeastOne = validators.Number(gte=1)
@@ -56,7 +57,7 @@ def chosen_for(where: Where) -> str:
 def runner(study: Study, where: Where) -> Runner:
     """Where the jobs of a command run: every command asks here, once."""
     from polyphony.compute.parallel import group_from_environment
-    from polyphony.study import Cluster, Here, Processes, Together, default_workers, visible_gpus
+    from polyphony.execute import Cluster, Here, Processes, Together, default_workers, visible_gpus
 
     group, on_cpu = group_from_environment(), study.device == "cpu"
     if where.cluster:
@@ -70,7 +71,7 @@ def runner(study: Study, where: Where) -> Runner:
         )
     if group.size > 1:
         return Together(study.threads, group=group)
-    at_once = where.workers or default_workers(study, where.gpus_per_job or 1.0)
+    at_once = where.workers or default_workers(study.device, study.threads, where.gpus_per_job or 1.0)
     if at_once == 1:
         return Here(study.threads)
     threads = study.threads if on_cpu else max(1, cores() // at_once)
@@ -79,7 +80,7 @@ def runner(study: Study, where: Where) -> Runner:
 
 def share(study: Study, where: Where) -> Share:
     """What a job takes of a cluster; every process of one on GPUs has its own."""
-    from polyphony.study import Share
+    from polyphony.execute import Share
 
     count, on_cpu = processes(where), study.device == "cpu"
     gpus = where.gpus_per_job or (0.0 if on_cpu else float(count))

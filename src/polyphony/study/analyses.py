@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyphony.execute.board import Board
+from polyphony.execute.job import Graph, Job, not_done
+from polyphony.execute.runner import Runner
 from polyphony.nn import factors
 from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
 from polyphony.runs.store import StoreError, locked
@@ -20,7 +23,6 @@ from polyphony.study.analysis_jobs import (
     transfer_job,
 )
 from polyphony.study.evaluation import weight_hashes, weights_of
-from polyphony.study.runner import Board, Graph, Job, Runner, not_done
 from polyphony.study.saved import SavedRows, SavedTensors, write_table
 from polyphony.study.study import Study
 

@@ -21,6 +21,7 @@ from polyphony.compute.seeds import generator
 from polyphony.data import Split, pixels
 from polyphony.distill.perturb import ODS, Gaussian, Perturbation
 from polyphony.ensembles import Ensemble
+from polyphony.execute.job import Job
 from polyphony.nn import factor_distance
 from polyphony.runs.predictions import prediction_path
 from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
@@ -28,7 +29,6 @@ from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key, weights_of
 from polyphony.study.jobs import TRAIN_SHOWN
-from polyphony.study.runner import Job
 from polyphony.study.saved import SavedRows, SavedTensors
 from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study

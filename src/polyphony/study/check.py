@@ -25,12 +25,13 @@ from polyphony.data import Augmentation, Split
 from polyphony.distill import Distill
 from polyphony.distill.perturb import ODS, logits_of_one
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, evaluating
+from polyphony.execute.board import Relay
+from polyphony.execute.runner import Here
 from polyphony.nn import resnet
 from polyphony.nn.ways import rank_ones, set_way
 from polyphony.recipe import check as checked_recipe
 from polyphony.runs.scores import TEACHERS, mean_of, select
 from polyphony.study.run import run_study
-from polyphony.study.runner import Here, Relay
 from polyphony.study.study import Study
 from polyphony.training.fit import Plan, fit
 

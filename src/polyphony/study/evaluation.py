@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from polyphony import metrics
+from polyphony.execute.board import Board
+from polyphony.execute.job import Graph, Job, Work, not_done
+from polyphony.execute.runner import Runner
 from polyphony.metrics import Predictions
 from polyphony.runs.predictions import prediction_path
 from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
@@ -20,7 +23,6 @@ from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import ChangedError, FileError, Stage, Trained, locked, spec_key
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.plan import fingerprints, plan, predictions_of
-from polyphony.study.runner import Board, Graph, Job, Runner, Work, not_done
 from polyphony.study.saved import SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.study.study import Study

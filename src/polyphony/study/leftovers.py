@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from polyphony._util.text import counted
+from polyphony.execute.board import Board
+from polyphony.execute.job import Job
 from polyphony.runs.predictions import saved_key
 from polyphony.runs.store import DONE, STARTED, ChangedError, Stage, run_of
-from polyphony.study.runner import Board, Job
 from polyphony.study.saved import SavedPredictions
 
 MEASURED = ("analysis", "figures", "scores.csv", "report.html")  # has no key: it is of all models together

@@ -13,13 +13,13 @@ from enum import IntEnum
 from pathlib import Path
 
 from polyphony.data.files import there
+from polyphony.execute.job import Job
 from polyphony.nn.weights import file_and_key
 from polyphony.recipe import ROUNDING, GivenTeachers, Schedule
 from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, Stage, spec_key
 from polyphony.study.jobs import TRAIN_SHOWN, Images, Predict, TrainStudent, TrainTeacher
-from polyphony.study.runner import Job
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study, weights_hash
 
@@ -185,6 +185,12 @@ def score_predictions(study: Study) -> list[Predict]:
     held_out = (Images("valid"), Images("test"))
     students = [Predict(study, m, s, images) for m, s in study.students for images in held_out]
     return [*(Predict(study, TEACHERS, None, images) for images in seen), *students]
+
+
+def valid_predictions(study: Study) -> list[Predict]:
+    """Every prediction that a sweep is judged by: the teachers and all points, on validation images."""
+    models = [(TEACHERS, None), *study.students]
+    return [Predict(study, name, seed, Images("valid")) for name, seed in models]
 
 
 def predictions_of(jobs: Sequence[Job]) -> dict[tuple[str, int | None, str], SavedPredictions]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polyphony.execute.board import Board
+from polyphony.execute.job import Graph, Job, not_done
+from polyphony.execute.runner import Runner
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
 from polyphony.runs.rows import Score
 from polyphony.runs.store import FileError, Stage, StoreError, locked, read_json, results_in, write_json
@@ -14,7 +17,6 @@ from polyphony.study.jobs import Training
 from polyphony.study.leftovers import clear_the_way, forget
 from polyphony.study.origin import machine, network_kinds, versions
 from polyphony.study.plan import Fingerprints, Upto, fingerprints, part, plan
-from polyphony.study.runner import Board, Graph, Job, Runner, not_done
 from polyphony.study.score_table import write_scores
 from polyphony.study.study import Study
 

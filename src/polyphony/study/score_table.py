@@ -7,13 +7,13 @@ from typing import Any
 
 from polyphony import metrics
 from polyphony.compute.seeds import generator
+from polyphony.execute.job import Job
 from polyphony.metrics import Predictions
 from polyphony.recipe import Recipe
 from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, UnlabelledKld, columns
 from polyphony.runs.scores import TEACHERS, by_quality, mean_of, score_text, select
 from polyphony.study.plan import predictions_of
-from polyphony.study.runner import Job
 from polyphony.study.saved import write_table
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study

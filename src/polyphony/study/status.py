@@ -11,10 +11,9 @@ from polyphony._util.files import is_alive
 from polyphony._util.text import first_line
 from polyphony.runs.rows import Score, SweepScore
 from polyphony.runs.store import StoreError, damaged, read_bytes, read_json
-from polyphony.study.plan import score_predictions, trainings
+from polyphony.study.plan import score_predictions, trainings, valid_predictions
 from polyphony.study.run import stored_recipe
 from polyphony.study.study import Study
-from polyphony.study.sweep import predictions
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def run_status(folder: Path) -> Status:
     """
     study = stored_study(folder)
     is_sweep = (folder / "sweep.json").exists()
-    paths = [work.path for work in (predictions if is_sweep else score_predictions)(study)]
+    paths = [work.path for work in (valid_predictions if is_sweep else score_predictions)(study)]
     table = (SweepScore if is_sweep else Score).file
     states = [training_status(work.name, work.epochs, work.folder) for work in trainings(study)]
     return Status(str(folder), states, sum(map(Path.exists, paths)), len(paths), (folder / table).exists())

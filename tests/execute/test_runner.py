@@ -8,7 +8,7 @@ from graphlib import CycleError
 
 import pytest
 
-from polyphony.study import Graph, Here
+from polyphony.execute import Graph, Here
 
 
 @dataclass

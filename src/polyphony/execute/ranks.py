@@ -12,9 +12,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from polyphony._util.files import end_with_parent
 from polyphony.compute.parallel import group_from_environment
-from polyphony.study.processes import SHUTDOWN_SECONDS, context, next_event, sendable
-from polyphony.study.runner import Board, Job, Relay, pass_on
-from polyphony.study.together import Together, run_together
+from polyphony.execute.board import Board, Failed, Finished, Relay
+from polyphony.execute.job import Job
+from polyphony.execute.processes import SHUTDOWN_SECONDS, context, next_event, sendable
+from polyphony.execute.together import Together, run_together
 
 HOST = "127.0.0.1"
 
@@ -26,7 +27,7 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
     """
     meeting = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # at a port that is free
     start = context()
-    events, is_finished = start.Queue(), False
+    events, event = start.Queue(), None
     ranks: list[BaseProcess] = [
         start.Process(
             target=take_rank,
@@ -38,9 +39,10 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
     try:
         for rank in ranks:
             rank.start()
-        while not is_finished:
+        while not isinstance(event, Finished):
             event = next_event(events, ranks)
-            is_finished = event is not None and pass_on(event, board)
+            if event is not None:
+                event.tell(board)
         for rank in ranks:
             rank.join(SHUTDOWN_SECONDS)
     finally:
@@ -73,7 +75,7 @@ def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, event
         prepare()
         run_together(lead)
     except Exception as error:
-        events.put(("failed", job.name, sendable(error)))
+        events.put(Failed(job.name, sendable(error)))
         tell_all(events)
     os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
 

@@ -9,8 +9,10 @@ import torch
 
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import GoneError, Group, GroupError, group_from_environment, leave
+from polyphony.execute.board import Board
+from polyphony.execute.job import Job
+from polyphony.execute.runner import Here, run_job
 from polyphony.recipe import own_faults_named
-from polyphony.study.runner import Board, Here, Job, run_job
 from polyphony.training.fit import Unwatched
 from polyphony.training.tally import DivergedError
 

@@ -17,8 +17,8 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import study as of_study
 from polyphony.study.plan import fingerprints
-from polyphony.study.search import STARTUP, Search, check_search, mend, rounded
-from polyphony.study.sweep import Sweep, SweepOutcome
+from polyphony.sweep.run import Sweep, SweepOutcome
+from polyphony.sweep.search import STARTUP, Search, check_search, mend, rounded
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
@@ -183,7 +183,7 @@ def test_what_was_found_on_other_images_does_not_count(tmp_path, monkeypatch, sp
 @needs_optuna
 def test_what_was_found_by_another_way_of_training_does_not_count(tmp_path, monkeypatch):
     go_on(searching(tmp_path), 2)
-    monkeypatch.setattr("polyphony.study.sweep.FORMAT", 0)
+    monkeypatch.setattr("polyphony.sweep.run.FORMAT", 0)
     assert searching(tmp_path).answered() == 0
 
 
@@ -231,10 +231,10 @@ def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
     def check(**texts: str) -> None:
         check_search(searching(tmp_path, **texts).swept)
 
-    monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: None)
+    monkeypatch.setattr("polyphony.sweep.search.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"pip install '\.\[sweep\]'"):
         check()
-    monkeypatch.setattr("polyphony.study.search.find_spec", lambda name: name)
+    monkeypatch.setattr("polyphony.sweep.search.find_spec", lambda name: name)
     with pytest.raises(RecipeError, match="a search needs a range"):
         check(alpha="0.5")
     with pytest.raises(RecipeError, match="is no number that could be searched"):

@@ -9,21 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from polyphony import metrics
+from polyphony.execute.board import Board
+from polyphony.execute.job import Job
+from polyphony.execute.runner import Runner
 from polyphony.metrics import Predictions
 from polyphony.recipe import Recipe
 from polyphony.recipe.points import Point, Swept
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
 from polyphony.runs.store import FolderError, locked, read_json, write_json
-from polyphony.study.jobs import Images, Predict
 from polyphony.study.leftovers import clear_the_way
-from polyphony.study.plan import FORMAT, Fingerprints, Upto, fingerprints, part, plan, predictions_of
+from polyphony.study.plan import (
+    FORMAT,
+    Fingerprints,
+    Upto,
+    fingerprints,
+    part,
+    plan,
+    predictions_of,
+    valid_predictions,
+)
 from polyphony.study.run import Work, check_plans, write_provenance
-from polyphony.study.runner import Board, Job, Runner
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration
-from polyphony.study.search import Search, check_search
 from polyphony.study.study import Study
+from polyphony.sweep.search import Search, check_search
 from polyphony.training.tally import DivergedError
 
 
@@ -116,7 +126,7 @@ class Sweeping:
     def plan(self, points: Sequence[Point]) -> list[Job]:
         """The jobs of some points, and of their teachers."""
         study = self.sweep.study(points)
-        return plan(study, self.prints, predictions(study))
+        return plan(study, self.prints, valid_predictions(study))
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
         """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
@@ -155,12 +165,6 @@ class Sweeping:
             (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
         write_json(path, self.facts)
         write_provenance(self.sweep.study(points), self.prints)
-
-
-def predictions(study: Study) -> list[Predict]:
-    """Everything that is predicted: the teachers and all points, on validation images."""
-    models = [(TEACHERS, None), *study.students]
-    return [Predict(study, name, seed, Images("valid")) for name, seed in models]
 
 
 Predicted = dict[tuple[str, int | None], Predictions]  # by model and seed, on validation images

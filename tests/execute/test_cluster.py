@@ -24,11 +24,13 @@ from safetensors.torch import load_file
 import polyphony as package
 from polyphony._util.files import Terminated
 from polyphony.compute.parallel import GoneError
+from polyphony.execute import Board, Cluster, ClusterError, Graph, Share
+from polyphony.execute.board import Started
+from polyphony.execute.cluster import GIB, LostError, Place, run_there
+from polyphony.execute.nodes import compare
+from polyphony.execute.processes import WorkerLostError
 from polyphony.recipe import read_recipe
-from polyphony.study import Board, Cluster, ClusterError, Graph, Share, Study, run_study
-from polyphony.study.cluster import GIB, LostError, Place, run_there
-from polyphony.study.nodes import compare
-from polyphony.study.processes import WorkerLostError
+from polyphony.study import Study, run_study
 from polyphony.training.tally import DivergedError
 
 pytest.importorskip("ray", reason="a cluster needs Ray")
@@ -287,7 +289,7 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_a
         with pytest.raises(DivergedError, match="not a number"):
             runner.run(Graph([Failing("diverging", half, killed=False)]), board)
         assert (half / "diverging").read_text() == "x"
-        monkeypatch.setattr("polyphony.study.cluster.RETRIES", 0)
+        monkeypatch.setattr("polyphony.execute.cluster.RETRIES", 0)
         with pytest.raises(LostError, match="lost always was lost 1 times"):
             runner.run(Graph([Failing("lost always", half, times=9)]), board)
 
@@ -296,7 +298,7 @@ def test_a_job_that_begins_too_often_stops_the_study(tmp_path):
     runner, board = Cluster("auto", tmp_path, Share(cpus=1)), Heard()
     graph = Graph([OnGpu("job", tmp_path)])
     graph.next()
-    begun = [("started", "job", 1)]
+    begun = [Started("job", 1)]
     runner._mailbox = SimpleNamespace(size=lambda: 1, get_nowait_batch=lambda size: begun)
     for _ in range(4):
         runner._pass_on(graph, board)
@@ -311,7 +313,7 @@ class EndedError(Exception):
 
 @pytest.mark.parametrize("lost", [WorkerLostError, GoneError, Terminated])
 def test_a_job_of_which_a_process_is_lost_or_terminated_ends_to_be_run_again(tmp_path, monkeypatch, lost):
-    monkeypatch.setattr("polyphony.study.cluster.run_in_ranks", mock.Mock(side_effect=lost))
+    monkeypatch.setattr("polyphony.execute.cluster.run_in_ranks", mock.Mock(side_effect=lost))
     monkeypatch.setattr(Place, "take", lambda place: None)
     monkeypatch.setattr("os._exit", mock.Mock(side_effect=EndedError))
     with pytest.raises(EndedError):
@@ -421,7 +423,7 @@ def test_a_share_has_room_where_all_of_it_fits():
 
 
 def test_a_cluster_whose_nodes_are_lost_for_now_is_asked_for_one_job_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("polyphony.study.cluster.nodes", list)
+    monkeypatch.setattr("polyphony.execute.cluster.nodes", list)
     assert Cluster("auto", tmp_path, Share(1)).at_once == 1  # of which an estimate and a search make use
 
 
@@ -441,6 +443,6 @@ def test_no_cluster_and_no_ray_are_one_sentence(say, refused, monkeypatch):
     refused(say(*local, "--gpus-per-job", "1.5"), "a part of one GPU, or whole ones")
     refused(say(*local, "--gpus-per-job", "2", "--processes-per-job", "3"), "every process takes one GPU")
     refused(say("teach", "digits", "--processes-per-job", "2"), "torchrun --nproc-per-node 2")
-    monkeypatch.setattr("polyphony.study.cluster.find_spec", lambda name: None)
+    monkeypatch.setattr("polyphony.execute.cluster.find_spec", lambda name: None)
     refused(say(*local), "pip install '.[cluster]'")
     assert not Path("runs").exists()

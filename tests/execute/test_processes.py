@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from polyphony._util.files import Terminated
+from polyphony.execute import Graph, Here, JobError, Processes, default_workers, visible_gpus
+from polyphony.execute.board import Failed, Finished, Stepped
+from polyphony.execute.processes import WorkerLostError, next_event, work
 from polyphony.runs.store import StoreError
-from polyphony.study import Graph, Here, JobError, Processes, default_workers, visible_gpus
-from polyphony.study.processes import WorkerLostError, next_event, work
-from polyphony.study.runner import pass_on
 
 
 @dataclass
@@ -77,7 +77,9 @@ def through_a_worker(*jobs: Job) -> Board:
         todo.put(job)
     work(todo, events, 1)
     while finished < len(jobs):
-        finished += pass_on(next_event(events, [SimpleNamespace(exitcode=None)]), board)
+        event = next_event(events, [SimpleNamespace(exitcode=None)])
+        event.tell(board)
+        finished += isinstance(event, Finished)
     return board
 
 
@@ -124,14 +126,14 @@ def test_a_worker_that_ends_without_a_word_is_noticed(code):
 class Chatting(queue.Queue):
     """Events of which another comes whenever one waits."""
 
-    def get(self, block: bool = True, timeout: float | None = None) -> tuple[object, ...]:
-        return ("step", "other", 1, 3, {}) if timeout else super().get(block, timeout)
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        return Stepped("other", 1, 3, {}) if timeout else super().get(block, timeout)
 
 
 def test_a_worker_that_ends_is_noticed_while_others_report_and_what_it_said_is_heard_first():
     events, ended = Chatting(), [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
-    events.put(("failed", "a", StoreError("disk full")))
-    assert next_event(events, ended)[0] == "failed"
+    events.put(Failed("a", StoreError("disk full")))
+    assert isinstance(next_event(events, ended), Failed)
     with pytest.raises(WorkerLostError):
         next_event(events, ended)
 
@@ -178,12 +180,11 @@ def test_processes_have_a_gpu_each_are_kept_from_one_graph_to_the_next_and_end_w
 def test_there_is_a_process_for_every_gpu_and_two_jobs_share_one_only_if_asked_to(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    study = SimpleNamespace(device="cuda")
-    assert default_workers(study) == 3
-    assert default_workers(study, gpus_per_job=0.5) == 6
+    assert default_workers("cuda", 1) == 3
+    assert default_workers("cuda", 1, gpus_per_job=0.5) == 6
     assert visible_gpus("cuda") == ["0", "1", "2"]
     assert visible_gpus("cuda:1") == []
-    assert default_workers(SimpleNamespace(device="cuda:1")) == 1
+    assert default_workers("cuda:1", 1) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert visible_gpus("cuda") == ["2", "5"]
 
@@ -238,7 +239,7 @@ SCRIPT = """
 import multiprocessing, os, signal, time
 from types import SimpleNamespace
 from polyphony._util.files import Terminated, terminable
-from polyphony.study import Graph, Processes
+from polyphony.execute import Graph, Processes
 
 class Terminate:
     def __call__(self, watch):

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from polyphony._util.text import SettingError
 from polyphony.compute.parallel import GoneError
 from polyphony.data import DataError
+from polyphony.execute.processes import WorkerLostError
+from polyphony.execute.ranks import run_in_ranks
+from polyphony.execute.runner import run_job
 from polyphony.study import Study
-from polyphony.study.processes import WorkerLostError
-from polyphony.study.ranks import run_in_ranks
-from polyphony.study.runner import run_job
 
 
 def one_thread() -> None:

@@ -18,8 +18,9 @@ from typing import Any, Self
 import torch
 
 from polyphony._util.files import Terminated, cores, end_with_parent
-from polyphony.study.runner import Board, Event, Graph, Here, JobError, Relay, pass_on, run_job
-from polyphony.study.study import Study
+from polyphony.execute.board import Board, Event, Failed, Finished, Relay
+from polyphony.execute.job import Graph
+from polyphony.execute.runner import Here, JobError, run_job
 
 LOOK_SECONDS = 0.2  # between looks whether the other processes are alive
 SHUTDOWN_SECONDS = 2.0  # for a process to end when it is told to
@@ -59,8 +60,10 @@ class Processes:
             while graph.left():
                 self._start_jobs(graph)
                 event = next_event(self._events, self.workers)
-                if event is not None and pass_on(event, board):
-                    graph.finish(event[1])
+                if event is not None:
+                    event.tell(board)
+                if isinstance(event, Finished):
+                    graph.finish(event.name)
         except BaseException:
             self._stop()
             raise
@@ -99,11 +102,11 @@ def context() -> ForkServerContext | SpawnContext:
     return server
 
 
-def default_workers(study: Study, gpus_per_job: float = 1.0) -> int:
+def default_workers(device: str, threads: int, gpus_per_job: float = 1.0) -> int:
     """As many processes as the cores have room for, or the GPUs, which no two jobs share unless asked to."""
-    if study.device == "cpu":
-        return max(1, cores() // study.threads)
-    return max(1, len(visible_gpus(study.device)) * int(1 / gpus_per_job))
+    if device == "cpu":
+        return max(1, cores() // threads)
+    return max(1, len(visible_gpus(device)) * int(1 / gpus_per_job))
 
 
 def visible_gpus(device: str) -> list[str]:
@@ -153,7 +156,7 @@ def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
         try:
             run_job(job, Relay(events.put))
         except Exception as error:
-            events.put(("failed", job.name, sendable(error)))
+            events.put(Failed(job.name, sendable(error)))
             return
 
 

@@ -25,10 +25,12 @@ from polyphony._util.files import Terminated
 from polyphony._util.text import extra, first_line
 from polyphony.compute.devices import choose_device
 from polyphony.compute.parallel import GoneError
-from polyphony.study.nodes import ClusterError, check_nodes, nodes, on_node
-from polyphony.study.processes import LOOK_SECONDS, WorkerLostError, sendable
-from polyphony.study.ranks import run_in_ranks
-from polyphony.study.runner import Board, Event, Graph, JobError, Relay, run_job
+from polyphony.execute.board import Board, Event, Finished, Relay, Started
+from polyphony.execute.job import Graph
+from polyphony.execute.nodes import ClusterError, check_nodes, nodes, on_node
+from polyphony.execute.processes import LOOK_SECONDS, WorkerLostError, sendable
+from polyphony.execute.ranks import run_in_ranks
+from polyphony.execute.runner import JobError, run_job
 
 RETRIES = 3  # of a job whose worker or node was lost
 CONNECT_SECONDS = 5.0  # Ray itself would try for many minutes
@@ -170,16 +172,17 @@ class Cluster:
 
         Raises for one that begins too often: Ray itself counts no job that was ended for want of memory.
         """
-        for what, name, *details in self._mailbox.get_nowait_batch(self._mailbox.size()):
+        for event in self._mailbox.get_nowait_batch(self._mailbox.size()):
+            name, is_start = event.name, isinstance(event, Started)
             if name not in graph.running:  # done, by another than this one, which was taken for lost
                 continue
-            self._starts[name] += what == "started"
+            self._starts[name] += is_start
             if self._starts[name] > RETRIES + 1:
                 raise LostError(f"{name} was lost {RETRIES + 1} times (is there too little memory for it?)")
-            if what == "started" and self._starts[name] > 1:
+            if is_start and self._starts[name] > 1:
                 board.warn(name, "its worker or node was lost: another goes on from its last whole epoch")
             else:
-                getattr(board, what)(name, *details)
+                event.tell(board)
 
     def _finish(self, task: Any, name: str, graph: Graph, board: Board) -> None:
         """A task has ended: raise what made its job fail, or say that it is done."""
@@ -200,9 +203,9 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
     sent: list[Any] = []
 
     def send(event: Event) -> None:
-        if event[0] != "finished":  # which the task's own end says
+        if not isinstance(event, Finished):  # which the task's own end says
             sent[:] = [mailbox.actor.put_nowait.remote(event)]
-        if event[0] == "started":  # must arrive, since a second one says that the first was lost
+        if isinstance(event, Started):  # must arrive, since a second one says that the first was lost
             ray.get(sent)
 
     try:

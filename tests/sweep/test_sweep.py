@@ -22,7 +22,7 @@ from polyphony.runs.store import StoreError
 from polyphony.study import Study, open_study, run_study
 from polyphony.study import study as of_study
 from polyphony.study.run import Upto
-from polyphony.study.sweep import Sweep, SweepOutcome, run_sweep
+from polyphony.sweep.run import Sweep, SweepOutcome, run_sweep
 from polyphony.training.tally import DivergedError
 
 GRID = {"alpha": "0.5,1", "temperature": "1,4"}
