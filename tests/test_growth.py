@@ -158,11 +158,11 @@ def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
             "cli/where.py": {
                 '    device: Device = "auto"': "    aloud: bool = False\n",
                 "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads)\n",
-                "from polyphony._util.files import": "from polyphony.study.aloud import Aloud\n",
+                "from polyphony._util.files import": "from polyphony.execute.aloud import Aloud\n",
             }
         },
         {
-            "study/aloud.py": '''"""Here, with a word for every job."""
+            "execute/aloud.py": '''"""Here, with a word for every job."""
 
 from polyphony.execute.runner import Here, run_job
 
