@@ -20,8 +20,8 @@ from polyphony._util.text import SettingError
 from polyphony.compute.parallel import Group, GroupError, group_from_environment
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
+from polyphony.execute import processes
 from polyphony.runs.store import Stage
-from polyphony.study import processes
 from polyphony.training.fit import Plan, fit
 from polyphony.training.optimise import AdamW
 

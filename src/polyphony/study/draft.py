@@ -18,6 +18,7 @@ from polyphony._util.text import counted, duration, printable
 from polyphony.compute.devices import choose_device
 from polyphony.data import Splits
 from polyphony.data.images import SUFFIXES
+from polyphony.execute import default_workers
 from polyphony.recipe import RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.read import check
@@ -25,7 +26,6 @@ from polyphony.recipe.table import Name
 from polyphony.study.cost import TooLargeError, costs
 from polyphony.study.given import refuse_copies
 from polyphony.study.preprocessing import LOOKED_AT, Given, Networks, Say, networks_and_images
-from polyphony.study.processes import default_workers
 from polyphony.study.study import Study
 
 LARGEST_SIDE = 224
@@ -164,7 +164,7 @@ def estimated(setting: Setting, text: str) -> list[float]:
     folder = setting.file.absolute().parent
     recipe = check({"name": setting.file.stem, **tomllib.loads(text)}, setting.file.name, folder)
     study = Study(recipe, folder, device=choose_device(), data_instead=setting.networks.splits)
-    return [cost.seconds / default_workers(study) for cost in costs(study)]
+    return [cost.seconds / default_workers(study.device, study.threads) for cost in costs(study)]
 
 
 def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) -> str:
