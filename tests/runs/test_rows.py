@@ -50,6 +50,7 @@ def test_tables_have_the_columns_that_were_promised():
         "analysis/sets.csv": "model,seed,score,wanted,label,n,coverage,size,empty,fitted,calibrated",
         "analysis/groups.csv": "model,seed,by,group,n,acc,ece,confidence,label,answer,times",
         "analysis/unlabelled.csv": "n,kld,valid_kld",
+        "analysis/thresholds.csv": "model,seed,coverage,confidence,temperature,score",
         "analysis/jacobians.csv": "split,model,seed,member,example,cosine",
         "analysis/snr.csv": "perturbation,step_size,snr,samples",
         "analysis/factors.csv": "model,seed,distance",

@@ -264,3 +264,20 @@ def test_the_table_of_classes_is_counted(folder):
         assert int(row["times"]) == most
         assert row["answer"] == (str(min(k for k in wrong if wrong.count(k) == most)) if most else "")
         assert row["label"] == (row["group"] if most else "")
+
+
+def test_thresholds_answer_the_share_of_validation_images_that_was_asked_for(folder):
+    for row in table(folder, "thresholds"):
+        _, valid = pair(folder, {**row, "split": "valid"})
+        sure = np.exp(valid.at(valid.temperature()).max(-1))
+        coverage, n = float(row["coverage"]), len(sure)
+        answered = (sure >= float(row["confidence"]) - 1e-7).sum()
+        assert answered == math.ceil(coverage * n - 1e-9)  # no two are equally sure
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).numpy()
+        rest = order[n // 4 :]
+        scores = -valid.at(float(row["temperature"]))[rest, valid.labels[rest]]
+        held, wanted = (
+            (scores <= float(row["score"]) + 1e-9).sum(),
+            math.ceil((len(rest) + 1) * coverage - 1e-9),
+        )
+        assert held == min(wanted, len(rest))

@@ -82,7 +82,10 @@ def test_the_run_folder_is_laid_out_as_promised(finished):
         f"predictions/{m}/{s}/{split}.safetensors"
         for m, s, split in itertools.product(METHODS, (0, 1), ("valid", "test"))
     }
-    behind = {f"analysis/{name}.csv" for name in ("dee", "temperatures", "selective", "sets", "groups")}
+    behind = {
+        f"analysis/{name}.csv"
+        for name in ("dee", "temperatures", "selective", "sets", "thresholds", "groups")
+    }
     assert made == expected | behind | {"recipe.json", "scores.csv"}
 
 
@@ -360,7 +363,9 @@ def test_the_order_in_which_jobs_end_changes_nothing(finished, run, files, tmp_p
     _, outcome, jobs = run(tmp_path / "run", "seeds=[0]", runner=LastFirst(1))
     assert jobs.index("predict scratch, seed 0, on test") < jobs.index("teacher 0")
     assert sorted(jobs) == sorted(job for job in finished[2] if "seed 1" not in job)
-    tables = [f"analysis/{name}.csv" for name in ("temperatures", "selective", "sets", "groups")]
+    tables = [
+        f"analysis/{name}.csv" for name in ("temperatures", "selective", "sets", "thresholds", "groups")
+    ]
     expected, of_all = files(finished[0].folder), ("recipe.json", "scores.csv", *tables)
     expected = {name: made for name, made in expected.items() if "/1/" not in name or "teachers" in name}
     found = files(tmp_path / "run")

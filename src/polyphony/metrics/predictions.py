@@ -25,7 +25,7 @@ from polyphony.metrics.fidelity import Fidelity, rank_correlation, voices
 from polyphony.metrics.health import Health, Spread, judge, judge_distribution
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
 from polyphony.metrics.quality import accuracy, brier, is_correct, nll
-from polyphony.metrics.selective import Selective
+from polyphony.metrics.selective import Selective, answered
 from polyphony.metrics.temperature import fit_temperature, temper
 from polyphony.metrics.uncertainty import entropy, information
 
@@ -98,6 +98,11 @@ class Predictions:
         """Error rate against coverage, by each uncertainty; mutual information is that of the members."""
         errors = 1 - is_correct(self.log_probs(), self.labels)
         return {name: Selective(each, errors) for name, each in self.uncertainties(temperature).items()}
+
+    def confidence_at(self, coverage: float, temperature: float = 1.0) -> float:
+        """The least confidence among the ⌈coverage · n⌉ most confident images."""
+        sure = confidence(self.log_probs(temperature)).sort(descending=True).values
+        return float(sure[answered(coverage, len(sure)) - 1])
 
     def set_rule(self, score: SetMeasure = lac) -> SetRule:
         """What makes prediction sets, calibrated on these images."""

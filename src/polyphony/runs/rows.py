@@ -103,6 +103,17 @@ class SetScore(_Of):
 
 
 @dataclass(frozen=True)
+class Threshold(_Of):
+    """What a model needs for one coverage, by validation images."""
+
+    file: ClassVar[str] = "analysis/thresholds.csv"
+    coverage: float
+    confidence: float  # calibrated; the model answers so large a share of the images with at least this
+    temperature: float  # of the sets, fitted on other images than those that gave the threshold
+    score: float  # a set holds the classes whose −log p at that temperature is at most this; inf for all
+
+
+@dataclass(frozen=True)
 class GroupedScore(_Of):
     """A calibrated model on the test images of one class, or of one group that the user names."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyphony.metrics import APS, Predictions, SetMeasure, lac, set_quality
-from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature
+from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, Threshold
 from polyphony.study.groups import read_groups
 from polyphony.study.saved import write_table
 
@@ -19,15 +19,17 @@ Saved = Mapping[tuple[str, int | None, str], Predictions]
 
 SETS: Mapping[str, SetMeasure] = {"lac": lac, "aps": APS()}
 COVERAGES = (0.9, 0.95)
+LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages that students can be asked for
 
 
 def write_trust(
     folder: Path, saved: Saved, temperatures: Sequence[Temperature], classes: Sequence[str]
 ) -> None:
-    """selective.csv, sets.csv and groups.csv of a run's models."""
+    """selective.csv, sets.csv, thresholds.csv and groups.csv of a run's models."""
     fit = {(row.model, row.seed): row.temperature for row in temperatures}
     write_table(folder, SelectiveScore, selective_scores(saved, fit))
     write_table(folder, SetScore, set_scores(saved, classes))
+    write_table(folder, Threshold, thresholds(saved, fit))
     write_table(folder, GroupedScore, grouped_scores(saved, fit, read_groups(folder), classes))
 
 
@@ -55,6 +57,17 @@ def set_scores(saved: Saved, classes: Sequence[str]) -> Iterator[SetScore]:
                     found = set_quality(sets[rows], tested.labels[rows])
                     made = found.n, found.coverage, found.size, found.empty
                     yield SetScore(model, seed, score, wanted, label, *made, rule.fitted, len(rule.scores))
+
+
+def thresholds(saved: Saved, fit: Mapping[tuple[str, int | None], float]) -> Iterator[Threshold]:
+    """A row for each model and coverage, by its validation images."""
+    for (model, seed, split), valid in saved.items():
+        if split != "valid":
+            continue
+        rule = valid.set_rule()
+        for level in LEVELS:
+            sure = valid.confidence_at(level, fit[model, seed])
+            yield Threshold(model, seed, level, sure, rule.temperature, rule.threshold(level))
 
 
 def by_label(labels: Tensor, classes: Sequence[str]) -> dict[str | None, Tensor]:
