@@ -121,9 +121,9 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert "MNIST" not in shares
     assert f"If your own evaluation gave more than {shares['ImageNet']}%, preprocessing differs: give" in said
     assert re.search(r"all networks: 0\.pt [\d.]+%, 1\.pt [\d.]+%, 2\.pt [\d.]+%, 3\.pt [\d.]+%\.", said)
-    assert list(recipe.methods) == ["mean", "kd", "ods-3", "ods-12", "kd-fresh", "ods-fresh"]
+    assert list(recipe.methods) == ["mean", "kd", "ods-3", "ods-12", "ods-wide", "kd-fresh", "ods-fresh"]
     assert recipe.seeds == (0, 1, 2)
-    assert [recipe.starts_from_teacher(name) for name in recipe.methods] == [True] * 4 + [False] * 2
+    assert [recipe.starts_from_teacher(name) for name in recipe.methods] == [True] * 5 + [False] * 2
     Path("draft_nets.py").rename("away.py")
     sys.modules.pop("draft_nets")
     assert command("show", "own.toml", "--no-code") == 0
