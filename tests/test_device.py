@@ -66,8 +66,8 @@ def trained(student: Ensemble, device: str, plan: Plan = PLAN, **settings: Any) 
     ("form", "plan"),
     [
         ("member_norm", PLAN),
-        ("mimo", replace(PLAN, optimiser=AdamW(), clip=0.1)),
-        ("mimo", replace(PLAN, unlabelled=0.5)),
+        ("mimo", PLAN.replace(optimizer=AdamW(), clip=0.1)),
+        ("mimo", PLAN.replace(unlabelled=0.5)),
     ],
 )
 def test_a_training_ends_with_the_same_weights_and_log(form: str, plan: Plan):
@@ -94,7 +94,7 @@ def test_a_training_begun_on_one_device_goes_on_on_another(
     tmp_path, first: str, second: str, unlabelled: float
 ):
     whole, begun, resumed = (FORMS["batch_ensemble"]() for _ in range(3))
-    plan = replace(PLAN, unlabelled=unlabelled)
+    plan = PLAN.replace(unlabelled=unlabelled)
     log = trained(whole, "cpu", plan)
     with pytest.raises(Stopped):
         trained(begun, first, plan, checkpoint=StopsAfterOne(tmp_path, {}))
@@ -180,7 +180,7 @@ def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, 
     counted = Counted(replace(loss_of(student, loss, perturb), unlabelled=unlabelled > 0))
     images = split(round(8 * (1 - unlabelled)) * (LOOK_EVERY + 4), 1).joined(without_labels(split(9, 5)))
     images = images if unlabelled else split(8 * (LOOK_EVERY + 4), 1)
-    plan = replace(PLAN, epochs=1, unlabelled=unlabelled)
+    plan = PLAN.replace(epochs=1, unlabelled=unlabelled)
     fit(student, counted, images, VALID, plan, seeded(), device="sim")
     _, *steps = counted.steps
     assert len(steps) == LOOK_EVERY + 3
@@ -245,7 +245,7 @@ def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch
             return real(*details)
 
         monkeypatch.setattr("polyphony.training.fit.validate", validate)
-        fit(FORMS["single"](), loss, TRAIN, VALID, replace(PLAN, epochs=1, **settings), seeded())
+        fit(FORMS["single"](), loss, TRAIN, VALID, PLAN.replace(epochs=1, **settings), seeded())
         assert set(seen) == {expected}
         assert validating == [(False, False, *expected[2:])]
     assert (*switches(), torch.are_deterministic_algorithms_enabled()) == before
@@ -253,7 +253,7 @@ def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch
 
 def test_a_float16_training_scales_its_loss_learns_and_resumes(tmp_path):
     """Gradients of 1e-8 vanish in float16; scaled they arrive. A resumed training has the same scale."""
-    plan = replace(PLAN, precision=torch.float16, epochs=3)
+    plan = PLAN.replace(precision=torch.float16, epochs=3)
     whole, begun, resumed = (FORMS["hydra"]() for _ in range(3))
     log = trained(whole, "cpu", plan)
     assert log[-1]["loss"] < log[0]["loss"]

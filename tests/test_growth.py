@@ -132,24 +132,17 @@ STRIPES = Dataset("stripes", "Stripes", "", "none", (Place("", read, cached=Fals
     "a schedule": Change(
         {
             "training/optimise.py": {
-                "": '''
-
-def linear(epoch: int, epochs: int, warm_up: int = 5) -> float:
+                "class Cosine(": '''class Linear(Settings):
     """From 1 to 0."""
-    return 1 - epoch / epochs
-'''
-            },
-            "recipe/training.py": {
-                "from polyphony.recipe.table import": "from polyphony.training.optimise import linear\n",
-                "class CosineTable(": '''class LinearTable(Table):
-    """Straight down."""
 
-    kind: Literal["linear"]
-    rates: ClassVar[Rates] = staticmethod(linear)
+    kind: Literal["linear"] = "linear"
+
+    def __call__(self, epoch: int, epochs: int, warm_up: int = 5) -> float:
+        return 1 - epoch / epochs
 
 
 ''',
-                "CosineTable, Field(": "LinearTable | ",
+                "Trapezoid | Cosine": "Linear | ",
             },
         }
     ),
@@ -198,7 +191,7 @@ def toy_figure(run):
         },
     ),
 }
-KEY = Change({"recipe/training.py": {"    momentum: Fraction = 0.9": "    eagerness: float = 0.25\n"}})
+KEY = Change({"training/optimise.py": {"    momentum: BelowOne = 0.9": "    eagerness: float = 0.25\n"}})
 PLAIN = """members = 2
 [data]
 name = "digits"

@@ -69,7 +69,7 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
         (lambda: Plan(epochs=1.5), "epochs must be a valid integer, not 1.5"),
         (lambda: Plan(batch="8"), "batch must be a valid integer, not '8'"),
         (lambda: Plan(learning_rate=True), "learning_rate must be a valid number, not True"),
-        (lambda: Plan(precision=torch.int8), "precision must be one of .*, not torch.int8"),
+        (lambda: Plan(precision=torch.int8), "precision must be .* or 'float16', not 'int8'"),
         (lambda: Distill(TEACHERS, temperature=None), "temperature must be a valid number, not None"),
         (lambda: Distill(TEACHERS, passes="three"), "passes must be 'one' or 'two', not 'three'"),
         (lambda: Distill(TEACHERS, alpha=10**5000), "alpha must be .*, not a number of thousands"),

@@ -28,7 +28,7 @@ from polyphony.training.optimise import AdamW
 SIZE = 2
 TRAIN, VALID, WITHOUT = split(19, 1), split(12, 3), without_labels(split(7, 5))
 PLAN = Plan(epochs=2, batch=5, learning_rate=0.05, warm_up=1)  # 8 steps: of 5 images each, 2 and 3, or of 4
-SHORT = replace(PLAN, epochs=1)  # where a second epoch would be more of the same
+SHORT = PLAN.replace(epochs=1)  # where a second epoch would be more of the same
 State = dict[str, Tensor]
 
 
@@ -195,14 +195,14 @@ def test_a_batch_with_fewer_images_than_processes_is_done_by_each(pair: Pair):
     group = Group(rank=1, size=3, total=2)
     assert not group.shares
     assert group.weight == pytest.approx(1 / 3)
-    check(pair, "batch_ensemble", "one_to_one", "ods", replace(PLAN, batch=2))
+    check(pair, "batch_ensemble", "one_to_one", "ods", PLAN.replace(batch=2))
 
 
 def test_two_processes_are_one_with_another_optimiser_and_short_gradients(pair: Pair):
     adam = AdamW(
         eps=1e-3
     )  # a bias before a BatchNorm has gradients of rounding alone, over which Adam divides
-    check(pair, "hydra", "one_to_one", "ods", replace(PLAN, optimiser=adam, clip=0.1))
+    check(pair, "hydra", "one_to_one", "ods", PLAN.replace(optimizer=adam, clip=0.1))
 
 
 class ActivatedNorm(nn.BatchNorm2d):

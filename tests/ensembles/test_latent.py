@@ -16,7 +16,6 @@ from polyphony.ensembles import BatchEnsemble, DeepEnsemble, LatentBE
 from polyphony.nn import factor_distance, resnet
 from polyphony.nn.rank_one import RankOne
 from polyphony.training.fit import Plan, Training, fit
-from polyphony.training.optimise import SGD
 
 DOUBLE = torch.float64
 MEMBERS = 3
@@ -106,9 +105,7 @@ def by_hand(values: Tensor, gradients: list[Tensor], centre: float, gain: float,
     """SGD with momentum, a coupled decay towards a centre and gradients multiplied by a number."""
     momentum = torch.zeros_like(values)
     for gradient in gradients:
-        momentum = (
-            plan.optimiser.momentum * momentum + gain * gradient + plan.weight_decay * (values - centre)
-        )
+        momentum = plan.momentum * momentum + gain * gradient + plan.weight_decay * (values - centre)
         values = values - plan.learning_rate * momentum
     return values
 
@@ -134,7 +131,7 @@ def centre_and_gain(name: str) -> tuple[float, float]:
     return 0.0, MEMBERS if name.endswith("bias") and name.split(".")[1] in ("3", "7") else 1.0
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimiser": SGD(momentum=0.0)}, {"weight_decay": 0.0}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.0}, {"weight_decay": 0.0}], ids=str)
 def test_three_steps_are_those_of_a_hand_written_sgd(settings: dict[str, Any]):
     student = trained(2)
     plan = Plan(epochs=1, warm_up=0, **{"learning_rate": 0.1, "weight_decay": 0.2} | settings)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -122,5 +121,5 @@ def test_a_deterministic_training_times_nothing(monkeypatch):
     monkeypatch.setattr(ways, "can_be_timed", lambda device: True)
     monkeypatch.setattr(ways, "fastest", lambda *_: pytest.fail("was timed"))
     kept = Kept()
-    trained(kept, replace(PLAN, epochs=1, deterministic=True))
+    trained(kept, PLAN.replace(epochs=1, deterministic=True))
     assert set(kept.states[0]["ways"].values()) == {"weights"}

@@ -20,10 +20,11 @@ from polyphony.nn import resnet
 from polyphony.runs.store import Stage
 from polyphony.training import fit as train
 from polyphony.training.fit import Plan, fit, may_be_kept, parameter_groups
-from polyphony.training.optimise import trapezoid
+from polyphony.training.optimise import Trapezoid
 from polyphony.training.tally import DivergedError
 
 PLAIN = Augmentation(pad=0, flip=False)
+trapezoid = Trapezoid()
 
 
 def seeded(seed: int = 0) -> torch.Generator:

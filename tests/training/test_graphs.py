@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from polyphony.training.graphs import CompileError
 TRAIN, VALID = split(10, 1), split(12, 3)
 PLAN = Plan(epochs=2, batch=5, learning_rate=0.05, warm_up=1, compile=True)
 CROSS_ENTROPY = CrossEntropy()
-PLAIN = replace(PLAN, compile=False)
+PLAIN = PLAN.replace(compile=False)
 State = dict[str, Tensor]
 Count = Callable[[], tuple[int, int]]
 
@@ -111,12 +110,12 @@ def test_a_compiled_training_goes_on_with_the_same_bits(captured: Count, tmp_pat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, of PyTorch itself
 def test_what_a_real_compiler_makes_differs_in_rounding_alone():
-    case, plan = ("batch_ensemble", "one_to_one", "ods"), replace(PLAN, epochs=1)
+    case, plan = ("batch_ensemble", "one_to_one", "ods"), PLAN.replace(epochs=1)
     try:
         found = trained(*case, plan)
     except CompileError as error:
         pytest.skip(str(error))
-    assert distance(found, trained(*case, replace(plan, compile=False))) < 1e-10
+    assert distance(found, trained(*case, plan.replace(compile=False))) < 1e-10
 
 
 class Moody(nn.Sequential):

@@ -12,12 +12,12 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import read_recipe
 from polyphony.training.fit import Plan, Training, fit
-from polyphony.training.optimise import AdamW, cosine
+from polyphony.training.optimise import AdamW, Cosine
 
 
 @pytest.mark.parametrize(("epochs", "warm_up"), [(10, 3), (5, 0), (4, 1), (1, 0), (3, 5)])
 def test_cosine_rises_over_the_warm_up_and_falls_to_almost_nothing(epochs, warm_up):
-    found = [cosine(epoch, epochs, warm_up) for epoch in range(epochs)]
+    found = [Cosine()(epoch, epochs, warm_up) for epoch in range(epochs)]
     first = max(0, warm_up - 1)
     for epoch, share in enumerate(found):
         if epoch < first:
@@ -42,7 +42,7 @@ def network() -> Single:
 def test_fit_follows_adamw_as_a_loop_written_out_does():
     plain = Augmentation(pad=0, flip=False)
     plan = Plan(epochs=3, batch=24, learning_rate=0.01, weight_decay=0.1, warm_up=0, augment=plain,
-                optimiser=AdamW(betas=(0.8, 0.95), eps=1e-6), schedule=cosine, clip=0.05)  # fmt: skip
+                optimizer=AdamW(betas=(0.8, 0.95), eps=1e-6), schedule=Cosine(), clip=0.05)  # fmt: skip
     model, split = network(), data()
     fit(model, CrossEntropy(), split, split, plan, torch.Generator().manual_seed(1))
 
@@ -69,13 +69,13 @@ def test_fit_follows_adamw_as_a_loop_written_out_does():
 
 def test_a_recipe_chooses_optimiser_schedule_and_clipping():
     recipe = read_recipe("digits", ["student.optimizer=adamw", "student.schedule=cosine", "student.clip=1.5"])
-    plan = recipe.student.plan(recipe.data.augment, "float32")
-    assert (plan.optimiser, plan.schedule, plan.clip) == (AdamW(), cosine, 1.5)
+    plan = Plan.of(recipe.student)
+    assert (plan.optimizer, plan.schedule, plan.clip) == (AdamW(), Cosine(), 1.5)
     assert isinstance(Training(network(), plan, torch.Generator(), Group()).optimiser, torch.optim.AdamW)
     assert recipe.student.spec().keys() >= {"optimizer", "schedule", "clip"}
     betas = "student.optimizer={ kind = 'adamw', betas = [0.8, 0.9] }"
     assert read_recipe("digits", [betas]).student.optimizer.betas == (0.8, 0.9)
-    before = read_recipe("digits").student.plan(recipe.data.augment, "float32")
+    before = Plan.of(read_recipe("digits").student)
     assert (
         Training(network(), before, torch.Generator(), Group()).optimiser.param_groups[0]["momentum"] == 0.9
     )

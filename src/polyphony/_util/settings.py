@@ -6,9 +6,17 @@ A bad value is a SettingError, one sentence, whether it comes from Python or fro
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic_core import ErrorDetails
 
 from polyphony._util.text import SettingError, suggestion
@@ -30,6 +38,21 @@ def fraction(value: Any) -> Any:
         return float(above) / float(below) if slash else value
     except (ValueError, ArithmeticError):
         return value
+
+
+def as_table(value: object) -> object:
+    """The name of a kind stands for the table that sets nothing else."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def as_tuple(value: object) -> object:
+    """A list as a tuple: pydantic converts JSON's lists, but not those inside what `as_table` returns."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def table_or_callable(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """A callable as it is, anything else as a table."""
+    return value if callable(value) else read(value)
 
 
 Whole = Annotated[int, BeforeValidator(plain), Field(strict=True)]
@@ -60,6 +83,10 @@ class Settings(BaseModel):
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # pydantic need not call it for tables
 
+    def replace(self, **changes: Any) -> Self:
+        """The same settings but for some."""
+        return type(self)(**dict(self) | changes)
+
     @property
     def label(self) -> str:
         """What a person calls it: its kind, where it is one of several."""
@@ -73,18 +100,23 @@ class Settings(BaseModel):
         fields = type(self).model_fields
         values = {name: getattr(self, name) for name in fields if only is None or name in only}
         defaults = {name: fields[name].get_default(call_default_factory=True) for name in values}
-        return {name: as_spec(value) for name, value in values.items() if value != defaults[name]}
+        return {
+            name: as_spec(value, defaults[name]) for name, value in values.items() if value != defaults[name]
+        }
 
     def spec_but(self, others: Collection[str]) -> dict[str, Any]:
         """`spec` without some settings."""
         return self.spec(type(self).model_fields.keys() - others)
 
 
-def as_spec(value: Any) -> Any:
-    """A setting's value as JSON has it."""
+def as_spec(value: Any, default: Any = None) -> Any:
+    """A setting's value as JSON has it; settings of another kind than the default's have their kind in it."""
     if isinstance(value, tuple | list):
         return [as_spec(each) for each in value]
-    return value.spec() if isinstance(value, Settings) else value
+    if not isinstance(value, Settings):
+        return value
+    other = default is not None and type(value) is not type(default) and "kind" in type(value).model_fields
+    return value.spec() | ({"kind": value.label} if other else {})
 
 
 def check(kind: Any, **values: Any) -> None:

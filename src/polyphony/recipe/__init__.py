@@ -9,7 +9,7 @@ from polyphony.recipe.python import own_code, own_faults_named
 from polyphony.recipe.read import check, read_recipe
 from polyphony.recipe.schema import ROUNDING, Data, GivenTeachers, Recipe
 from polyphony.recipe.table import RecipeError
-from polyphony.recipe.training import Schedule
+from polyphony.training.optimise import Schedule
 
 __all__ = [
     "ROUNDING",

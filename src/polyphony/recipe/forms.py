@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, NonNegativeFloat
 from torch import nn
 
-from polyphony._util.settings import Share
+from polyphony._util.settings import Share, as_table, as_tuple
 from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
 from polyphony.distill.perturb import Perturbation
 from polyphony.ensembles import (
@@ -23,7 +23,7 @@ from polyphony.ensembles import (
 )
 from polyphony.nn import FACTOR_STD
 from polyphony.recipe.python import PythonTable
-from polyphony.recipe.table import RecipeError, Table, as_table, as_tuple
+from polyphony.recipe.table import RecipeError, Table
 from polyphony.training.fit import Loss
 
 if TYPE_CHECKING:

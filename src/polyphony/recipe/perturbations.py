@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from polyphony._util.settings import as_table
 from polyphony.distill.perturb import ODS, Adversarial, Clean, Diversify, Gaussian, Mixup, Perturbation
 from polyphony.recipe.python import PythonTable, explained
-from polyphony.recipe.table import as_table
 
 
 class PythonPerturbation(PythonTable):

@@ -20,7 +20,7 @@ from polyphony.recipe.networks import Network
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.schema import Recipe
 from polyphony.recipe.table import RecipeError, Table
-from polyphony.recipe.training import Optimizer, RateTable
+from polyphony.training.optimise import OptimiserSetting, RatesSetting
 
 TABLES = ("student", "teachers", "data")  # where a key without its table is looked for
 LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
@@ -141,7 +141,7 @@ def keys_of(name: str) -> set[str]:
 
 def kinds_at(path: Sequence[str]) -> list[str]:
     """The tags by which the table at a path is chosen."""
-    return [kind_of(table) for table in tables_at(path)]
+    return [kind for table in tables_at(path) for kind in kinds_of(table)]
 
 
 def tables_at(path: Sequence[str]) -> list[type[Table]]:
@@ -150,7 +150,7 @@ def tables_at(path: Sequence[str]) -> list[type[Table]]:
     for step in path:
         fields = [table.model_fields[step] for table in tables if step in table.model_fields]
         # what is no field is a name the user chose (a method) or the tag of a union
-        named = [table for table in tables if kind_of(table) in ("", step)]
+        named = [table for table in tables if not kinds_of(table) or step in kinds_of(table)]
         tables = list(tables_in(fields[0].annotation)) if fields else named
     return tables
 
@@ -163,12 +163,15 @@ def tables_in(annotation: Any) -> Iterator[type[Table]]:
         yield from tables_in(inner)
 
 
-def kind_of(table: type[Table]) -> str:
-    """The tag by which a table is chosen, or nothing."""
+def kinds_of(table: type[Table]) -> tuple[str, ...]:
+    """The tags by which a table is chosen, if it is one of several."""
     field = table.model_fields.get("kind")
-    return str(get_args(field.annotation)[0]) if field else ""
+    return get_args(field.annotation) if field else ()
 
 
 TAGS = {"trained", "given"} | {
-    kind_of(table) for union in (Network, Form, Perturb, Optimizer, RateTable) for table in tables_in(union)
+    kind
+    for union in (Network, Form, Perturb, OptimiserSetting, RatesSetting)
+    for table in tables_in(union)
+    for kind in kinds_of(table)
 }

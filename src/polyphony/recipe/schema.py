@@ -26,7 +26,8 @@ from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
 from polyphony.recipe.table import Name, StepSize, Table, UnlabelledShare
-from polyphony.recipe.training import Schedule
+from polyphony.training.fit import Precision
+from polyphony.training.optimise import Schedule
 
 MOST_TEACHERS = 2048
 ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys that change rounding alone
@@ -144,7 +145,7 @@ class Recipe(Table):
     name: Name
     members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time
     way: Literal["auto", "weights", "grouped", "activations"] = "auto"  # that rank-one layers compute
     compile: bool = False  # whether a training's loss, teachers included, is a graph of torch.compile

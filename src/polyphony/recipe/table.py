@@ -17,16 +17,6 @@ class RecipeError(UserError, ValueError):
     """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
 
 
-def as_table(value: object) -> object:
-    """The name of a kind stands for the table that sets nothing else."""
-    return {"kind": value} if isinstance(value, str) else value
-
-
-def as_tuple(value: object) -> object:
-    """A list as a tuple: pydantic converts JSON's lists, but not those inside what `as_table` returns."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 def as_step_size(value: object) -> object:
     """A number or a fraction such as "1/255", above zero; or "match"."""
     if value == "match":

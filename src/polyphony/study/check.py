@@ -36,7 +36,9 @@ from polyphony.study.study import Study
 from polyphony.training.fit import Plan, fit
 
 MEMBERS, CLASSES, SIDE, TEMPERATURE = 3, 4, 12, 4.0
-PLAN = Plan(2, 16, 0.05, warm_up=1, augment=Augmentation(pad=1), deterministic=True)
+PLAN = Plan(
+    epochs=2, batch=16, learning_rate=0.05, warm_up=1, augment=Augmentation(pad=1), deterministic=True
+)
 STUDY = {  # of the pictures of `stripes`, in seconds
     "name": "check",
     "members": 2,

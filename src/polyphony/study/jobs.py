@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,7 +150,7 @@ class TrainStudent(Training):
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
-        plan = replace(plan, unlabelled=study.unlabelled_share(self.method))
+        plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
         log = train(study, stage, student, loss, plan, rng, watch)
         finish(stage, student, self.facts(log) | {"step_size": step_size})
 

@@ -82,8 +82,8 @@ class Study:
                 f" the data's {len(self.splits.train)} training images"
             )
         recipe = self.recipe
-        settings = (recipe.precision, recipe.deterministic, recipe.way, recipe.compile)
-        return schedule.plan(recipe.data.augment, *settings)
+        computed = recipe.model_dump(include={"precision", "deterministic", "way", "compile"})
+        return Plan.of(schedule, augment=recipe.data.augment, **computed)
 
     def unlabelled_share(self, method: str) -> float:
         """The share of a batch's images without labels in the training of a method's student."""

@@ -6,15 +6,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from polyphony import metrics
-from polyphony._util.settings import Count, CountFromZero, NotNegative, Positive, Share, check
+from polyphony._util.settings import Count, NotNegative, Positive, Share
 from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import Group
@@ -26,11 +26,18 @@ from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
 from polyphony.training import collapse
 from polyphony.training.collapse import Row
 from polyphony.training.graphs import Compiled
-from polyphony.training.optimise import SGD, Optimiser, Rates, trapezoid
+from polyphony.training.optimise import Schedule
 from polyphony.training.predict import predict
 from polyphony.training.tally import DivergedError, Tally, last_good
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
+
+Precision = Annotated[
+    Literal["float32", "tf32", "bfloat16", "float16"],
+    BeforeValidator(
+        lambda value: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+    ),
+]
 
 LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
 
@@ -39,39 +46,30 @@ class ResumeError(UserError, ValueError):
     """A saved state that cannot be taken up."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How long, how large, how fast: the paper's B.1 in shape; its numbers are in the recipes."""
+class Plan(Schedule):
+    """A schedule, and how it is computed: the paper's B.1 in shape; its numbers are in the recipes."""
 
-    epochs: int = 200
-    batch: int = 128
-    learning_rate: float = 0.1
-    weight_decay: float = 5e-4
-    optimiser: Optimiser = field(default_factory=SGD)
-    schedule: Rates = trapezoid
-    warm_up: int = 5
-    clip: float | None = None  # the longest that the gradient of a step may be
-    factor_rate: float = 0.5  # rank-one factors learn at this share of the learning rate
-    augment: Augmentation = field(default_factory=Augmentation)
-    precision: torch.dtype = torch.float32  # of autocast; float16 scales its loss, and waits each step
-    tf32: bool = False  # whether CUDA may take TF32 for float32
-    deterministic: bool = False  # whether a device must take kernels that give the same bits each time
-    way: str = AUTO  # how rank-one layers compute: auto, weights, grouped or activations (nn/ways.py)
-    compile: bool = False  # whether the loss, teachers included, is a graph of torch.compile (graphs.py)
-    unlabelled: float = 0.0  # share of a batch's rows that are images without a label (−1)
+    epochs: Count = 200
+    batch: Count = 128
+    learning_rate: Positive = 0.1
+    weight_decay: NotNegative = 5e-4
+    factor_rate: NotNegative = 0.5  # the rank-one factors' share of the learning rate
+    augment: Augmentation = Augmentation()
+    precision: Precision = "float32"  # of autocast; float16 scales its loss, and synchronises each step
+    deterministic: bool = False  # use only kernels that give the same bits each time?
+    way: str = AUTO  # how rank-one layers compute (nn/ways.py)
+    compile: bool = False  # make the loss, teachers included, one graph of torch.compile (graphs.py)?
+    unlabelled: Share = 0.0  # share of a batch's rows that are images without a label (−1)
 
-    def __post_init__(self) -> None:
-        check(Count, epochs=self.epochs, batch=self.batch)
-        check(CountFromZero, warm_up=self.warm_up)
-        check(Positive, learning_rate=self.learning_rate)
-        check(NotNegative, weight_decay=self.weight_decay, factor_rate=self.factor_rate)
-        check(Share, unlabelled=self.unlabelled)
-        if self.precision not in (torch.float32, torch.bfloat16, torch.float16):
-            raise SettingError(
-                f"precision must be one of float32, bfloat16 and float16 of torch, not {self.precision}"
-            )
-        if self.clip is not None:
-            check(Positive, clip=self.clip)
+    @classmethod
+    def of(cls, schedule: Schedule, **others: Any) -> Plan:
+        """The plan of a recipe's table that has a schedule in it, such as `student`."""
+        return cls(**{name: getattr(schedule, name) for name in Schedule.model_fields}, **others)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of autocast; TF32 is no type of its own."""
+        return torch.float32 if self.precision == "tf32" else getattr(torch, self.precision)
 
     @property
     def layer_way(self) -> str:
@@ -159,7 +157,8 @@ def fit(
     for epoch in range(len(training.log), plan.epochs):
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
-        with group.training(model), arithmetic(plan.tf32, plan.deterministic), training.own_draws():
+        exact = arithmetic(plan.precision == "tf32", plan.deterministic)
+        with group.training(model), exact, training.own_draws():
             row |= run_epoch(training, loss, train, epoch, watch)
         with arithmetic(deterministic=plan.deterministic):
             row |= group.from_first(partial(validate, model, valid, epoch))
@@ -188,8 +187,8 @@ class Training:
             )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         set_way(model, plan.layer_way, model.device)
-        self.optimiser = plan.optimiser(parameter_groups(model, plan))
-        self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == torch.float16)
+        self.optimiser = plan.optimizer(parameter_groups(model, plan), plan.momentum)
+        self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == "float16")
         self.best: dict[str, Tensor] = {}
         self.log: list[Row] = []
 
@@ -267,7 +266,7 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
     plan, model, tally = training.plan, training.model.train(), Tally(training.group)
     steps, start = epoch_steps(train, plan.batch, plan.unlabelled), time.perf_counter()
     for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device, plan.unlabelled):
-        with torch.autocast(x.device.type, plan.precision, enabled=plan.precision != torch.float32):
+        with torch.autocast(x.device.type, plan.dtype, enabled=plan.dtype != torch.float32):
             terms = loss(model, x, y, training.rng)
         training.step(terms["loss"])
         tally.add(terms)

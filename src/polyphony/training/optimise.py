@@ -1,67 +1,105 @@
-"""How weights move: optimisers, and the share of the learning rate in each epoch."""
+"""How weights move: optimisers, learning rates over the epochs, and the schedule of a training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import BeforeValidator, Field, WrapValidator
+
+from polyphony._util.settings import (
+    Count,
+    CountFromZero,
+    NotNegative,
+    Positive,
+    Real,
+    Settings,
+    as_table,
+    as_tuple,
+    table_or_callable,
+)
 
 Groups = list[dict[str, Any]]
+BelowOne = Annotated[Real, Field(ge=0, lt=1)]
+
+Optimiser = Callable[[Groups, float], torch.optim.Optimizer]
+"""Parameter groups, each with its learning rate and weight decay; momentum → one of PyTorch's optimisers."""
+
+Rates = Callable[[int, int, int], float]
+"""Epoch (counted from 0), epochs, epochs of warm-up → this epoch's share of the base learning rate."""
 
 
-class Optimiser(Protocol):
-    """Parameter groups, each with its rate and weight decay → an optimiser of PyTorch's."""
-
-    def __call__(self, groups: Groups) -> torch.optim.Optimizer:
-        """The optimiser of these parameters."""
-
-
-@dataclass(frozen=True)
-class SGD:
+class SGD(Settings):
     """The paper's: momentum, coupled weight decay."""
 
-    momentum: float = 0.9
+    kind: Literal["sgd"] = Field(default="sgd", repr=False)
     nesterov: bool = False
 
-    def __call__(self, groups: Groups) -> torch.optim.Optimizer:
-        return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
+    def __call__(self, groups: Groups, momentum: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, momentum=momentum, nesterov=self.nesterov)
 
 
-@dataclass(frozen=True)
-class AdamW:
-    """Adam with decoupled weight decay, as transformers are trained."""
+class AdamW(Settings):
+    """Adam with decoupled weight decay, for transformers; its betas replace the momentum."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    kind: Literal["adamw"] = Field(default="adamw", repr=False)
+    betas: Annotated[tuple[BelowOne, BelowOne], BeforeValidator(as_tuple)] = (0.9, 0.999)
+    eps: Positive = 1e-8
 
-    def __call__(self, groups: Groups) -> torch.optim.Optimizer:
+    def __call__(self, groups: Groups, momentum: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps)
 
 
-Rates = Callable[[int, int, int], float]
-"""Epoch (counted from 0), epochs, epochs of warm-up → the share of the base learning rate in that epoch."""
+class Trapezoid(Settings):
+    """The paper's: the warm-up, 1 until half of the epochs, linearly to 1 % at nine tenths, then 1 %.
+
+    Points in time count from 1, as in the authors' code. The first epoch has no decay, even if it is the
+    last.
+    """
+
+    kind: Literal["trapezoid"] = Field(default="trapezoid", repr=False)
+
+    def __call__(self, epoch: int, epochs: int, warm_up: int = 5) -> float:
+        falling = 1 - 0.99 * ((epoch + 1) / epochs - 0.5) / 0.4 if epoch else 1.0
+        return min(rising(epoch, warm_up), max(0.01, min(1.0, falling)))
+
+
+class Cosine(Settings):
+    """The warm-up, then half a cosine that would reach 0 one epoch after the last; for transformers."""
+
+    kind: Literal["cosine"] = Field(default="cosine", repr=False)
+
+    def __call__(self, epoch: int, epochs: int, warm_up: int = 5) -> float:
+        first = max(0, warm_up - 1)  # the epoch at which the warm-up reaches 1
+        fallen = max(0, epoch - first) / max(1, epochs - first)
+        return min(rising(epoch, warm_up), (1 + math.cos(math.pi * fallen)) / 2)
 
 
 def rising(epoch: int, warm_up: int) -> float:
-    """From 1 % in the first epoch linearly to 1 in the last of the warm-up."""
+    """From 1 % in the first epoch linearly to 1 in the last epoch of the warm-up."""
     return 0.01 + 0.99 * epoch / (warm_up - 1) if epoch + 1 < warm_up else 1.0
 
 
-def trapezoid(epoch: int, epochs: int, warm_up: int = 5) -> float:
-    """The paper's: the warm-up, 1 until half of the epochs, linearly to 1 % at nine tenths, then 1 %.
+if TYPE_CHECKING:
+    OptimiserSetting = Optimiser
+    RatesSetting = Rates
+else:  # a table of a known kind, its name, or in Python any callable
+    KNOWN = (Field(discriminator="kind"), BeforeValidator(as_table), WrapValidator(table_or_callable))
+    OptimiserSetting = Annotated[SGD | AdamW, *KNOWN]
+    RatesSetting = Annotated[Trapezoid | Cosine, *KNOWN]
 
-    Points in time count from 1, as in the authors' code. The first epoch does not fall, even where it is the
-    last.
-    """
-    falling = 1 - 0.99 * ((epoch + 1) / epochs - 0.5) / 0.4 if epoch else 1.0
-    return min(rising(epoch, warm_up), max(0.01, min(1.0, falling)))
 
+class Schedule(Settings):
+    """How long, how large, how fast."""
 
-def cosine(epoch: int, epochs: int, warm_up: int = 5) -> float:
-    """The warm-up, then half a cosine, which would reach 0 one epoch after the last."""
-    first = max(0, warm_up - 1)  # the epoch at which the warm-up has reached 1
-    fallen = max(0, epoch - first) / max(1, epochs - first)
-    return min(rising(epoch, warm_up), (1 + math.cos(math.pi * fallen)) / 2)
+    epochs: Count
+    batch: Count
+    learning_rate: Positive
+    weight_decay: NotNegative = 0.0
+    momentum: BelowOne = 0.9
+    warm_up: CountFromZero = 5  # epochs
+    optimizer: OptimiserSetting = SGD()
+    schedule: RatesSetting = Trapezoid()  # of the learning rate over the epochs
+    clip: Positive | None = None  # the greatest norm that the gradient of a step may have
