@@ -283,13 +283,14 @@ def test_classes_in_another_order_are_refused(place, capsys):
 
 def test_preprocessing_that_is_given_is_taken(place, capsys):
     own = ("--mean", "0.485,0.456,0.406", "--std", "0.2", "--order", "rgb", "--size", "10")
-    init = ("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make")
+    init = ("init", "pictures", "0.pt#state_dict", "1.pt", "--network", "draft_nets:make")
     assert command(*init, *own) == 0
     said = capsys.readouterr().out
     assert "by normalisation" not in said
     assert "10×10 pixels" in said
     recipe = read_recipe("own.toml")
     assert recipe.data.resolution == 10
+    assert recipe.teachers.weights == (str(place / "0.pt#state_dict"), str(place / "1.pt"))
     network = recipe.teachers.network
     assert (network.mean, network.std, network.order) == ((0.485, 0.456, 0.406), (0.2,), "rgb")
     for wrong, sentence in ((("--mean", "0.5"), "go together"), (("--std", "half"), "--std is numbers")):

@@ -23,7 +23,7 @@ from polyphony.recipe import RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.read import check
 from polyphony.recipe.table import Name
-from polyphony.study.cost import TooLargeError, costs
+from polyphony.study.cost import costs
 from polyphony.study.given import refuse_copies
 from polyphony.study.preprocessing import LOOKED_AT, Given, Networks, Say, networks_and_images
 from polyphony.study.study import Study
@@ -145,7 +145,7 @@ def tell_images(splits: Splits, say: Say) -> None:
     say(f"{sizes} images of {len(splits.classes)} classes, {width}×{height} pixels, {kind}.")
     if splits.set_aside:
         names = " and ".join("validation" if part == "valid" else part for part in splits.set_aside)
-        say(f"No {names} images were given, so some of the training images were set aside for it.")
+        say(f"No {names} images were given, so some training images were set aside instead.")
         say("If your networks were trained on those, all scores look too good and temperatures are too low:")
         say("put images that they have not seen in folders 'valid' and 'test' beside 'train'.")
 
@@ -155,7 +155,8 @@ def affordable(setting: Setting, findings: list[str], say: Say) -> str:
     plans = [(fresh, seeds) for seeds in (3, 1) for fresh in (True, False) if setting.convolves or not fresh]
     try:
         seconds = estimated(setting, written(setting, (), setting.convolves, seeds=1))
-    except TooLargeError:
+    except RecipeError as fault:  # which the user mends in the recipe
+        say(f"The time to train students cannot be estimated: {fault}.")
         return written(setting, findings, fresh=False, seeds=1)
     total = {(fresh, seeds): seeds * sum(seconds[: None if fresh else BORN]) for fresh, seeds in plans}
     plan = next((plan for plan in plans if total[plan] <= AFFORDABLE), plans[-1])
