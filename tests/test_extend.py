@@ -218,7 +218,7 @@ def test_a_named_data_set_has_splits_cache_and_commands(run, tmp_path: Path, cap
         assert getattr(splits, part).fingerprint == getattr(same, part).fingerprint
     assert list((tmp_path / "cache").rglob("optdigits-*"))
     data = read_recipe("digits", ["data.name=optdigits"]).data
-    assert len(load(data.name, data.options(), tmp_path).test) == data.test
+    assert len(load(data.name, data, tmp_path).test) == data.test
     command(main, "data", "check", "optdigits", "--data", str(tmp_path))
     assert "complete by its counts" in capsys.readouterr().out
 

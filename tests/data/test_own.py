@@ -274,5 +274,5 @@ def test_grey_is_what_pillow_says_and_colour_is_three_times_grey(class_folders: 
         assert np.array_equal(one[0].numpy(), np.asarray(expected))
     digits, tripled = load("digits", Options(limit=20)), load("digits", Options(limit=20, channels=3))
     assert torch.equal(tripled.train.images, digits.train.images.expand(-1, 3, -1, -1))
-    with pytest.raises(DataError, match="channels must be 1 or 3, not 2"):
+    with pytest.raises(ValueError, match="channels must be 1 or 3, not 2"):
         Options(channels=2)

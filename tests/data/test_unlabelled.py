@@ -82,5 +82,5 @@ def test_what_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
             load("digits", Options(unlabelled=source))
     with pytest.raises(DataError, match=r"1,000,000 unlabelled images were asked for, but .* leave out 0"):
         load("digits", Options(unlabelled=10**6))
-    with pytest.raises(DataError, match="unlabelled must be at least 1"):
+    with pytest.raises(ValueError, match="unlabelled must be greater than 0"):
         Options(unlabelled=0)

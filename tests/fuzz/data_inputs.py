@@ -22,6 +22,7 @@ from judge import Call, Kind
 from PIL import Image
 from scipy.io import savemat
 
+from polyphony._util.text import SettingError
 from polyphony.data import DataError, Options, Split, Splits, corrupted, load, load_unknown, outline
 from polyphony.data.cache import keep, restore
 from polyphony.data.catalogue import DATASETS
@@ -541,4 +542,4 @@ MAKERS: dict[str, Callable[[Random, Path], Call]] = {
     "data options": options,
     "names of data": names,
 }
-KINDS = tuple(Kind(name, make, (DataError,)) for name, make in MAKERS.items())
+KINDS = tuple(Kind(name, make, (DataError, SettingError)) for name, make in MAKERS.items())

@@ -37,7 +37,7 @@ END2 = {f"cifar10-resnet32-end2-{members}": members for members in (4, 8, 16, 32
 @cache
 def tiny_splits(data: Data, count: int) -> Splits:
     """Random images: so many to train on, one to validate and one to test with."""
-    whole = outline(data.name, data.options())
+    whole = outline(data.name, data)
     shape, rng = whole.train.images.shape[1:], torch.Generator().manual_seed(0)
 
     def some(count: int) -> Split:

@@ -312,7 +312,7 @@ def test_grey_pictures_stay_grey_where_the_networks_take_them(place, capsys, cha
     recipe = read_recipe("own.toml")
     assert recipe.data.channels == written
     picture = np.asarray(Image.open(sorted((place / "grey" / "dark").glob("*.png"))[0]))
-    splits = load(recipe.data.name, recipe.data.options())
+    splits = load(recipe.data.name, recipe.data)
     read = torch.cat([split.images for split in (splits.train, splits.valid, splits.test)]).numpy()
     assert read.shape[1] == channels
     assert any(np.array_equal(image[0], picture) for image in read)

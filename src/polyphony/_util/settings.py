@@ -78,7 +78,8 @@ class Settings(BaseModel):
         try:
             super().__init__(**dict(zip(names, values, strict=False)), **named)
         except ValidationError as error:
-            fault = error.errors()[0]
+            first = error.errors()[0]["loc"][:1]  # the last fault of a setting that may be of several types
+            fault = [each for each in error.errors() if each["loc"][:1] == first][-1]
             raise SettingError(sentence(fault, type(self).__name__, type(self).model_fields)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # pydantic need not call it for tables
@@ -130,7 +131,7 @@ def check(kind: Any, **values: Any) -> None:
 
 def sentence(fault: ErrorDetails, owner: str, known: Collection[str]) -> str:
     """A fault of a setting that was given in Python, in one sentence."""
-    name = ".".join(map(str, fault["loc"]))
+    name = str(fault["loc"][0]) if fault["loc"] else ""
     match fault["type"]:
         case "extra_forbidden":
             return f"{owner} has no setting '{name}'; {suggestion(name, known)}"

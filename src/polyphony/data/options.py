@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from polyphony._util.settings import Count, Settings, Whole
 from polyphony.data.errors import DataError
 from polyphony.data.splits import Split, room
 
-MOST = {"resolution": 8192}  # pixels a side, as large as a picture may be; of images:
-MOST |= dict.fromkeys(("per_class", "limit", "valid", "test", "unlabelled"), 10**9)
+LARGEST_SIDE = 8192  # pixels
 CHUNK = 1024  # images at a time
 LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(Settings):
     """How much of a data set to use. None leaves a part as the data set's own rule has it.
 
     per_class   the first so many training images of every class (after the validation images are set aside)
@@ -36,26 +36,15 @@ class Options:
     channels    1 for grey images, 3 for colour (default: as they are read)
     """
 
-    per_class: int | None = None
-    limit: int | None = None
-    resolution: int | None = None
-    valid: int | None = None
-    test: int | None = None
-    seed: int = 0
+    per_class: Count | None = None
+    limit: Count | None = None
+    resolution: Annotated[Count, Field(le=LARGEST_SIDE)] | None = None
+    valid: Count | None = None
+    test: Count | None = None
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     coarse: bool = False
-    unlabelled: str | int | None = None
-    channels: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, most in MOST.items():
-            value = getattr(self, name)
-            if isinstance(value, int) and not 1 <= value <= most:
-                bound = "at least 1" if value < 1 else f"at most {most:,}"
-                raise DataError(f"the data option {name} must be {bound}, not {value}")
-        if self.channels not in (None, 1, 3):
-            raise DataError(f"the data option channels must be 1 or 3, not {self.channels}")
-        if not -(1 << 63) <= self.seed < 1 << 63:
-            raise DataError(f"the data option seed must have at most 64 bits, unlike {self.seed}")
+    unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
+    channels: Literal[1, 3] | None = None
 
 
 Holdout = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
@@ -126,40 +115,21 @@ def left_out(split: Split, options: Options) -> Tensor:
 
 
 def first_images(split: Split, count: int, what: str, advice: str) -> Split:
-    """The first `count` images; DataError with the advice where they are of too few classes to be a sample.
+    """The first `count` images; DataError with the advice if they lack classes because of the images' order.
 
-    A few images may well miss a class of many, and are given; see `_may_lack`.
+    That is so where the images of each class stand together. A few images in another order may lack a class.
     """
     if count < 1:
         raise DataError(f"the first {count} {what} images are none; take one or more")
     part = split[:count]
-    present = split.labels.bincount()
-    lost = (present > 0) & (part.labels.bincount(minlength=len(present)) == 0)
-    if not _may_lack(present, lost, len(part)):
-        classes = int((present > 0).sum())
-        kept = classes - int(lost.sum())
+    classes, kept = len(split.labels.unique()), len(part.labels.unique())
+    in_order_of_class = 1 + int((split.labels.diff() != 0).sum()) == classes
+    if kept < classes and in_order_of_class:
         raise DataError(
             f"the first {len(part):,} {what} images are of {kept} of the {classes} classes only, "
             f"because the images are in the order of their classes; {advice}"
         )
     return part
-
-
-def _may_lack(present: Tensor, lost: Tensor, drawn: int) -> bool:
-    """Whether so many images in random order may lack these classes, of which `present` images there are. [k]
-
-    The chance is that of drawing none of their images, times the ways to choose as many classes: of data in
-    random order, one set in a million lacks so many by chance, whatever the sizes of the classes.
-    """
-    images, gone = int(present.sum()), int(present[lost].sum())
-    choices = _log_choices(int((present > 0).sum()), int(lost.sum()))
-    chance = choices + _log_choices(images - gone, drawn) - _log_choices(images, drawn)
-    return chance >= math.log(1e-6)
-
-
-def _log_choices(n: int, k: int) -> float:
-    """The logarithm of the number of ways to choose k of n."""
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def brought(split: Split, options: Options) -> Split:

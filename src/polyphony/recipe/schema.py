@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from polyphony._util.settings import MOST_MEMBERS, Count, Share, Temperature
+from polyphony._util.settings import MOST_MEMBERS, Share, Temperature
 from polyphony.data import Augmentation, Options
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.files import there
@@ -34,19 +34,10 @@ ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys tha
 Threads = Annotated[int, Field(gt=0, le=1024)]
 
 
-class Data(Table):
+class Data(Options):
     """A data set by name or path, looked for beside the recipe first, how much of it, how it is augmented."""
 
     name: Annotated[str, Field(min_length=1)]
-    per_class: Count | None = None
-    limit: Count | None = None
-    resolution: Count | None = None
-    valid: Count | None = None
-    test: Count | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    coarse: bool = False
-    unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
-    channels: Literal[1, 3] | None = None  # grey or colour; by default as they are read
     augment: Augmentation = Augmentation()
 
     @field_validator("name")
@@ -66,10 +57,6 @@ class Data(Table):
     def label(self) -> str:
         """What a person calls it: its name, or the last of its path."""
         return Path(self.name).name
-
-    def options(self) -> Options:
-        """What the reader is asked for."""
-        return Options(**self.model_dump(exclude={"name", "augment"}))
 
 
 class TeacherTable(Table):

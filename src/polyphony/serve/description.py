@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from polyphony import __version__
 from polyphony._util.settings import MOST_MEMBERS
-from polyphony.data.options import MOST
+from polyphony.data.options import LARGEST_SIDE
 from polyphony.data.splits import Resize
 from polyphony.ensembles import Ensemble
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
@@ -20,7 +20,7 @@ from polyphony.recipe.networks import Network
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.runs.store import StoreError
 
-Side = Annotated[int, Field(gt=0, le=MOST["resolution"])]
+Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
 
 
 class Description(Table):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load, load_unknown
 from polyphony.data.cifar_c import SEVERITIES
@@ -124,13 +124,8 @@ def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
     whole = next(iter(made.parts.values()))
     (height, width), count = whole.images.shape[-2:], len(whole) // len(SEVERITIES)
     side = height if height == width else None
-    options = Options(
-        resolution=side,
-        test=count,
-        seed=data.seed,
-        coarse=data.coarse,
-        channels=whole.images.shape[1],
-    )
+    channels: Literal[1, 3] = 1 if whole.images.shape[1] == 1 else 3
+    options = Options(resolution=side, test=count, seed=data.seed, coarse=data.coarse, channels=channels)
     return load(data.name, options, root).test
 
 

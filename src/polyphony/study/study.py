@@ -166,7 +166,7 @@ class Study:
 
     def outlined(self) -> Study:
         """The study with as many blank images as the official data has; a DataError where that is unknown."""
-        return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data.options()))
+        return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data))
 
 
 def built_once(
@@ -196,4 +196,4 @@ def _hash(path: Path, changed: int, size: int) -> str:
 @lru_cache(maxsize=1)
 def load_splits(data: Data, root: Path | None) -> Splits:
     """The data of a recipe; a process works on one data set at a time."""
-    return load(data.name, data.options(), root)
+    return load(data.name, data, root)
