@@ -41,7 +41,7 @@ class Options(Settings):
     resolution: Annotated[Count, Field(le=LARGEST_SIDE)] | None = None
     valid: Count | None = None
     test: Count | None = None
-    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
     coarse: bool = False
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
     channels: Literal[1, 3] | None = None
