@@ -41,6 +41,21 @@ def test_json_csv_and_table_say_what_python_answers(say, run, folder, images):
         assert f"{one['confidence']:.1%}" in table
 
 
+def test_who_decides_and_which_classes_are_possible(say, run, folder, images):
+    asked = ("predict", run, folder, "--method", "hydra", "--coverage", "0.7", "--sets", "0.9")
+    answers = load_student(run, "hydra").predict(images.images[:6])
+    told, table = json.loads(say(*asked, "--json").out), say(*asked).out
+    rows = list(csv.DictReader(io.StringIO(say(*asked, "--csv").out)))
+    for i, (one, other) in enumerate(zip(told, rows, strict=True)):
+        held = [str(k) for k in range(10) if answers.sets(0.9)[i, k]]
+        assert one["set"] == held
+        assert other["set"] == "; ".join(held)
+        assert one["by"] == other["by"] == ("model" if answers.certain(0.7)[i] else "person")
+    assert all(word in table for word in ("possible", "decided", told[0]["by"]))
+    plain = say("predict", run, folder, "--method", "hydra", "--csv").out
+    assert plain.splitlines()[0] == "image,label,confidence,entropy,mutual_information"
+
+
 def test_the_most_uncertain_come_first(say, run, folder):
     told = json.loads(say("predict", run, folder, "--json", "--sort").out)
     entropies = [each["entropy"] for each in told]
@@ -73,6 +88,8 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
         (["nowhere", "IN"], "nowhere/recipe.json is not there: 'polyphony study RECIPE' makes it"),
         (["RUN", "IN", "--method", "hidra"], "no method 'hidra'; did you mean 'hydra'?"),
         (["RUN", "IN", "--seed", "3"], "no seed 3"),
+        (["RUN", "IN", "--sets", "0.999"], "a coverage of 0.999 cannot be had: choose one from 0.5 to 0.99"),
+        (["RUN", "IN", "--coverage", "1.5"], "a coverage of 1.5 cannot be had"),
         (["RUN", "missing.png"], "missing.png cannot be read"),
         (["RUN", "IN", "IN/notes.txt"], "notes.txt is no picture"),
     ],

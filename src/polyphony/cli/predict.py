@@ -31,6 +31,14 @@ def predict(
     *images: Annotated[Path, Parameter(required=True, help="Pictures, or folders of pictures.")],
     method: Method = None,
     seed: Seed = None,
+    coverage: Annotated[
+        float | None,
+        Parameter(help="Share of images that the model decides, for example 0.8; marks the others: person."),
+    ] = None,
+    sets: Annotated[
+        float | None,
+        Parameter(help="Also print sets of classes that hold the true one this often, for example 0.9."),
+    ] = None,
     sort: Annotated[bool, flag("Sort by entropy, the most uncertain first.")] = False,
     as_json: Annotated[bool, flag("Print JSON, with the probability of every class.", "--json")] = False,
     as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
@@ -54,7 +62,7 @@ def predict(
     if code:
         sys.path.append("")  # which may lie in this folder, where it is not in the packed one
     student = load_student(folder, method, seed, device=chosen(device), code=code)
-    rows, pictures, probabilities = ask(student, images, sort)
+    rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
     terminal.note(f"Asked {student.words}.")
     if page:
         write_whole(page, contact_sheet(student, rows, pictures).encode())
@@ -65,7 +73,9 @@ def predict(
         show(rows, as_csv)
 
 
-def ask(student: Student, images: Sequence[Path], sort: bool) -> tuple[list[Answered], Tensor, Tensor]:
+def ask(
+    student: Student, images: Sequence[Path], sort: bool, coverage: float | None, sets: float | None
+) -> tuple[list[Answered], Tensor, Tensor]:
     """The answers, the pictures and every class's probability, in the order in which they are shown."""
     from polyphony.serve.pictures import find_pictures, read_pictures
     from polyphony.serve.table import answered
@@ -74,27 +84,43 @@ def ask(student: Student, images: Sequence[Path], sort: bool) -> tuple[list[Answ
     pictures = read_pictures(files, student.description.shape, student.description.resize)
     answers = student.predict(pictures)
     order = answers.entropy.argsort(descending=True, stable=True).tolist() if sort else [*range(len(files))]
-    rows = answered([printable(file) for file in files], student.classes, answers)
+    rows = answered([printable(file) for file in files], student.classes, answers, coverage, sets)
     return [rows[i] for i in order], pictures[order], answers.probabilities[order]
 
 
 def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
     """The answers as JSON, with every class's probability."""
     named = (dict(zip(classes, each, strict=True)) for each in probabilities)
-    found = [asdict(row) | {"probabilities": each} for row, each in zip(rows, named, strict=True)]
+    told = ({name: value for name, value in asdict(row).items() if value is not None} for row in rows)
+    found = [row | {"probabilities": each} for row, each in zip(told, named, strict=True)]
     return json.dumps(found, indent=1)
 
 
 def show(rows: list[Answered], as_csv: bool) -> None:
     """A table for people, or CSV."""
-    from polyphony.runs.rows import headings, to_csv
-    from polyphony.serve.table import Answered
+    from polyphony.runs.rows import csv_text
+    from polyphony.serve.table import shown_headings
 
+    shown = shown_headings(rows)
     if as_csv:
-        terminal.plain(to_csv(rows, Answered))
+        cells = ([exact(getattr(row, name)) for name in shown] for row in rows)
+        terminal.plain(csv_text(list(shown), cells))
         return
-    table = Table(*(Column(heading, overflow="fold") for heading in headings(Answered).values()))
+    table = Table(*(Column(heading, overflow="fold") for heading in shown.values()))
     for row in rows:
-        numbers = (f"{row.entropy:.3f}", f"{row.mutual_information:.3f}")
-        table.add_row(Text(row.image), Text(row.label), f"{row.confidence:.1%}", *numbers)
+        table.add_row(*(short(name, getattr(row, name)) for name in shown))
     terminal.console.print(table)
+
+
+def exact(value: str | float | tuple[str, ...]) -> str | float:
+    """A cell of a CSV file; of a set the classes, with semicolons."""
+    return "; ".join(value) if isinstance(value, tuple) else value
+
+
+def short(name: str, value: str | float | tuple[str, ...]) -> Text:
+    """A cell of the table for people."""
+    if isinstance(value, tuple):
+        return Text(", ".join(value) or "none")
+    if isinstance(value, float):
+        return Text(f"{value:.1%}" if name == "confidence" else f"{value:.3f}")
+    return Text(value)

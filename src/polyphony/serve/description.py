@@ -19,6 +19,7 @@ from polyphony.recipe import Form
 from polyphony.recipe.networks import Network
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.runs.store import StoreError
+from polyphony.serve.thresholds import Thresholds
 
 Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
 
@@ -39,6 +40,7 @@ class Description(Table):
     recipe: str  # hash of the recipe
     weights: str  # hash of the weights
     scores: dict[str, float]  # calibrated, on test images
+    thresholds: Thresholds | None = None  # of validation images; early runs have none
     licence: str = ""  # under which others may use it
     version: str = __version__
 

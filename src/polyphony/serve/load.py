@@ -16,7 +16,7 @@ from polyphony._util.text import first_line, suggestion
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.report.run import Run
-from polyphony.runs.rows import Score, Temperature, headings
+from polyphony.runs.rows import Score, Temperature, Threshold, headings
 from polyphony.runs.store import (
     ChangedError,
     CodeError,
@@ -31,6 +31,7 @@ from polyphony.runs.store import (
 )
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
+from polyphony.serve.thresholds import Thresholds
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
 
@@ -145,6 +146,8 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         raise FileError(run.folder / Temperature.file, f"has no temperature of {method}, seed {seed}")
     if not run.facts.images:
         raise FileError(run.folder / "recipe.json", "does not say its classes, as it does since 0.1.0")
+    rows = run.table(Threshold) if (run.folder / Threshold.file).exists() else []
+    thresholds = Thresholds.of([row for row in rows if (row.model, row.seed) == (method, seed)])
     described = {
         "network": run.facts.network or recipe.student_network.model_dump(mode="json"),
         "form": recipe.form_table(method).model_dump(mode="json"),
@@ -157,6 +160,7 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "recipe": spec_key(recipe.model_dump(mode="json", exclude_none=True)),
         "weights": trained.record()["weights"],
         "scores": scores_of(run, method, seed),
+        "thresholds": thresholds.model_dump(mode="json") if thresholds else None,
     }
     description = Description.read(described, run.folder)
     check_code(trained, description)

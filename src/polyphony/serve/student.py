@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from polyphony import metrics
 from polyphony._util.settings import Count, check
 from polyphony._util.text import UserError, counted
 from polyphony.ensembles import Ensemble, evaluating
-from polyphony.metrics import Predictions
+from polyphony.metrics import Predictions, lac
+from polyphony.metrics.temperature import temper
 from polyphony.serve.description import Description
 from polyphony.serve.pictures import Picture, batches_of
+from polyphony.serve.thresholds import Thresholds
 from polyphony.training.predict import batch_for
 
 
@@ -40,11 +42,37 @@ class Answers:
     members: Tensor
     """Each member's own probabilities p_j, whose mean is p̄; of a Dirichlet, its mean. [m n k]"""
 
+    description: Description | None = field(default=None, repr=False)
+    """Of the student that answered: it has the thresholds of `sets` and `certain`."""
+
     @classmethod
-    def of(cls, predictions: Predictions, temperature: float) -> Answers:
-        """What logits say at a temperature."""
-        log_probs, members = predictions.log_probs(temperature), predictions.logits.double().softmax(-1)
-        return cls(log_probs.exp(), metrics.entropy(log_probs), predictions.information(), members)
+    def of(cls, predictions: Predictions, description: Description) -> Answers:
+        """What a student's logits say."""
+        log_probs = predictions.log_probs(description.temperature)
+        members, apart = predictions.logits.double().softmax(-1), predictions.information()
+        return cls(log_probs.exp(), metrics.entropy(log_probs), apart, members, description)
+
+    def sets(self, coverage: float = 0.9) -> Tensor:
+        """Whether each class may be the true one. bool [n k]
+
+        The set of an image holds the true class with probability `coverage` or more, if the image comes from
+        where the validation images come from: on average over images, not for each class. A set may be empty.
+        """
+        told, thresholds = self._thresholds()
+        log_probs = temper(self.probabilities.log(), thresholds.temperature / told.temperature)
+        return lac(log_probs) <= thresholds.score(coverage)
+
+    def certain(self, coverage: float = 0.8) -> Tensor:
+        """Whether the student is confident enough to answer itself. bool [n]
+
+        It answers this share of images such as the validation images, and leaves the others to a person.
+        """
+        return self.confidence >= self._thresholds()[1].confidence(coverage)
+
+    def _thresholds(self) -> tuple[Description, Thresholds]:
+        if self.description is None or self.description.thresholds is None:
+            raise AnswerError("this student has no thresholds of validation images: evaluate its run again")
+        return self.description, self.description.thresholds
 
     @property
     def labels(self) -> Tensor:
@@ -97,7 +125,7 @@ class Student:
             blocks = [self.logits(x) for x in batches_of(images, told.shape, batch, told.resize)]
         logits = torch.cat(blocks, dim=1)
         unlabelled = torch.full((logits.shape[1],), -1)
-        return Answers.of(self.ensemble.predicts(logits, unlabelled), self.temperature)
+        return Answers.of(self.ensemble.predicts(logits, unlabelled), self.description)
 
     def logits(self, x: Tensor) -> Tensor:
         """Every member's, of pixels in [0, 1]. [b c h w] → [m b k]"""

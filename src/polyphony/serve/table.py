@@ -6,14 +6,17 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import compress
+from typing import Annotated, Any
 
 from PIL import Image
 from torch import Tensor
 
 from polyphony.report.page import render
+from polyphony.runs.rows import headings
 from polyphony.serve.student import Answers, Student
 
+DECIDED_BY = {True: "model", False: "person"}
 MOST_SHOWN = 500  # pictures on a page, which holds them all within
 
 
@@ -26,14 +29,31 @@ class Answered:
     confidence: Annotated[float, "confidence"]
     entropy: Annotated[float, "entropy"]
     mutual_information: Annotated[float, "mutual information"]
+    by: Annotated[str | None, "decided by"] = None  # "model" or "person", where a coverage was asked for
+    set: Annotated[tuple[str, ...] | None, "possible classes"] = None  # where sets were asked for
 
 
-def answered(names: Sequence[str], classes: Sequence[str], answers: Answers) -> list[Answered]:
-    """A row for each image, in order."""
+def answered(
+    names: Sequence[str],
+    classes: Sequence[str],
+    answers: Answers,
+    coverage: float | None = None,
+    sets: float | None = None,
+) -> list[Answered]:
+    """A row for each image, in order; with a coverage who decides, with `sets` the classes it may be."""
     labels = [classes[label] for label in answers.labels.tolist()]
     numbers = (answers.confidence, answers.entropy, answers.mutual_information)
-    columns = (names, labels, *(each.tolist() for each in numbers))
+    columns: list[Sequence[Any]] = [names, labels, *(each.tolist() for each in numbers)]
+    nothing = [None] * len(names)
+    columns.append([DECIDED_BY[each] for each in answers.certain(coverage).tolist()] if coverage else nothing)
+    held = answers.sets(sets).tolist() if sets else []
+    columns.append([tuple(compress(classes, each)) for each in held] if sets else nothing)
     return [Answered(*row) for row in zip(*columns, strict=True)]
+
+
+def shown_headings(rows: Sequence[Answered]) -> dict[str, str]:
+    """The columns that rows have, each with its heading."""
+    return {name: text for name, text in headings(Answered).items() if getattr(rows[0], name) is not None}
 
 
 def contact_sheet(student: Student, rows: Sequence[Answered], images: Tensor) -> str:
