@@ -85,7 +85,7 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
     [
         (["RUN"], "predict needs IMAGES"),
         (["RUN", "IN", "--json", "--csv"], "not both"),
-        (["nowhere", "IN"], "nowhere/recipe.json is not there: 'polyphony study RECIPE' makes it"),
+        (["nowhere", "IN"], "nowhere is not a run folder; 'polyphony study RECIPE' makes one"),
         (["RUN", "IN", "--method", "hidra"], "no method 'hidra'; did you mean 'hydra'?"),
         (["RUN", "IN", "--seed", "3"], "no seed 3"),
         (["RUN", "IN", "--sets", "0.999"], "a coverage of 0.999 cannot be had: choose one from 0.5 to 0.99"),
