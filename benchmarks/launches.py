@@ -37,13 +37,13 @@ from polyphony import (
     Single,
     resnet,
 )
-from polyphony.nn.ways import set_way
+from polyphony.nn.rank_one import set_way
 from polyphony.runs.rows import csv_text
 from polyphony.training.fit import Loss
 
 RESULTS = Path(__file__).parent / "results" / "launches.csv"
 MEMBERS, CLASSES, WIDTH, BATCH, SIDE = 4, 10, 2, 2, 8
-WAYS = ("weights", "grouped", "activations")
+WAYS = ("weights", "activations")
 CONFODS = ODS(scale_by_confidence=True)
 
 Students = dict[str, tuple[Callable[[Callable[..., nn.Module]], Ensemble], Callable[[DeepEnsemble], Loss]]]
@@ -104,7 +104,7 @@ def launches(depth: int, name: str, way: str) -> Launches:
         return resnet(depth, copies * CLASSES, copies * 3, WIDTH)
 
     student = make(network).to("sim").train()
-    set_way(student, way, torch.device("cpu"))
+    set_way(student, way)
     loss = lose(DeepEnsemble([network() for _ in range(MEMBERS)]).folded().to("sim"))
     x, y = torch.rand(BATCH, 3, SIDE, SIDE).to("sim"), torch.zeros(BATCH, dtype=torch.int64).to("sim")
     take_step(student, loss, x, y)

@@ -16,6 +16,7 @@ from polyphony.data import Splits, batches, pixels
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import ODS, Gaussian
 from polyphony.ensembles import Ensemble
+from polyphony.nn.rank_one import set_way
 from polyphony.runs.store import Stage
 from polyphony.training import fit as train
 from polyphony.training.fit import LOOK_EVERY, Plan, fit
@@ -23,8 +24,15 @@ from polyphony.training.optimise import AdamW
 from polyphony.training.predict import predict
 
 TRAIN, VALID, WITHOUT = split(22, 1), split(12, 3), without_labels(split(9, 5))
-PLAN = Plan(epochs=2, batch=8, learning_rate=0.05, warm_up=1)
+PLAN = Plan(epochs=2, batch=8, learning_rate=0.05, warm_up=1, way="activations")  # as on real devices
 DEVICES = ("sim", "cpu")
+
+
+def made(form: str) -> Ensemble:
+    """A student that computes on the CPU as it does elsewhere."""
+    student = FORMS[form]()
+    set_way(student, "activations")
+    return student
 
 
 def on_cpu(model: nn.Module) -> dict[str, Tensor]:
@@ -37,7 +45,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def gradients(form: str, loss: str, perturb: str, device: str) -> dict[str, Tensor]:
     """One step's gradients, all that the loss reports, and the buffers after it."""
-    student, rng = FORMS[form]().to(device).train(), seeded(7)
+    student, rng = made(form).to(device).train(), seeded(7)
     x, y = next(batches(TRAIN, 6, PLAN.augment, rng, device))
     parts = loss_of(student, loss, perturb)(student, x, y, rng)
     parts["loss"].backward()
@@ -71,7 +79,7 @@ def trained(student: Ensemble, device: str, plan: Plan = PLAN, **settings: Any) 
     ],
 )
 def test_a_training_ends_with_the_same_weights_and_log(form: str, plan: Plan):
-    there, here = FORMS[form](), FORMS[form]()
+    there, here = made(form), made(form)
     assert trained(there, "sim", plan) == trained(here, "cpu", plan)
     assert equal(on_cpu(there), on_cpu(here))
 
@@ -93,7 +101,7 @@ class StopsAfterOne(Stage):
 def test_a_training_begun_on_one_device_goes_on_on_another(
     tmp_path, first: str, second: str, unlabelled: float
 ):
-    whole, begun, resumed = (FORMS["batch_ensemble"]() for _ in range(3))
+    whole, begun, resumed = (made("batch_ensemble") for _ in range(3))
     plan = PLAN.replace(unlabelled=unlabelled)
     log = trained(whole, "cpu", plan)
     with pytest.raises(Stopped):
@@ -121,13 +129,13 @@ def test_predictions_and_a_matched_step_are_the_same():
     splits = Splits("stripes", ("a", "b", "c"), TRAIN, VALID, VALID)
     found = [match_step_size(ODS, teachers(device=name), splits, 2.0, seeded()) for name in DEVICES]
     assert found[0] == found[1]
-    there, here = (predict(FORMS["dirichlet"]().to(name), VALID).logits for name in DEVICES)
+    there, here = (predict(made("dirichlet").to(name), VALID).logits for name in DEVICES)
     assert there.device.type == "cpu"
     assert torch.equal(there, here)
 
 
 def test_analyses_are_the_same():
-    for student in (FORMS["batch_ensemble"](), FORMS["mimo"]()):
+    for student in (made("batch_ensemble"), made("mimo")):
         there, here = [], []
         for name, found in zip(DEVICES, (there, here), strict=True):
             given, student = teachers(device=name), student.to(name)
@@ -174,7 +182,7 @@ class Counted:
 )
 @pytest.mark.parametrize("unlabelled", [0.0, 0.5])
 def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, perturb, draws, unlabelled):
-    student = FORMS[form]().to("sim")
+    student = made(form).to("sim")
     student(torch.rand(student.members, 4, 1, 5, 5).to("sim"))  # the first images of a size are looked at
     loss = {"single": "mean", "dirichlet": "distribution", "proxy_dirichlet": "proxy"}.get(form, "one_to_one")
     counted = Counted(replace(loss_of(student, loss, perturb), unlabelled=unlabelled > 0))
@@ -200,7 +208,7 @@ def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, 
 
 def test_teachers_left_on_the_cpu_are_named():
     for perturb in ("clean", "confods", "diversify"):
-        student = FORMS["batch_ensemble"]()
+        student = made("batch_ensemble")
         loss = loss_of(student, "one_to_one", perturb)
         with pytest.raises(ValueError, match=r"images are on sim:0, the network on cpu: move it by .to"):
             fit(student, loss, TRAIN, VALID, PLAN, seeded(), device="sim")
@@ -211,7 +219,7 @@ def test_a_generator_is_on_the_cpu():
         device = torch.device("cuda")
 
     with pytest.raises(ValueError, match="draws are made on the CPU"):
-        fit(FORMS["single"](), CrossEntropy(), TRAIN, VALID, PLAN, Elsewhere())
+        fit(made("single"), CrossEntropy(), TRAIN, VALID, PLAN, Elsewhere())
 
 
 # How exactly a device counts
@@ -245,7 +253,7 @@ def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch
             return real(*details)
 
         monkeypatch.setattr("polyphony.training.fit.validate", validate)
-        fit(FORMS["single"](), loss, TRAIN, VALID, PLAN.replace(epochs=1, **settings), seeded())
+        fit(made("single"), loss, TRAIN, VALID, PLAN.replace(epochs=1, **settings), seeded())
         assert set(seen) == {expected}
         assert validating == [(False, False, *expected[2:])]
     assert (*switches(), torch.are_deterministic_algorithms_enabled()) == before
@@ -254,7 +262,7 @@ def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch
 def test_a_float16_training_scales_its_loss_learns_and_resumes(tmp_path):
     """Gradients of 1e-8 vanish in float16; scaled they arrive. A resumed training has the same scale."""
     plan = PLAN.replace(precision=torch.float16, epochs=3)
-    whole, begun, resumed = (FORMS["hydra"]() for _ in range(3))
+    whole, begun, resumed = (made("hydra") for _ in range(3))
     log = trained(whole, "cpu", plan)
     assert log[-1]["loss"] < log[0]["loss"]
     with pytest.raises(Stopped):

@@ -47,11 +47,6 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def can_be_timed(device: torch.device) -> bool:
-    """Whether it is an accelerator that can be waited for."""
-    return device.type in ("cuda", "mps")
-
-
 @contextmanager
 def arithmetic(tf32: bool = False, deterministic: bool = False) -> Iterator[None]:
     """Meanwhile float32 is float32 on CUDA too, unless TF32 is asked for; and bits repeat, if asked for.

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.nn import Size, add_members, merge_member
-from polyphony.nn.ways import rank_ones
+from polyphony.nn.rank_one import rank_ones
 
 
 class LatentBE(Ensemble):
@@ -39,7 +39,7 @@ class LatentBE(Ensemble):
         unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
         self.network = add_members(network, members, rng=unused, keep=keep, branch=branch, size=size)
         self.run = NetworkRunner(self.network, members, size)
-        for layer in rank_ones(self.network).values():
+        for layer in rank_ones(self.network):
             for name in ("r", "s"):
                 nn.init.ones_(getattr(layer, name))
                 parametrize.register_parametrization(layer, name, AroundOne())
@@ -58,7 +58,7 @@ class LatentBE(Ensemble):
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
         """Members' own, members first: deviations of factors, and biases."""
-        for layer in rank_ones(self.network).values():
+        for layer in rank_ones(self.network):
             yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
 
 

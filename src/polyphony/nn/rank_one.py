@@ -1,25 +1,23 @@
 """Members by rank-one factors: member j of a layer has the weight W ∘ s_j r_jᵀ and a bias of its own.
 
-Rows come folded, member-major: [(m b) …]. There are several ways to the same function: scaling the small
-weights and running one ordinary layer for each member's block of rows, all of them as groups of one
-convolution, or scaling activations by r_j before and s_j after (BatchEnsemble, Wen et al. 2019), which is
-four passes over the activations and the fewest kernels.
+Rows come folded, member-major: [(m b) …]. There are two ways to the same function: scale the small weights
+and run one ordinary layer for each member's block of rows, which is the fastest on a CPU; or scale
+activations by r_j before and s_j after (BatchEnsemble, Wen et al. 2019), which has more passes over the
+activations and the fewest kernels.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 NOBODY = -1  # between two turns
-Way = Callable[[Tensor], Tensor]
-"""A way to compute a layer: every member on its own rows. [(m b) …] → [(m b) …]"""
+Way = Literal["auto", "weights", "activations"]
+"""What a rank-one layer scales; `auto`: weights on a CPU, activations elsewhere."""
 
 
 class OfMembers(nn.Module):
@@ -53,13 +51,11 @@ class RankOne(OfMembers):
     """A layer that all members share, with factors r [m i], s [m o] and a bias [m o] for each member.
 
     It keeps the attributes of the layer it was, `.weight`, `.stride` and all others: those of the shared
-    layer, and while members run in turn the weight and bias of the one whose turn it is. It goes one `way`,
-    by its name; one that is to `choose` does so when it is first trained.
+    layer, and while members run in turn the weight and bias of the one whose turn it is.
     """
 
     channels: int  # in which dimension of [m b …] they are
-    way = "weights"
-    choose: Callable[[dict[str, Way], Tensor, list[Tensor]], str] | None = None
+    way: Way = "auto"
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
         super().__init__()
@@ -94,15 +90,12 @@ class RankOne(OfMembers):
         bias = self._parameters["bias"]
         return weight, None if bias is None else bias[j]
 
-    def ways(self) -> dict[str, Way]:
-        """All ways to compute this layer, by name: they differ in rounding and in time alone."""
-        return {"weights": self.by_weights}
-
     def all(self, x: Tensor) -> Tensor:
-        if self.choose is not None and torch.is_grad_enabled():
-            trained: list[Tensor] = [parameter for parameter in self.parameters() if parameter.requires_grad]
-            self.way, self.choose = self.choose(self.ways(), x, trained), None
-        return self.ways()[self.way](x)
+        on_cpu = x.device.type in ("cpu", "meta")
+        by_weights = self.way == "weights" or (self.way == "auto" and on_cpu)
+        if by_weights or not is_plain(self.shared):  # which may do anything with its weight
+            return self.by_weights(x)
+        return self.by_activations(x)
 
     def by_weights(self, x: Tensor) -> Tensor:
         """One layer for each member, with its scaled weight."""
@@ -153,24 +146,6 @@ class RankOneConv2d(RankOne):
         scale: Tensor = (outputs * inputs).flatten(1, 2)[..., None, None]
         return scale
 
-    def ways(self) -> dict[str, Way]:
-        if not is_plain(self.shared):  # which may do anything with its weight
-            return super().ways()
-        return super().ways() | {"grouped": self.by_groups, "activations": self.by_activations}
-
-    def by_groups(self, x: Tensor) -> Tensor:
-        """One convolution in which every member has groups of its own."""
-        layer, weights, bias = self.shared, self.member_weights().flatten(0, 1), self._parameters["bias"]
-        rows = torch.cat(split_rows(x, self.members), 1)
-        padding: str | tuple[int, ...] = layer.padding
-        if layer.padding_mode != "zeros":
-            rows = F.pad(rows, layer._reversed_padding_repeated_twice, layer.padding_mode)
-            padding = (0, 0)
-        biases = None if bias is None else bias.flatten()
-        groups = self.members * layer.groups
-        out = F.conv2d(rows, weights, biases, layer.stride, padding, layer.dilation, groups)
-        return torch.cat(out.chunk(self.members, 1))
-
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if is_plain(self.shared):
             out: Tensor = self.shared._conv_forward(x, weight, bias)
@@ -188,13 +163,10 @@ class RankOneLinear(RankOne):
         """s_j r_jᵀ for every member. [m o i]"""
         return s[:, :, None] * r[:, None, :]
 
-    def ways(self) -> dict[str, Way]:
-        if not is_plain(self.shared):
-            return super().ways()
-        return {"weights": self.by_product, "activations": self.by_activations}
-
-    def by_product(self, x: Tensor) -> Tensor:
+    def by_weights(self, x: Tensor) -> Tensor:
         """One product of all members' rows with their weights."""
+        if not is_plain(self.shared):
+            return super().by_weights(x)
         rows, bias = torch.stack(split_rows(x, self.members)).flatten(1, -2), self._parameters["bias"]
         weights = self.member_weights().mT
         out = rows @ weights if bias is None else torch.baddbmm(bias[:, None], rows, weights)
@@ -218,6 +190,17 @@ class MemberBatchNorm(OfMembers):
 
     def merge(self, j: int) -> nn.Module:
         return copy.deepcopy(self.norms[j])
+
+
+def rank_ones(model: nn.Module) -> list[RankOne]:
+    """A model's rank-one layers."""
+    return [layer for layer in model.modules() if isinstance(layer, RankOne)]
+
+
+def set_way(model: nn.Module, way: Way) -> None:
+    """Let all rank-one layers of a model scale weights or activations: the same function but for rounding."""
+    for layer in rank_ones(model):
+        layer.way = way
 
 
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:

@@ -21,6 +21,7 @@ from polyphony.data import Augmentation, Options
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.files import there
 from polyphony.distill import Passes
+from polyphony.nn.rank_one import Way
 from polyphony.recipe.foreign import NetworkTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
 from polyphony.recipe.methods import Distillation, Method, Start
@@ -134,7 +135,7 @@ class Recipe(Table):
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     precision: Precision = "float32"
     deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time
-    way: Literal["auto", "weights", "grouped", "activations"] = "auto"  # that rank-one layers compute
+    way: Way = "auto"  # what rank-one layers scale
     compile: bool = False  # whether a training's loss, teachers included, is a graph of torch.compile
     threads: Threads | None = None  # a process; by default one for small images, else all cores
     data: Data

@@ -21,8 +21,7 @@ from polyphony.compute.parallel import Group
 from polyphony.data import Augmentation, Split, batches, epoch_steps
 from polyphony.ensembles import Ensemble
 from polyphony.nn import factors
-from polyphony.nn.rank_one import RankOne
-from polyphony.nn.ways import AUTO, restore_ways, set_way, ways_of
+from polyphony.nn.rank_one import Way, set_way
 from polyphony.training import collapse
 from polyphony.training.collapse import Row
 from polyphony.training.graphs import Compiled
@@ -57,7 +56,7 @@ class Plan(Schedule):
     augment: Augmentation = Augmentation()
     precision: Precision = "float32"  # of autocast; float16 scales its loss, and synchronises each step
     deterministic: bool = False  # use only kernels that give the same bits each time?
-    way: str = AUTO  # how rank-one layers compute (nn/ways.py)
+    way: Way = "auto"  # what rank-one layers scale
     compile: bool = False  # make the loss, teachers included, one graph of torch.compile (graphs.py)?
     unlabelled: Share = 0.0  # share of a batch's rows that are images without a label (−1)
 
@@ -70,11 +69,6 @@ class Plan(Schedule):
     def dtype(self) -> torch.dtype:
         """The type of autocast; TF32 is no type of its own."""
         return torch.float32 if self.precision == "tf32" else getattr(torch, self.precision)
-
-    @property
-    def layer_way(self) -> str:
-        """How rank-one layers compute; where bits must repeat, none is chosen by a clock."""
-        return RankOne.way if self.deterministic and self.way == AUTO else self.way
 
     @property
     def quiet(self) -> int:
@@ -186,7 +180,7 @@ class Training:
                 f"weights are trained in float32, not {halves.pop()}: give the plan a precision"
             )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
-        set_way(model, plan.layer_way, model.device)
+        set_way(model, plan.way)
         self.optimiser = plan.optimizer(parameter_groups(model, plan), plan.momentum)
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == "float16")
         self.best: dict[str, Tensor] = {}
@@ -232,7 +226,6 @@ class Training:
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
             "scaler": self.scaler.state_dict(),
-            "ways": ways_of(self.model),
             "rng": self.rng.get_state(),
             "best": self.best,
             "log": self.log,
@@ -246,8 +239,6 @@ class Training:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
-            if self.plan.layer_way == AUTO:
-                restore_ways(self.model, state.get("ways", {}))
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
