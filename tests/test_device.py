@@ -239,7 +239,7 @@ def test_a_training_sets_pytorchs_switches_as_its_plan_says_and_back(monkeypatch
     real = train.validate
     for settings, expected in (
         ({}, (False, False, True, False)),
-        ({"tf32": True}, (True, True, True, False)),
+        ({"precision": "tf32"}, (True, True, True, False)),
         ({"deterministic": True}, (False, False, False, True)),
     ):
         seen, validating = [], []
