@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test lint check bench clean
+.PHONY: demo test lint docs check bench clean
 
 demo: .venv/ready  ## the whole method on 200 real digits, in about four minutes
 	$(BIN)/polyphony study digits
@@ -12,11 +12,14 @@ test: .venv/ready  ## every test, one thread a process: tensors are tiny; what i
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: .venv/ready  ## format, lint, types
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests tools benchmarks examples
+	$(BIN)/ruff check src tests tools benchmarks examples
 	$(BIN)/mypy
 
-check: lint test  ## all that continuous integration asks
+docs: .venv/ready  ## the documentation site in build/site; a broken link is an error; needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint docs test  ## all that continuous integration asks
 
 bench: .venv/ready  ## speed, side by side with a textbook implementation; a few minutes
 	$(BIN)/python benchmarks/step.py

@@ -22,7 +22,7 @@ from polyphony.recipe import shipped
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "extend.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
-NAMES = ("networks", "perturbation", "module", "student", "files", "arrays", "dataset", "score")
+NAMES = ("networks", "perturbation", "module", "student", "loss", "files", "arrays", "dataset", "score")
 FOUND = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", TEXT, re.DOTALL)
 PROGRAMS = dict(zip(NAMES, FOUND, strict=True))  # name → (program, what it prints)
 NUMBER = re.compile(r"\d+\.\d+")
@@ -184,7 +184,7 @@ def test_a_student_is_its_members_and_what_is_saved_of_it(run):
 
 
 def test_a_form_builds_that_student_for_a_recipe():
-    (snippet,) = re.findall(r"```py\n(.*?)```", TEXT, re.DOTALL)
+    (snippet,) = re.findall(r"```py\n(from polyphony.recipe import FormTable.*?)```", TEXT, re.DOTALL)
     (table,) = re.findall(r"```toml\n(\[methods\]\nkd-masked.*?)```", TEXT, re.DOTALL)
     Path("masked.py").write_text(PROGRAMS["student"][0].split("torch.manual_seed")[0] + snippet)
     asked = read_recipe(recipe_of(table)).form("kd-masked")
@@ -195,6 +195,30 @@ def test_a_form_builds_that_student_for_a_recipe():
     assert (student.masks > 0).double().mean() == pytest.approx(0.7, abs=0.1)
     logits = student.eval()(torch.rand(4, 3, 1, 8, 8))
     assert not torch.isclose(logits[0], logits[1]).all()
+
+
+def test_a_loss_of_ones_own_compares_logits(run):
+    names = run("loss")
+    teachers, student, digits = names["loss"].teachers, names["student"], names["digits"]
+    x = digits.train.images[:6] / 255
+    seen = torch.arange(6).expand(4, 6)
+    logits = student(x.expand(4, *x.shape)).detach()
+    expected = sum(
+        float((logits[j, i] - teachers(x[i : i + 1].expand(4, 1, *x.shape[1:]))[j, 0]).square().sum())
+        for j in range(4)
+        for i in range(6)
+    ) / (4 * 6 * 10 * 4.0**2)
+    assert float(names["loss"].imitation(logits, x, seen)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_form_of_a_recipe_has_that_loss(tmp_path: Path):
+    (form,) = re.findall(r"```py\n(from polyphony.recipe.forms.*?)```", TEXT, re.DOTALL)
+    (table,) = re.findall(r"```toml\n(\[methods\]\nmatch.*?)```", TEXT, re.DOTALL)
+    program = PROGRAMS["loss"][0].partition("torch.manual_seed")[0]
+    Path("matching.py").write_text(f"{program}\n{form}", encoding="utf-8")
+    settings = [f"--set={key}" for key in SMALL.split()]
+    command(main, "distill", str(recipe_of(table)), *settings, "--workers", "1")
+    assert (tmp_path / "runs" / "mine" / "students" / "match" / "0" / "done.json").is_file()
 
 
 def test_files_are_a_data_set_by_their_path(run):

@@ -1,0 +1,169 @@
+"""Hook of mkdocs: tables written from the code, and links that work in the repository and on the site.
+
+A page with the line `<!-- recipe keys -->` gets the keys of a recipe's schema there, and one with
+`<!-- verbs -->` the command line. Files outside docs/ that pages link to are below `project/` of the site.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = "project"  # where files outside docs/ are on the site
+LINKED = ("*.md", "LICENSE", "CITATION.cff", "benchmarks/*.md", "recipes/*.toml", "examples/*.py")
+LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
+Schema = dict[str, Any]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files outside docs/ that pages link to."""
+    for path in [path for pattern in LINKED for path in ROOT.glob(pattern)]:
+        address = f"{OUTSIDE}/{path.relative_to(ROOT).as_posix()}"
+        files.append(File.generated(config, address, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Write the tables of a page, and change links that leave docs/ or that enter it from outside."""
+    for mark, write in WRITTEN.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, write())
+    here = page.file.src_uri
+    return LINK.sub(lambda link: f"{link[1]}{site_path(link[2], here)}{link[3]}", markdown)
+
+
+def site_path(target: str, here: str) -> str:
+    """Where a link of the repository leads on the site, relative to the page.
+
+    >>> site_path("../../../recipes/demo.toml", "results/evidence/README.md")
+    '../../project/recipes/demo.toml'
+    >>> site_path("docs/data.md", "project/CHANGELOG.md")
+    '../data.md'
+    """
+    folder = posixpath.dirname(here)
+    outside = here.startswith(f"{OUTSIDE}/")
+    repository = folder.removeprefix(OUTSIDE).strip("/") if outside else f"docs/{folder}"
+    path = posixpath.normpath(posixpath.join(repository, target))
+    on_site = path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}/{path}"
+    return posixpath.relpath(on_site, folder or ".")
+
+
+def verbs() -> str:
+    """The command line: every verb with its arguments and options."""
+    from polyphony.cli.app import app
+
+    text = app.generate_docs("markdown", heading_level=1)
+    return text[text.index("**Start**") :]  # after a second table of contents
+
+
+def recipe_keys() -> str:
+    """A recipe's keys: a section for each place that holds a table, a row for each key."""
+    from polyphony.recipe import Recipe
+
+    schema = Recipe.model_json_schema()
+    lines = ["## Top level", *keys_table(schema)]
+    for tables, paths in places(schema).items():
+        lines += [f"## {', '.join(f'`{path}`' for path in paths)}", ""]
+        for name in tables:
+            table = schema["$defs"][name]
+            lines += [heading(table)] if len(tables) > 1 else []
+            lines += [table.get("description", ""), *keys_table(table), ""]
+    return "\n".join(lines)
+
+
+def places(schema: Schema) -> dict[tuple[str, ...], list[str]]:
+    """Which tables may be where: the schema's names of the tables → the paths of the keys that hold one."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    waiting = [("", schema)]
+    while waiting:
+        parent, table = waiting.pop(0)
+        for key, value in table.get("properties", {}).items():
+            path = f"{parent}.{key}".strip(".") + (".NAME" if "patternProperties" in value else "")
+            if tables := tuple(dict.fromkeys(references(value))):
+                if tables not in found:
+                    waiting += [(path, schema["$defs"][name]) for name in tables]
+                found.setdefault(tables, []).append(path)
+    return {tables: list(dict.fromkeys(paths)) for tables, paths in found.items()}
+
+
+def references(value: Any) -> Iterator[str]:
+    """The names of the tables that a part of a schema mentions."""
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"].rpartition("/")[2]
+        inner = [each for key, each in value.items() if key not in ("discriminator", "default")]
+    else:
+        inner = value if isinstance(value, list) else []
+    for each in inner:
+        yield from references(each)
+
+
+def heading(table: Schema) -> str:
+    """The heading of one of several tables that may be at the same place."""
+    kind = table["properties"].get("kind")
+    return f'### `kind = "{kind["const"]}"`\n' if kind else f"### {table['title']}\n"
+
+
+def keys_table(table: Schema) -> Iterator[str]:
+    """The keys of a table: type, default, meaning."""
+    keys = {key: value for key, value in table["properties"].items() if "const" not in value}
+    if not keys:
+        return
+    yield from ("", "| key | type | default | meaning |", "|---|---|---|---|")
+    for key, value in keys.items():
+        default = "" if value.get("default") is None else f"`{toml(value['default'])}`"
+        needed = "required" if key in table.get("required", ()) else default
+        yield f"| `{key}` | {type_words(value)} | {needed} | {value.get('description', '')} |"
+    yield ""
+
+
+def toml(value: Any) -> str:
+    """A default as one writes it in a recipe."""
+    if isinstance(value, dict):
+        pairs = (f"{key} = {toml(each)}" for key, each in value.items() if each is not None)
+        return "{ " + ", ".join(pairs) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def type_words(value: Schema) -> str:
+    """The type of a key in words."""
+    if options := value.get("anyOf") or value.get("oneOf"):
+        return " or ".join(dict.fromkeys(words for each in options if (words := type_words(each))))
+    if "$ref" in value or value.get("type") == "object":
+        return "table"
+    if choices := value.get("enum", [value["const"]] if "const" in value else []):
+        return ", ".join(f"`{toml(each)}`" for each in choices)
+    match value.get("type"):
+        case "array":
+            return f"list: {type_words(value.get('items', {'type': 'number'}))}"
+        case "integer" | "number":
+            return f"{value['type']} {bounds(value)}".strip()
+        case "boolean":
+            return "true or false"
+    return {"null": "", "string": "text"}.get(str(value.get("type")), "any")
+
+
+def bounds(value: Schema) -> str:
+    """The range of a number, without bounds that nobody reaches."""
+    limits = {
+        "above": "exclusiveMinimum",
+        "at least": "minimum",
+        "below": "exclusiveMaximum",
+        "at most": "maximum",
+    }
+    known = {words: value[key] for words, key in limits.items() if abs(value.get(key, 1e9)) < 1e6}
+    return ", ".join(f"{words} {limit:g}" for words, limit in known.items())
+
+
+WRITTEN = {"<!-- recipe keys -->": recipe_keys, "<!-- verbs -->": verbs}
