@@ -26,7 +26,7 @@ from polyphony._util.text import UserError
 from polyphony.data import DataError, Options, Split, corrupted, load, load_unknown
 from polyphony.data.cifar_c import CORRUPTIONS
 from polyphony.data.load import found, identify, read
-from polyphony.data.unpickle import unpickle
+from polyphony.data.unpickle import MOST, unpickle
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,34 @@ BIG = b"X" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)  # a text of a megaby
 )
 def test_pickles_that_take_more_than_they_give(content: bytes) -> None:
     refused("^file ", unpickle, content, "file")
+
+
+def test_a_pickle_has_at_most_a_million_instructions() -> None:
+    assert MOST == 1_000_000
+    assert unpickle(b"}" + b"q\x00" * (MOST - 2) + b".", "file") == {}
+    refused("^file has over 1,000,000 instructions", unpickle, b"}" + b"q\x00" * (MOST - 1) + b".", "file")
+
+
+def test_a_pickles_texts_are_encoded_once_in_all() -> None:
+    """The file's own length is the budget, and every text that is encoded counts."""
+    start, text = b"}(X\x01\x00\x00\x00ac_codecs\nencode\nq\x00X\x64\x00\x00\x00" + b"x" * 100, b"q\x01"
+    latin, call = b"X\x06\x00\x00\x00latin1q\x02\x86R", b"h\x00h\x01h\x02\x86R"
+    once = start + text + latin + b"u."
+    assert unpickle(once, "file") == {"a": b"x" * 100}
+    twice = start + text + latin + b"X\x01\x00\x00\x00b" + call + b"u."
+    assert 100 < len(once) < len(twice) < 200
+    refused("same text encoded over and over", unpickle, twice, "file")
+
+
+@pytest.mark.parametrize(("order", "known"), [("<", True), ("|", True), (">", False), ("=", False)])
+def test_arrays_of_another_byte_order_are_refused(order: str, known: bool) -> None:
+    table = pickle.dumps({"a": np.arange(3, dtype="<i8")}, protocol=2)
+    assert table.count(b"X\x01\x00\x00\x00<") == 1
+    changed = table.replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00" + order.encode())
+    if known:
+        assert unpickle(changed, "file")["a"].tolist() == [0, 1, 2]
+    else:
+        refused("^file ", unpickle, changed, "file")
 
 
 def test_a_huge_index_costs_what_a_small_one_does() -> None:
@@ -319,7 +347,7 @@ def test_pictures_of_the_test_have_the_size_of_the_others(class_folders: Path, t
         for name in ("a", "b"):
             (tmp_path / "both" / part / name).mkdir(parents=True)
             Image.new("RGB", (side, side)).save(tmp_path / "both" / part / name / "x.png")
-    refused("2 test images of 3×5×5 where some of 3×4×4 belong", load, str(tmp_path / "both"))
+    refused("images of 3×[45]×[45] where some of 3×[45]×[45] belong", load, str(tmp_path / "both"))
 
 
 def write_corrupted(folder: Path, labels: np.ndarray, odd: tuple[int, ...] = (5, 4, 4, 3)) -> None:

@@ -282,3 +282,15 @@ def test_a_limit_shortens_long_gradients_of_examples_and_leaves_the_rest(limit):
         torch.testing.assert_close(short / 1000, 2 * whole * min(1.0, limit / length))
     assert torch.equal(limited, 2 * nll)
     assert torch.equal(nll, losses.dirichlet_nll(z[0], log_p))
+
+
+def test_the_limit_of_an_examples_gradient_does_not_depend_on_the_number_of_members():
+    z = draw(3, 4, 5, seed=2, scale=2.0).requires_grad_()
+
+    def loss(at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value = 100 * at.square().sum(-1).mean()  # a mean over three members and four examples
+        return value, value
+
+    limited, _ = losses.limited(loss, z, 0.5)
+    (found,) = torch.autograd.grad(limited, z)
+    torch.testing.assert_close(3 * 4 * found.norm(dim=-1), torch.full((3, 4), 0.5, dtype=z.dtype))

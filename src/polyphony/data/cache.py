@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from polyphony._util.files import atomic_path, clear_leftovers
 from polyphony.data.dataset import Contents, as_labels, sound
@@ -50,27 +50,13 @@ def _digest(*what: object) -> str:
 
 
 def keep(contents: Contents, file: Path) -> None:
-    """Writes the contents to the file, whole or not at all."""
-    tensors = {f"{part}.labels": split.labels.contiguous() for part, split in contents.parts.items()}
-    tensors |= {f"{part}.images": split.images.contiguous() for part, split in contents.parts.items()}
+    """Write the contents to the file, atomically."""
+    parts = contents.parts.items()
+    arrays = {f"{part}.labels": split.labels.contiguous().numpy() for part, split in parts}
+    arrays |= {f"{part}.images": split.images.contiguous().numpy() for part, split in parts}
     facts = {"classes": contents.classes, "origin": contents.origin, "parts": list(contents.parts)}
-    with atomic_path(file) as beside, beside.open("wb") as stream:
-        stream.write(header(tensors, facts))
-        for tensor in tensors.values():
-            stream.write(tensor.numpy().data)  # straight from where it is, in memory or in a file
-
-
-def header(tensors: dict[str, torch.Tensor], facts: Mapping[str, object]) -> bytes:
-    """What a file of safetensors begins with; the library writes from a copy of all tensors in memory."""
-    told: dict[str, object] = {"__metadata__": {"facts": json.dumps(facts)}}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        kind = "U8" if tensor.dtype == torch.uint8 else "I64"
-        told[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(told).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    with atomic_path(file) as beside:
+        save_file(arrays, beside, {"facts": json.dumps(facts)})
 
 
 def restore(file: Path) -> Contents:
