@@ -18,7 +18,17 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from polyphony._util.files import out_of_memory
 from polyphony._util.text import first_line
-from polyphony.recipe.sources import LIBRARY, file_of, is_installed, own_files, packages, source
+from polyphony.recipe.sources import (
+    LIBRARY,
+    changed_definition,
+    copy_files,
+    file_of,
+    fingerprint,
+    is_installed,
+    own_files,
+    packages,
+    source,
+)
 from polyphony.recipe.table import RecipeError, Table
 
 _files: set[str] = set()  # of the modules that were imported here
@@ -42,15 +52,20 @@ class PythonTable(Table):
         return folder or str((info.context or {}).get("folder", ""))
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """Not where the module lies, but what it says, and what the modules say that it imports beside it."""
+        """Not the module's folder, but the syntax tree of it and of the modules that it imports beside it."""
+        own = super().spec(type(self).model_fields.keys() - {"folder"})
+        return own | {"source": fingerprint(self.texts())}
+
+    def texts(self) -> list[str]:
+        """The source of the module, then those of the modules that it imports beside it."""
         with explained(self.name):
             module = self.module()
             helpers = [path for name, path in self.files().items() if name != module.__name__]
-            texts = [inspect.getsource(module), *map(source, helpers)]
-        whole = "\0".join(text for text in texts if text.strip())  # of one alone it is the text itself
-        return super().spec(type(self).model_fields.keys() - {"folder"}) | {
-            "source": hashlib.sha256(whole.encode()).hexdigest()
-        }
+            return [inspect.getsource(module), *map(source, helpers)]
+
+    def first_version_source(self) -> str:
+        """The hash of the sources' text, which version 0.1.0 recorded in the place of their syntax trees."""
+        return hashlib.sha256("\0".join(text for text in self.texts() if text.strip()).encode()).hexdigest()
 
     @property
     def label(self) -> str:
@@ -137,6 +152,18 @@ def own_tables(value: Any) -> Iterator[PythonTable]:
     inner = [getattr(value, key) for key in type(value).model_fields] if isinstance(value, Table) else values
     for each in inner:
         yield from own_tables(each)
+
+
+def keep_code(value: Any, folder: Path) -> None:
+    """Copy the user's own files that a table names, with those that they import, into a folder."""
+    for table in own_tables(value):
+        copy_files(table.files(), folder)
+
+
+def changed_code(value: Any, folder: Path) -> str | None:
+    """The first definition that differs from its copy in a folder: "mynets.py, 'make'"; None if none does."""
+    found = (changed_definition(table.files(), folder) for table in own_tables(value))
+    return next((words for words in found if words), None)
 
 
 def own_code(value: Any) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
+import shutil
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import resolve_name
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import polyphony
 
+KEPT = "code"  # the folder of a run that holds the user's own files as they were in training
 LIBRARY = Path(os.__file__).parent  # Python's own
 OURS = Path(polyphony.__file__).parent  # which may be installed where it was written
 
@@ -59,13 +62,62 @@ def source(path: Path) -> str:
         return stream.read()
 
 
+def fingerprint(texts: Iterable[str]) -> str:
+    """SHA-256 of the syntax trees of sources: comments, layout and docstrings do not count."""
+    trees = (syntax(text) for text in texts if text.strip())
+    return hashlib.sha256("\0".join(ast.dump(tree) for tree in trees).encode()).hexdigest()
+
+
+def syntax(text: str, path: str = "<unknown>") -> ast.Module:
+    """The syntax tree of a source without its docstrings."""
+    with warnings.catch_warnings(action="ignore"):  # whoever imports the module sees them
+        tree = ast.parse(text, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
+    return tree
+
+
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy files by the names of their modules, placed as Python would import them from the folder."""
+    for name, path in files.items():
+        place = folder / relative(name, path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place != path:
+            shutil.copyfile(path, place)
+
+
+def relative(name: str, path: Path) -> Path:
+    """Where a module's file lies below the folder that Python imports it from."""
+    return Path(*path.parts[-(1 + name.count(".") + (path.name == "__init__.py")) :])
+
+
+def changed_definition(files: Mapping[str, Path], folder: Path) -> str | None:
+    """The first function, class or statement that differs from a copy: "mynets.py, 'make'"; None if none."""
+    for name, path in files.items():
+        copy = folder / relative(name, path)
+        before = definitions(source(copy)) if copy.is_file() else {}
+        after = definitions(source(path))
+        for each in sorted(before.keys() | after.keys()):
+            if before.get(each) != after.get(each):
+                return f"{relative(name, path)}, {each}"
+    return None
+
+
+def definitions(text: str) -> dict[str, str]:
+    """What each function and class of a source does, and all other statements together."""
+    found: dict[str, str] = {}
+    for node in syntax(text).body:
+        name = f"'{node.name}'" if hasattr(node, "name") else "statements outside of functions"
+        found[name] = found.get(name, "") + ast.dump(node)
+    return found
+
+
 @lru_cache
 def imports(name: str, is_package: bool, text: str, path: str) -> tuple[str, ...]:
     """The modules that a source may import, with their packages; some of these names may be none."""
     found: list[str] = []
-    with warnings.catch_warnings(action="ignore"):  # whoever imports it is told of them
-        tree = ast.parse(text, path)
-    for node in ast.walk(tree):
+    for node in ast.walk(syntax(text, path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -17,6 +17,7 @@ from polyphony.ensembles import Ensemble
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.recipe import Form
 from polyphony.recipe.networks import Network
+from polyphony.recipe.python import PythonTable
 from polyphony.recipe.table import RecipeError, Table
 from polyphony.runs.store import StoreError
 from polyphony.serve.thresholds import Thresholds
@@ -54,6 +55,17 @@ class Description(Table):
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"]))
             raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
+
+    def with_code(self, folder: Path) -> Description:
+        """The same whose own code is taken from a folder, if that is there."""
+        if not folder.is_dir():
+            return self
+        tables = {"network": self.network, "form": self.form}
+        moved = {"folder": str(folder.absolute())}
+        own = {
+            k: each.model_copy(update=moved) for k, each in tables.items() if isinstance(each, PythonTable)
+        }
+        return self.model_copy(update=own)
 
     def to_config(self) -> dict[str, Any]:
         """As JSON for others, who need not know where code or a model lay on this machine."""

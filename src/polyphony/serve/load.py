@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from polyphony._util.text import first_line, suggestion
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
+from polyphony.recipe.sources import KEPT
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score, Temperature, Threshold, headings
 from polyphony.runs.store import (
@@ -162,16 +163,23 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "scores": scores_of(run, method, seed),
         "thresholds": thresholds.model_dump(mode="json") if thresholds else None,
     }
-    description = Description.read(described, run.folder)
+    description = Description.read(described, run.folder).with_code(run.folder / KEPT)
     check_code(trained, description)
     return description, weights
 
 
 def check_code(trained: Trained, description: Description) -> None:
-    """Raise where the student's network or form, the user's own code included, is not what was trained."""
+    """Raise where the student's network or form, the user's own code included, is not what was trained.
+
+    Runs of version 0.1.0 keep no code, and record a hash of its text.
+    """
     form = description.form.spec()
     now = {"network": description.network.spec(), **({"form": form} if form else {})}
     made = {name: each for name, each in trained.record()["spec"].items() if name in ("network", "form")}
+    for name, table in (("network", description.network), ("form", description.form)):
+        old = made.get(name, {}).get("source")
+        if isinstance(table, PythonTable) and old == table.first_version_source():
+            made[name] = made[name] | {"source": now[name]["source"]}
     if made != now:
         raise ChangedError(f"{trained.folder} was made with another {difference(made, now)}")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyphony._util.files import whole_folder
 from polyphony._util.text import counted
-from polyphony.recipe.python import own_code, own_tables
+from polyphony.recipe.python import keep_code, own_code
 from polyphony.report.figures.diversity import Group, diversity_chart
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score, headings
@@ -84,23 +84,13 @@ def pack_student(
     with whole_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
         shutil.copyfile(trained_student(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
-        put_code(student.description, beside)
+        keep_code(student.description, beside)
         export_student(student, beside / GRAPH, images)
         drawn = diversity(run, student.description)
         if drawn:
             (beside / FIGURE).write_bytes(drawn)
         (beside / CARD).write_text(card(run, student, to.name, bool(drawn)), encoding="utf-8")
     return student
-
-
-def put_code(description: Description, folder: Path) -> None:
-    """Copy the user's own files that build a student, as they lie beside each other; nothing installed."""
-    for table in own_tables(description):
-        for name, path in table.files().items():
-            depth = 1 + name.count(".") + (path.name == "__init__.py")
-            place = folder.joinpath(*path.parts[-depth:])
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
 
 
 def diversity(run: Run, description: Description) -> bytes | None:

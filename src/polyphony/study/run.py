@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,19 @@ from polyphony.execute.board import Board
 from polyphony.execute.job import Graph, Job, not_done
 from polyphony.execute.runner import Runner
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
+from polyphony.recipe.python import changed_code, keep_code
+from polyphony.recipe.sources import KEPT
 from polyphony.runs.rows import Score
-from polyphony.runs.store import FileError, Stage, StoreError, locked, read_json, results_in, write_json
+from polyphony.runs.store import (
+    ChangedError,
+    FileError,
+    Stage,
+    StoreError,
+    locked,
+    read_json,
+    results_in,
+    write_json,
+)
 from polyphony.study.jobs import Training
 from polyphony.study.leftovers import clear_the_way, forget
 from polyphony.study.origin import machine, network_kinds, versions
@@ -44,7 +56,8 @@ def run_study(
     jobs = plan(study, prints)
     work = Work(study.folder, runner, board)
     with locked(study.folder):
-        clear_the_way(jobs, board, redo)
+        with code_named(study):
+            clear_the_way(jobs, board, redo)
         work.run(part(jobs, upto), lambda: write_provenance(study, prints))
         write_provenance(study, prints)
         rows = write_scores(study, jobs) if upto == Upto.EVALUATE else []
@@ -119,7 +132,18 @@ def write_provenance(study: Study, prints: Fingerprints) -> None:
     path = study.folder / "recipe.json"
     if path.exists() and read_json(path).get("data") != record["data"]:
         forget(study.folder, [study.folder / "predictions"])
+    keep_code(study.recipe, study.folder / KEPT)
     write_json(path, record)
+
+
+@contextmanager
+def code_named(study: Study) -> Iterator[None]:
+    """A ChangedError also names the user's function that differs from the run's copy, if one does."""
+    try:
+        yield
+    except ChangedError as error:
+        where = changed_code(study.recipe, study.folder / KEPT)
+        raise ChangedError(f"{error}; changed since: {where}") if where else error from None
 
 
 def network_here(table: NetworkTable) -> dict[str, Any]:
