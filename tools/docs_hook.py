@@ -110,12 +110,12 @@ def references(value: Any) -> Iterator[str]:
 def heading(table: Schema) -> str:
     """The heading of one of several tables that may be at the same place."""
     kind = table["properties"].get("kind")
-    return f'### `kind = "{kind["const"]}"`\n' if kind else f"### {table['title']}\n"
+    return f"### `kind` = {type_words(kind)}\n" if kind else f"### {table['title']}\n"
 
 
 def keys_table(table: Schema) -> Iterator[str]:
     """The keys of a table: type, default, meaning."""
-    keys = {key: value for key, value in table["properties"].items() if "const" not in value}
+    keys = {key: value for key, value in table["properties"].items() if key != "kind"}
     if not keys:
         return
     yield from ("", "| key | type | default | meaning |", "|---|---|---|---|")

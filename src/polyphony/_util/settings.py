@@ -70,7 +70,7 @@ Temperature = Annotated[Real, Field(gt=0, le=10**6)]
 class Settings(BaseModel):
     """Values that do not change, all of known names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     def __init__(self, *values: Any, **named: Any) -> None:
         """Values by position come in the order of the fields, `kind` left out."""

@@ -25,8 +25,11 @@ class Augmentation(Settings):
     """
 
     pad: Annotated[Whole, Field(ge=0, le=10**4)] = 4
+    """Zero padding before a random crop, in pixels."""
     flip: bool = True
-    area: Annotated[Share, Field(gt=0)] = 1.0  # smallest share of the image in a resized crop
+    """Flip every second image horizontally."""
+    area: Annotated[Share, Field(gt=0)] = 1.0
+    """Smallest share of the image in a random resized crop; 1 for none."""
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """uint8 [b c h w] → uint8 [b c h w], augmented."""

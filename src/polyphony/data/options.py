@@ -20,31 +20,26 @@ LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey
 
 
 class Options(Settings):
-    """How much of a data set to use. None leaves a part as the data set's own rule has it.
-
-    per_class   the first so many training images of every class (after the validation images are set aside)
-    limit       the first so many training images (after per_class); not of data in order of class
-    resolution  side of the square images in pixels; CIFAR and the like are area-averaged to it
-    valid       how many training images are set aside for validation when the data set has no such split
-                of its own (default: a tenth); otherwise the first so many of it
-    test        how many images are set aside for the test when the data set has no test split of its own
-                (default: a fifth); otherwise the first so many of its test split
-    seed        of the stratified split, for data sets whose split is not fixed by the paper
-    coarse      CIFAR-100 only: its 20 superclasses as labels
-    unlabelled  images without labels beside the training images: a folder of pictures, an .npz, or the number
-                of training images left out by per_class and limit to use without their labels
-    channels    1 for grey images, 3 for colour (default: as they are read)
-    """
+    """How much of a data set to use. None leaves a part as the data set's own rule has it."""
 
     per_class: Count | None = None
+    """Number of training images of every class (default: all)."""
     limit: Count | None = None
+    """Number of training images (default: all)."""
     resolution: Annotated[Count, Field(le=LARGEST_SIDE)] | None = None
+    """Side of the images in pixels; they are area-averaged to it (default: as they are)."""
     valid: Count | None = None
+    """Number of validation images; without such a split they are set aside (default: a tenth)."""
     test: Count | None = None
+    """Number of test images; without such a split they are set aside (default: a fifth)."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
+    """Seed of the split, where the data set has no fixed one."""
     coarse: bool = False
+    """CIFAR-100 only: 20 superclasses as labels."""
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
+    """Images without labels: a folder, an .npz, or a number of left-out training images."""
     channels: Literal[1, 3] | None = None
+    """1 for grey images, 3 for colour (default: as they are read)."""
 
 
 Holdout = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]

@@ -78,6 +78,7 @@ class Gaussian(BuiltIn):
 
     kind: Literal["gaussian"] = Field(default="gaussian", repr=False)
     step_size: StepSize = 1 / 255
+    """η: RMS change of a pixel."""
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
@@ -97,7 +98,9 @@ class ODS(BuiltIn):
     takes_source: ClassVar[bool] = True
     kind: Literal["ods", "confods"] = Field(default="ods", repr=False)
     step_size: StepSize = 1 / 255
+    """η: RMS change of a pixel."""
     scale_by_confidence: bool = False
+    """Shorten the step where the teacher is not confident (ConfODS)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +130,7 @@ class Adversarial(BuiltIn):
     reads_temperature: ClassVar[bool] = True
     kind: Literal["adversarial"] = Field(default="adversarial", repr=False)
     step_size: StepSize = 1 / 255
+    """η: RMS change of a pixel."""
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
@@ -148,7 +152,9 @@ class Diversify(BuiltIn):
     needs_student: ClassVar[bool] = True
     kind: Literal["diversify"] = Field(default="diversify", repr=False)
     step_size: StepSize = 1 / 255
+    """η: RMS change of a pixel."""
     temperature: Temperature = 1.0
+    """Temperature of the predictions that are compared."""
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
@@ -176,6 +182,7 @@ class Mixup(BuiltIn):
 
     kind: Literal["mixup"] = Field(default="mixup", repr=False)
     concentration: Positive = 1.0
+    """a of Beta(a, a), from which the mixing weight is drawn."""
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng

@@ -62,9 +62,13 @@ class ForeignTable(NetworkTable):
     """A network that knows nothing of Polyphony. What it expects of pixels is its own, or said here."""
 
     mean: Numbers | None = None
+    """Mean of the pixels in [0, 1], one number or one for each channel."""
     std: PositiveNumbers | None = None
-    size: Side | None = None  # of the images it is shown, whatever the data's is
-    order: Order | None = None  # of the channels of colour images, and of mean and std
+    """Standard deviation of the pixels."""
+    size: Side | None = None
+    """Side to which images are resized in front of the network, in pixels."""
+    order: Order | None = None
+    """Order of the channels that the network expects."""
 
     @model_validator(mode="after")
     def _has_mean_and_std_together(self) -> ForeignTable:

@@ -88,6 +88,7 @@ class FactorForm(FormTable):
     """A form whose members start as a network's weights times factors N(1, factor_std²)."""
 
     factor_std: NonNegativeFloat | None = None
+    """Spread of the factors N(1, factor_std²) (default: 0.5; Hydra: fresh heads)."""
 
     def from_teacher(self) -> FormTable:
         return self.model_copy(update={"factor_std": FACTOR_STD}) if self.factor_std is None else self
@@ -99,8 +100,11 @@ class BatchEnsembleForm(FactorForm):
     words: ClassVar[str] = "BatchEnsemble"
     kind: Literal["batch_ensemble"] = "batch_ensemble"
     member_norm: bool = False
+    """Give every member BatchNorm statistics of its own."""
     keep: Keep = ()
+    """Names of layers that members share unchanged."""
     branch: Branch = None
+    """Layer before which everything is shared and runs once; or the share of the multiply-adds to share."""
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         std = FACTOR_STD if self.factor_std is None else self.factor_std
@@ -115,7 +119,9 @@ class MIMOForm(FormTable):
     words: ClassVar[str] = "MIMO"
     kind: Literal["mimo"]
     batch_repetition: Annotated[int, Field(gt=0, le=1000)] = 1
+    """How often each image is in a batch."""
     input_repetition: Share = 0.0
+    """Share of the rows in which all members see the same image."""
 
     def copies(self, members: int) -> int:
         return members
@@ -130,7 +136,8 @@ class HydraForm(FactorForm):
 
     words: ClassVar[str] = "Hydra"
     kind: Literal["hydra"]
-    head: str | None = None  # the classifier that heads take the place of; the network's last layer
+    head: str | None = None
+    """Name of the classifier that the heads replace (default: the last layer)."""
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return Hydra(network, members, head=self.head, factor_std=self.factor_std, rng=rng)
@@ -159,7 +166,9 @@ class LatentBEForm(FormTable):
     words: ClassVar[str] = "LatentBE, merged"
     kind: Literal["latent_be"]
     keep: Keep = ()
+    """Names of layers that members share unchanged."""
     branch: Branch = None
+    """Layer before which everything is shared and runs once; or the share of the multiply-adds to share."""
 
     def predictors(self, members: int) -> int:
         return 1

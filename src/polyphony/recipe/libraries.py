@@ -71,7 +71,9 @@ class TimmNetwork(ForeignTable):
 
     kind: Literal["timm"]
     name: Annotated[str, AfterValidator(harmless)]
+    """Name of the network in timm."""
     args: Annotated[dict[str, Any], AfterValidator(harmless), Field(default_factory=dict)]
+    """Arguments of `timm.create_model`."""
 
     @property
     def label(self) -> str:
@@ -102,7 +104,9 @@ class TransformersNetwork(ForeignTable):
 
     kind: Literal["transformers"]
     name: str | None = None
+    """Folder or id of a model; a folder is looked for beside the recipe first."""
     config: Annotated[dict[str, Any], AfterValidator(harmless)] | None = None
+    """Configuration of a network with fresh weights, instead of `name`."""
 
     @field_validator("name")
     @classmethod

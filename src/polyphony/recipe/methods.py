@@ -21,16 +21,27 @@ class Method(Table):
     """One way to train a student; what it leaves open is as in `student`. No perturb: on the labels alone."""
 
     form: Form | None = None
+    """What the student is built as."""
     start: Start | None = None
+    """First weights: random (`fresh`) or the first teacher's."""
     perturb: Perturb | None = None
-    source: Literal["extra"] | None = None  # ODS directions from an extra teacher, not from those learnt from
+    """Perturbation, or several: "mixup+ods"; without one, the student learns from labels alone."""
+    source: Literal["extra"] | None = None
+    """`"extra"`: take ODS directions from an extra teacher."""
     alpha: Share | None = None
+    """α: share of the distillation loss."""
     temperature: Temperature | None = None
+    """τ: temperature of the distillation."""
     step_size: StepSize | None = None
+    """η: step of the perturbation."""
     passes: Passes | None = None
-    share: UnlabelledShare | None = None  # of data.unlabelled images in a batch; 0 for none
+    """Passes of the student in a step."""
+    share: UnlabelledShare | None = None
+    """Share of the rows of a batch that are `data.unlabelled` images; 0 for none."""
     epochs: Count | None = None
+    """Epochs of this method."""
     learning_rate: PositiveFloat | None = None
+    """Learning rate of this method."""
 
     @field_serializer("perturb")
     def _in_short(self, perturb: Perturb | None) -> Any:

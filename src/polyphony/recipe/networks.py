@@ -30,7 +30,9 @@ class ResNetTable(NetworkTable):
 
     kind: Literal["resnet"]
     depth: Annotated[int, depths(8, "6n + 2 (8, 14, 20, 32, …) for a ResNet")]
+    """Number of layers, 6n + 2."""
     width: Annotated[int, Field(gt=0, le=4096)] = 16
+    """Channels of the first stage."""
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> ResNet:
         return resnet(self.depth, classes, channels, self.width, rng)
@@ -41,7 +43,9 @@ class WideResNetTable(NetworkTable):
 
     kind: Literal["wide_resnet"]
     depth: Annotated[int, depths(10, "6n + 4 (10, 16, 22, 28, …) for a WideResNet")]
+    """Number of layers, 6n + 4."""
     widen: Annotated[int, Field(gt=0, le=256)]
+    """Widening factor."""
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> WideResNet:
         return wide_resnet(self.depth, self.widen, classes, channels, rng)

@@ -43,8 +43,11 @@ class PythonTable(Table):
 
     kind: Literal["python"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+    """"module:function" or "module:Class"; the module is looked for beside the recipe first."""
     args: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Arguments of the function or class."""
     folder: Annotated[str, Field(validate_default=True)] = ""
+    """Folder of the module (default: the recipe's)."""
 
     @field_validator("folder")
     @classmethod

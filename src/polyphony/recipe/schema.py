@@ -39,7 +39,9 @@ class Data(Options):
     """A data set by name or path, looked for beside the recipe first, how much of it, how it is augmented."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Name of a data set, or path of a folder or .npz; a path is looked for beside the recipe first."""
     augment: Augmentation = Augmentation()
+    """Random changes of training images."""
 
     @field_validator("name")
     @classmethod
@@ -64,8 +66,11 @@ class TeacherTable(Table):
     """The deep ensemble: `members` networks, and extra ones that only the DEE curve needs."""
 
     network: Network | None = None
-    networks: tuple[Network, ...] = ()  # in its place: one for each teacher
+    """Network of all teachers."""
+    networks: tuple[Network, ...] = ()
+    """Instead of `network`: one network for each teacher."""
     extra: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Teachers beyond `members`, which only make the DEE curve longer."""
 
     @model_validator(mode="after")
     def _has_networks_of_one_sort(self) -> Self:
@@ -81,7 +86,8 @@ class TeacherTable(Table):
 class Teachers(TeacherTable, Schedule):
     """Teachers that are trained here."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # another one gives other teachers, all else equal
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Another seed gives other teachers."""
 
     def number(self, j: int) -> int:
         """By which teacher j of these draws its weights and its batches; no two sets share one."""
@@ -92,6 +98,7 @@ class GivenTeachers(TeacherTable):
     """Teachers that are trained already: a file of weights for each, looked for beside the recipe."""
 
     weights: Annotated[tuple[str, ...], Field(min_length=1)]
+    """File of weights of each teacher, looked for beside the recipe first; `file.pt#ema` picks a key."""
 
     @field_validator("weights")
     @classmethod
@@ -114,34 +121,53 @@ AnyTeachers = Annotated[
 class Student(Schedule):
     """The compact network, and what all methods have in common."""
 
-    network: Network | None = None  # the teachers' unless it is given
+    network: Network | None = None
+    """The student's network (default: the teachers')."""
     start: Start = "fresh"
+    """First weights: random (`fresh`) or the first teacher's."""
     form: Form = BatchEnsembleForm()
+    """What the student is built as."""
     alpha: Share = 0.9
+    """α: share of the distillation loss; the labels' loss has the rest."""
     temperature: Temperature = 4.0
+    """τ: temperature of the distillation."""
     step_size: StepSize = 1 / 255
-    match_share: PositiveFloat = 1.0  # of held-out disagreement, for step_size = "match"
-    passes: Passes = "two"  # of the student in a step; with one, the labels' loss is on perturbed inputs too
-    share: UnlabelledShare = (
-        0.5  # of the rows of a batch that are data.unlabelled images, where there are any
-    )
+    """η: step of the perturbation, as RMS change of a pixel in [0, 1]; a fraction "1/255" is allowed."""
+    match_share: PositiveFloat = 1.0
+    """For `step_size = "match"`: which share of the disagreement on validation images to reach."""
+    passes: Passes = "two"
+    """Passes of the student in a step; with `one`, the labels' loss is on perturbed images too."""
+    share: UnlabelledShare = 0.5
+    """Share of the rows of a batch that are `data.unlabelled` images."""
 
 
 class Recipe(Table):
     """One experiment."""
 
     name: Name
+    """Name of the study (default: the file's name)."""
     members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
+    """Number of teachers that are distilled, and of members of a student."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    """Seeds of the students: every method is trained once for each."""
     precision: Precision = "float32"
-    deterministic: bool = False  # whether a GPU must take kernels that give the same bits each time
-    way: Way = "auto"  # what rank-one layers scale
-    compile: bool = False  # whether a training's loss, teachers included, is a graph of torch.compile
-    threads: Threads | None = None  # a process; by default one for small images, else all cores
+    """Precision of training; `bfloat16` and `float16` are for GPUs."""
+    deterministic: bool = False
+    """Use only GPU kernels that give the same bits each time."""
+    way: Way = "auto"
+    """What rank-one layers scale: weights or activations (`auto`: weights on CPUs)."""
+    compile: bool = False
+    """Compile each training by `torch.compile`."""
+    threads: Threads | None = None
+    """CPU threads of a process (default: 1 for small images, else all cores)."""
     data: Data
+    """Images."""
     teachers: AnyTeachers
+    """The deep ensemble."""
     student: Student
+    """Settings that all methods share."""
     methods: Annotated[dict[Name, Method], Field(min_length=1)]
+    """Methods by name: each trains students."""
 
     @field_validator("seeds")
     @classmethod

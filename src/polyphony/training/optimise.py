@@ -36,6 +36,7 @@ class SGD(Settings):
 
     kind: Literal["sgd"] = Field(default="sgd", repr=False)
     nesterov: bool = False
+    """Use Nesterov momentum."""
 
     def __call__(self, groups: Groups, momentum: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=momentum, nesterov=self.nesterov)
@@ -46,7 +47,9 @@ class AdamW(Settings):
 
     kind: Literal["adamw"] = Field(default="adamw", repr=False)
     betas: Annotated[tuple[BelowOne, BelowOne], BeforeValidator(as_tuple)] = (0.9, 0.999)
+    """Decay rates of the two moments."""
     eps: Positive = 1e-8
+    """Small number in the denominator."""
 
     def __call__(self, groups: Groups, momentum: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps)
@@ -95,11 +98,20 @@ class Schedule(Settings):
     """How long, how large, how fast."""
 
     epochs: Count
+    """Number of epochs."""
     batch: Count
+    """Images in a batch, over all processes."""
     learning_rate: Positive
+    """Highest learning rate."""
     weight_decay: NotNegative = 0.0
+    """Weight decay; factors of members have none."""
     momentum: BelowOne = 0.9
-    warm_up: CountFromZero = 5  # epochs
+    """Momentum of SGD."""
+    warm_up: CountFromZero = 5
+    """Epochs in which the learning rate rises."""
     optimizer: OptimiserSetting = SGD()
-    schedule: RatesSetting = Trapezoid()  # of the learning rate over the epochs
-    clip: Positive | None = None  # the greatest norm that the gradient of a step may have
+    """How weights move."""
+    schedule: RatesSetting = Trapezoid()
+    """The learning rate over the epochs."""
+    clip: Positive | None = None
+    """Greatest norm of the gradient of a step (default: none)."""
