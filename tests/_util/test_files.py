@@ -77,3 +77,17 @@ def test_cores_are_what_a_scheduler_gives():
 def test_without_limits_all_of_the_machine_is_there(tmp_path):
     assert machine.memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert machine.cores(tmp_path) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("config.json", 3 << 30), ("a.pt", 1 << 40), ("b.safetensors", 1 << 40)]
+)
+def test_a_sparse_file_of_any_size_is_refused_before_it_is_opened(tmp_path, name, size):
+    path = tmp_path / name
+    with path.open("wb") as stream:
+        stream.truncate(size)
+    with pytest.raises(OSError, match=r"larger than the [0-9,]+ bytes"):
+        machine.regular(path)
+    with path.open("wb") as stream:
+        stream.truncate(10)
+    assert machine.regular(path) == path

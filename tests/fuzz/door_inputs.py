@@ -288,6 +288,8 @@ MODULES = (
     "import sys; sys.exit(3)",
     "raise SystemExit('bye')",
     "raise RecursionError",
+    "raise BaseException('no')",
+    "def make(**given): raise BaseException",
     "raise MemoryError",
     "make = 7",
     "",

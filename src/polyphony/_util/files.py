@@ -9,6 +9,7 @@ import platform
 import secrets
 import shutil
 import signal
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,25 @@ from threading import Thread
 ATTEMPT = ".attempt-"  # how the folders of attempts begin
 LOCK = ".lock"  # the file of a folder that is worked in
 ROOT = Path("/")
+
+
+MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
+LARGEST = {".json": 64 * MEGABYTE, ".jsonl": GIGABYTE, ".csv": GIGABYTE}  # bytes that a file may have
+LARGEST |= dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".ckpt"), 64 * GIGABYTE)
+
+
+def regular(path: Path) -> Path:
+    """The path of a regular file, checked before it is opened; else an OSError.
+
+    A pipe or a device may never end, and a sparse file can have any size: one that is larger than any of its
+    kind (`LARGEST`, by suffix) is refused.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    if status.st_size > (most := LARGEST.get(path.suffix.lower(), status.st_size)):
+        raise OSError(errno.EFBIG, f"larger than the {most:,} bytes that such a file may have", str(path))
+    return path
 
 
 class WriteError(OSError):

@@ -12,6 +12,7 @@ from functools import partial
 from hashlib import file_digest, md5
 from pathlib import Path
 
+from polyphony._util import files
 from polyphony._util.files import WriteError
 from polyphony.data.errors import DataError
 
@@ -67,12 +68,10 @@ def there(path: Path) -> bool:
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file that is not empty. Nothing else is ever opened: a pipe would never end."""
+    """The path of a regular file that is not empty and not larger than its kind may be; else a DataError."""
     with readable(path):
-        status = path.stat()
-    if not stat.S_ISREG(status.st_mode) or not status.st_size:
-        fault = "is empty" if stat.S_ISREG(status.st_mode) else "is no regular file"
-        raise DataError(f"{path} {fault}; replace or remove it")
+        if not files.regular(path).stat().st_size:
+            raise DataError(f"{path} is empty; replace or remove it")
     return path
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
 from polyphony.nn.adapter import Order
-from polyphony.recipe.python import PythonTable, explained, said, seeded
+from polyphony.recipe.python import PythonTable, explained, refuse_interrupt, said, seeded
 from polyphony.recipe.table import RecipeError, Table
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
@@ -109,7 +109,8 @@ class ForeignTable(NetworkTable):
         try:
             with torch.no_grad(), evaluating(network):
                 found = tuple(network(images).shape)
-        except (Exception, SystemExit) as error:  # whatever a stranger's forward trips over
+        except BaseException as error:  # a stranger's forward may raise anything
+            refuse_interrupt(error)
             raise RecipeError(f"'{self.label}' cannot take images of {sides} ({said(error)})") from error
         if found != (FEW, copies * classes):
             raise RecipeError(

@@ -82,7 +82,8 @@ class PythonTable(Table):
             prefer(self.folder, name)
             module = importlib.import_module(name)
             _files.update(map(str, (getattr(module, "__file__", ""), *files_of(module).values())))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            refuse_interrupt(error)
             hint = ": name the module without '.py'" if name.endswith(".py") else ""
             raise RecipeError(f"'{name}' cannot be imported ({said(error)}){hint}") from error
         return module
@@ -108,6 +109,12 @@ class PythonTable(Table):
             return maker(**given, **self.args)
 
 
+def refuse_interrupt(error: BaseException) -> None:
+    """Raise an error again that is no fault of the user's code: Ctrl-C, or the end of a generator."""
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
+
+
 @contextmanager
 def explained(name: str) -> Iterator[None]:
     """Whatever the user's code raises meanwhile is a RecipeError that names it, also where it would exit."""
@@ -115,7 +122,8 @@ def explained(name: str) -> Iterator[None]:
         yield
     except RecipeError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        refuse_interrupt(error)
         raise RecipeError(f"'{name}' raised {said(error)}") from error
 
 
@@ -127,7 +135,8 @@ def own_faults_named() -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        refuse_interrupt(error)
         place = own_place(error)
         ours = type(error).__module__.partition(".")[0] == "polyphony"
         if place is None or ours or out_of_memory(error):

@@ -24,7 +24,16 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from polyphony._util.files import LOCK, atomic_path, claim, clear_leftovers, remove, share_file, whereabouts
+from polyphony._util.files import (
+    LOCK,
+    atomic_path,
+    claim,
+    clear_leftovers,
+    regular,
+    remove,
+    share_file,
+    whereabouts,
+)
 from polyphony._util.text import UserError, first_line
 
 Spec = dict[str, Any]
@@ -389,13 +398,6 @@ def read_bytes(path: Path) -> bytes:
         raise StoreError(
             f"{path} cannot be read ({error.strerror}): check that it is there and may be read"
         ) from error
-
-
-def regular(path: Path) -> Path:
-    """The path; an OSError for a pipe, socket or device, since who opens one may wait for ever."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "no regular file", str(path))
-    return path
 
 
 def sha256(data: bytes) -> str:
