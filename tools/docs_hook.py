@@ -17,10 +17,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import polyphony
+
 ROOT = Path(__file__).parents[1]
 OUTSIDE = "project"  # where files outside docs/ are on the site
 LINKED = ("*.md", "LICENSE", "CITATION.cff", "benchmarks/*.md", "recipes/*.toml", "examples/*.py")
 LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
+OBJECT = re.compile(r"^::: polyphony\.(\w+)$", re.MULTILINE)
 Schema = dict[str, Any]
 
 
@@ -37,6 +40,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     for mark, write in WRITTEN.items():
         if mark in markdown:
             markdown = markdown.replace(mark, write())
+    markdown = OBJECT.sub(lambda name: name[0] + settings_of(name[1]), markdown)
     here = page.file.src_uri
     return LINK.sub(lambda link: f"{link[1]}{site_path(link[2], here)}{link[3]}", markdown)
 
@@ -55,6 +59,13 @@ def site_path(target: str, here: str) -> str:
     path = posixpath.normpath(posixpath.join(repository, target))
     on_site = path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}/{path}"
     return posixpath.relpath(on_site, folder or ".")
+
+
+def settings_of(name: str) -> str:
+    """Options of mkdocstrings that list the settings of a public class of settings, as its arguments."""
+    fields = getattr(getattr(polyphony, name), "model_fields", {}).keys() - {"kind"}
+    shown = sorted(fields) if name != "Recipe" else []  # a page of its own
+    return f"\n    options: {{members: {json.dumps(shown)}}}" if shown else ""
 
 
 def verbs() -> str:

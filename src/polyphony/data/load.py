@@ -27,9 +27,22 @@ SUPERCLASSES = 20  # of CIFAR-100
 def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -> Splits:
     """The train, validation and test splits of a data set.
 
-    `source` is a known name ("cifar10", "digits", …; see `DATASETS`), looked for below `data_root(root)`, or
-    the path of a folder of class folders or of an .npz. `Splits.origin` says how far it is the official data.
-    Raises DataError, one sentence, where the data is missing, damaged or smaller than what is asked for.
+    Args:
+        source: A known name ("cifar10", "digits", …; see `polyphony data list`), or the path of a folder of
+            class folders or of an .npz.
+        options: How much of it to use.
+        root: Folder of the data sets (default: $POLYPHONY_DATA, or the user's data folder).
+
+    Returns:
+        Images uint8 `[n c h w]` with labels. `Splits.origin` says whether they are the official data.
+
+    Raises:
+        DataError: The data is missing, damaged or smaller than asked for.
+
+    Examples:
+        >>> digits = load("digits", Options(per_class=20, valid=300))
+        >>> digits.train.images.shape
+        torch.Size([200, 1, 8, 8])
     """
     dataset = identify(source)
     place, path = found(dataset, data_root(root))

@@ -26,11 +26,25 @@ def match_step_size(
     rng: torch.Generator,
     share: float = 1.0,
 ) -> float:
-    """The step size at which the teachers disagree on perturbed training images as on held-out ones.
+    """The step size at which teachers disagree on perturbed training images as much as on validation images.
 
-    Precisely: at which their mean-KLD on perturbed training images is `share` times that on validation
-    images, found by bisection of log η on at most 1,000 images of each, with the same draws at every step.
-    Where no step within `STEP_SIZES` gets there, the nearer end of that range.
+    It is found by bisection of log η on at most 1,000 images of each split, with the same draws at each step:
+    the mean-KLD on perturbed training images is `share` times that on validation images. If no step within
+    `STEP_SIZES` gets there, the result is the nearer end of that range.
+
+    Args:
+        make: Makes the perturbation of a step size.
+        teachers: The deep ensemble.
+        splits: Training and validation images.
+        temperature: τ of the distillation.
+        rng: Source of the draws.
+        share: Which share of the disagreement on validation images to reach.
+
+    Examples:
+        >>> teachers = DeepEnsemble([resnet(8, classes=10, channels=1, width=4) for _ in range(2)])
+        >>> digits, rng = load("digits", Options(per_class=5, valid=50, test=50)), torch.Generator()
+        >>> 0 < match_step_size(lambda step: ODS(step_size=step), teachers, digits, 1.0, rng) < 10
+        True
     """
     goal = share * metrics.mean_kld(predict(teachers, splits.valid.some(MATCH_IMAGES)).logits)
     draws = rng.get_state()

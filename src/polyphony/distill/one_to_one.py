@@ -22,11 +22,25 @@ Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed 
 class Distill(TwoPart):
     """(1 − α) CE on clean inputs + α KD on perturbed inputs, member j from teacher j (Algorithm 1).
 
-    With one pass the labels' loss is taken on the perturbed inputs too, at half of the student's cost. So are
-    LatentBE students distilled (Nam et al., ICML 2022), with the α = 1 of their code, where CE is only
-    reported; a perturbation that changes what an image shows, such as Mixup, is a reason for it as well.
+    Call it as `loss(student, x, y, rng)`: it returns "loss", "ce", "kd" and "acc", means over members and
+    examples.
 
-    With `unlabelled`, images whose label is −1 have no CE; its mean is over the others.
+    Args:
+        teachers: The frozen ensemble, with as many members as the student.
+        alpha: α, the share of the distillation loss.
+        temperature: τ of the distillation.
+        perturb: Where teachers and student are compared.
+        passes: Passes of the student in a step. With "one" the labels' loss is on perturbed inputs too, at
+            half of the cost; Mixup needs it, and LatentBE students are distilled so (with α = 1).
+        unlabelled: Whether images with the label −1 have no labels' loss.
+
+    Examples:
+        >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(4)])
+        >>> loss = Distill(teachers, temperature=1.0, perturb=ODS(step_size=1 / 255))
+        >>> student = BatchEnsemble(resnet(8, classes=10), members=4)
+        >>> parts = loss(student, torch.rand(2, 3, 32, 32), torch.tensor([3, 5]), torch.Generator())
+        >>> sorted(parts)
+        ['acc', 'ce', 'kd', 'loss']
     """
 
     teachers: DeepEnsemble

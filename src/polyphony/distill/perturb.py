@@ -92,6 +92,13 @@ class ODS(BuiltIn):
 
     `scale_by_confidence` multiplies each example's step by the teacher's confidence. This is ConfODS, the
     kind "confods" of a recipe.
+
+    Examples:
+        >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(2)])
+        >>> x = torch.full((3, 3, 16, 16), 0.5)
+        >>> moved = ODS(step_size=4 / 255)(x, torch.zeros(3), teachers, None, 1.0, torch.Generator())
+        >>> round(float((moved - x).square().mean().sqrt()) * 255, 2)  # RMS change of a pixel
+        4.0
     """
 
     reads_temperature: ClassVar[bool] = True

@@ -13,9 +13,24 @@ from polyphony.nn import FACTOR_STD, AtOnce, InTurn, Size, add_members, merge_me
 class BatchEnsemble(Ensemble):
     """One network whose M members share their weights but for rank-one factors (Wen et al. 2019).
 
-    Factors start as N(1, factor_std²); a small factor_std, 0.02, keeps what trained weights know. With a
-    `branch`, what runs before that module is shared, and runs once where all members see the same rows, as
-    at test and in distillation. The other options are those of `add_members`.
+    Args:
+        network: Any network of Conv2d and Linear layers, with random or trained weights. It is copied.
+        members: M.
+        rng: Source of the factors.
+        factor_std: Factors start as N(1, factor_std²).
+        keep: Names of layers that all members share unchanged.
+        member_norm: Whether every member has BatchNorm statistics of its own.
+        branch: Name of a module: what runs before it is shared, and runs once where all members see the same
+            rows, as at test and in distillation. Or the share of the multiply-adds to share, such as 0.5.
+        size: (channels, height, width) of the images with which the conversion is tried.
+
+    Raises:
+        ConversionError: A layer cannot have members; the message names it.
+
+    Examples:
+        >>> student = BatchEnsemble(resnet(8, classes=10), members=4, rng=torch.Generator().manual_seed(0))
+        >>> student(torch.rand(4, 2, 3, 32, 32)).shape
+        torch.Size([4, 2, 10])
     """
 
     def __init__(

@@ -13,9 +13,15 @@ from polyphony.nn.folding import fold_norms
 
 
 class DeepEnsemble(Ensemble):
-    """M networks of their own, frozen: always in eval mode, their parameters without gradients.
+    """Teachers: M networks, frozen, in eval mode. Only gradients with respect to inputs flow through them.
 
-    This is what teachers are, so only gradients with respect to inputs ever flow through it.
+    Args:
+        networks: Classifiers that take pixels in [0, 1] `[b c h w]` and return logits `[b k]`.
+
+    Examples:
+        >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(4)])
+        >>> teachers(torch.rand(4, 2, 3, 32, 32)).shape  # rows of their own for every member
+        torch.Size([4, 2, 10])
     """
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
@@ -69,7 +75,15 @@ class Branched(Ensemble):
 
 
 class Single(Ensemble):
-    """One plain network as an ensemble of one member: how each teacher is trained."""
+    """One plain network as an ensemble of one member: how each teacher is trained.
+
+    Args:
+        network: A classifier that takes pixels in [0, 1] `[b c h w]` and returns logits `[b k]`.
+
+    Examples:
+        >>> Single(resnet(8, classes=10))(torch.rand(1, 2, 3, 32, 32)).shape
+        torch.Size([1, 2, 10])
+    """
 
     members = 1
 

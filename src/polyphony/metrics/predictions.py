@@ -34,7 +34,18 @@ from polyphony.metrics.uncertainty import entropy, information
 class Predictions:
     """Each member's logits [m n k] on a split, and the split's labels [n]: what every score is a function of.
 
-    How far predictions spread is asked here, not of the logits: `DirichletPredictions` answer otherwise.
+    Ask it how far predictions spread, not the logits: `DirichletPredictions` answers differently.
+
+    Args:
+        logits: `[m n k]`, floats.
+        labels: `[n]`, integers.
+
+    Examples:
+        >>> answers = Predictions(torch.tensor([[[2.0, 0.0], [0.0, 3.0]]]), torch.tensor([0, 1]))
+        >>> answers.scores()["acc"]
+        1.0
+        >>> answers.fit_temperature() < 1  # it was right, and not confident enough
+        True
     """
 
     kind: ClassVar[str] = "members"  # the word for it in files

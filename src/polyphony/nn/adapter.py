@@ -38,11 +38,19 @@ def adapt(
     size: int | tuple[int, int] | None = None,
     order: Order = "rgb",
 ) -> Adapted:
-    """Any classifier as one that takes pixels in [0, 1] and gives logits. [b c h w] → [b k]
+    """Any classifier as one that takes pixels in [0, 1] and returns logits. [b c h w] → [b k]
 
-    Images are resized to `size` (bilinear, antialiased) where theirs differs, their channels brought into the
-    network's `order`, in which `mean` and `std` normalise them, one number a channel or one for all; and the
-    logits are taken out of what the network returns.
+    Args:
+        network: The classifier; logits are taken out of whatever it returns.
+        mean: Mean of the pixels that it expects, one number or one for each channel, in its order.
+        std: Standard deviation, likewise.
+        size: Side, or (height, width), to which other images are resized (bilinear, antialiased).
+        order: Order of its channels, "rgb" or "bgr".
+
+    Examples:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+        >>> adapt(network, mean=[0.5], std=[0.5], size=8)(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
     if len(mean) != len(std) and 1 not in (len(mean), len(std)):
         raise ValueError(f"mean is given for {len(mean)} channels and std for {len(std)}")

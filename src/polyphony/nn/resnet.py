@@ -56,7 +56,19 @@ class ResNet(nn.Module):
 def resnet(
     depth: int, classes: int, channels: int = 3, width: int = 16, rng: torch.Generator | None = None
 ) -> ResNet:
-    """A ResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]. Depth 32: 464,154 weights."""
+    """A ResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k].
+
+    Args:
+        depth: 6n + 2: 8, 14, 20, 32, …; depth 32 with three channels and ten classes has 464,154 weights.
+        classes: Number of classes.
+        channels: 1 for grey images, 3 for colour.
+        width: Channels of the first stage.
+        rng: Source of the weights.
+
+    Examples:
+        >>> sum(weight.numel() for weight in resnet(32, classes=10).parameters())
+        464154
+    """
     network = ResNet(depth, classes, channels, width)
     initialise(network, rng)
     return network

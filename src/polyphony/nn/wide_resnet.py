@@ -52,7 +52,19 @@ class WideResNet(nn.Module):
 def wide_resnet(
     depth: int, widen: int, classes: int, channels: int = 3, rng: torch.Generator | None = None
 ) -> WideResNet:
-    """A WideResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k]."""
+    """A WideResNet with fresh weights: pixels [b c h w] in [0, 1] → logits [b k].
+
+    Args:
+        depth: 6n + 4: 10, 16, 22, 28, ….
+        widen: Widening factor.
+        classes: Number of classes.
+        channels: 1 for grey images, 3 for colour.
+        rng: Source of the weights.
+
+    Examples:
+        >>> wide_resnet(10, widen=1, classes=10)(torch.rand(2, 3, 16, 16)).shape
+        torch.Size([2, 10])
+    """
     network = WideResNet(depth, widen, classes, channels)
     initialise(network, rng)
     return network

@@ -27,9 +27,19 @@ LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomll
 
 
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool = True) -> Recipe:
-    """A recipe from a TOML file or the name of a shipped one, with `a.b=c` overrides; else a RecipeError.
+    """A recipe from a TOML file, or a shipped one by its name.
 
-    Without `code` nothing that it names of kind "python" is imported, and so not judged.
+    Args:
+        source: Path or name.
+        overrides: Changes such as "student.alpha=0.5".
+        code: Whether to import the user's code that the recipe names, to check it.
+
+    Raises:
+        RecipeError: One sentence that names the key and the nearest right spelling.
+
+    Examples:
+        >>> read_recipe("digits", ["student.alpha=0.5"]).student.alpha
+        0.5
     """
     path = find(source)
     try:

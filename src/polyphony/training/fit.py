@@ -136,11 +136,31 @@ def fit(
     watch: Watch | None = None,
     group: Group | None = None,
 ) -> list[Row]:
-    """Train a model and leave it with the weights that were best on validation. Returns one row an epoch.
+    """Train a model, and leave it with the weights of the best validation accuracy in the last tenth.
 
-    The weights kept are those of the best validation accuracy from nine tenths of the epochs on. With a
-    checkpoint, a run that was killed goes on from its last whole epoch and ends, on CPU, with the same bits.
-    In a group every process calls this with the same arguments; the first alone keeps, watches and validates.
+    Args:
+        model: A teacher (`Single`) or a student, with first weights.
+        loss: What is minimised, called with the model, pixels `[b c h w]`, labels `[b]` and the generator.
+        train: Training images.
+        valid: Validation images, which choose the epoch.
+        plan: Epochs, batch, learning rate, augmentation.
+        rng: Source of shuffles, augmentation and perturbations. Equal generators give equal weights.
+        device: Where to train.
+        checkpoint: Where to save the state after every epoch. A killed training continues from there and
+            ends, on a CPU, with the same bits.
+        watch: Who is told of steps and epochs.
+        group: The processes of one training. Each calls `fit` with the same arguments.
+
+    Returns:
+        One dictionary for each epoch: loss, accuracy, learning rate, seconds.
+
+    Examples:
+        >>> data = load("digits", Options(per_class=5, valid=50, test=50))
+        >>> model, rng = Single(resnet(8, classes=10, channels=1, width=4)), torch.Generator().manual_seed(0)
+        >>> plan = Plan(epochs=2, batch=25, learning_rate=0.05, warm_up=1)
+        >>> log = fit(model, CrossEntropy(), data.train, data.valid, plan, rng)
+        >>> len(log), "valid_acc" in log[-1]
+        (2, True)
     """
     group = group or Group()
     checkpoint = checkpoint if checkpoint and group.rank == 0 else NoCheckpoint()

@@ -44,11 +44,23 @@ def predict(
     batch: int | None = None,
     before: Callable[[Tensor, Tensor], Tensor] = unchanged,
 ) -> Predictions:
-    """All members on every image, in eval mode and float32; `before` may change a batch's pixels first.
+    """The logits of all members on every image, in eval mode and float32.
 
-    The images go where the ensemble is; what comes out is on the CPU. A batch is what memory allows; where
-    pixels are changed it is a matter of the images' size alone, so that the draws for it are the same on
-    every machine.
+    Args:
+        ensemble: Teachers or a student, on any device.
+        split: Images and labels.
+        batch: Images at a time (default: what memory allows; with `before` it depends on the images' size
+            alone, so that draws are the same on every machine).
+        before: Changes the pixels `[b c h w]` of a batch first, given its labels `[b]`.
+
+    Returns:
+        Logits `[m n k]` and labels `[n]`, on the CPU.
+
+    Examples:
+        >>> digits = load("digits", Options(per_class=5, valid=50, test=60))
+        >>> answers = predict(Single(resnet(8, classes=10, channels=1, width=4)), digits.test)
+        >>> answers.logits.shape
+        torch.Size([1, 60, 10])
     """
     shape = split.images.shape[1:]
     asked = batch_for(ensemble, shape) if batch is None else batch
