@@ -5,8 +5,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: demo test lint docs check bench clean
 
-demo: .venv/ready  ## the whole method on 200 real digits, in about four minutes
-	$(BIN)/polyphony study digits
+demo: .venv/ready  ## the whole method on 4,000 real images, in about five minutes
+	$(BIN)/polyphony study demo
 
 test: .venv/ready  ## every test, one thread a process: tensors are tiny; what is compiled once is kept
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
