@@ -63,9 +63,9 @@ def site_path(target: str, here: str) -> str:
 
 def settings_of(name: str) -> str:
     """Options of mkdocstrings that list the settings of a public class of settings, as its arguments."""
-    fields = getattr(getattr(polyphony, name), "model_fields", {}).keys() - {"kind"}
-    shown = sorted(fields) if name != "Recipe" else []  # a page of its own
-    return f"\n    options: {{members: {json.dumps(shown)}}}" if shown else ""
+    fields = [field for field in getattr(getattr(polyphony, name), "model_fields", ()) if field != "kind"]
+    options = f"{{merge_init_into_class: false, members: {json.dumps(fields)}, members_order: source}}"
+    return f"\n    options: {options}" if fields and name != "Recipe" else ""  # a recipe has its own page
 
 
 def verbs() -> str:

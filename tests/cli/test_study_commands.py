@@ -254,7 +254,7 @@ def test_a_recipe_file_that_is_none_is_one_sentence(say, refused, tmp_path, cont
         (["data", "preview", "mine.npz", "--out", "mine.npz"], "png"),
         (["study", "digits", "--out", ""], "--out needs a value"),  # Path("") would be the current folder
         (["study", "digits", "--data="], "--data= needs a value"),
-        (["pack", "run", "kd", "--to", ""], "--to needs a value"),
+        (["pack", "run", "kd", "--out", ""], "--out needs a value"),
         (["report", ""], "report needs a value"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -137,7 +137,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().err
     assert Path("runs/own/report.html").exists()
     assert command(*init) == 2
-    assert "own.toml is there already" in capsys.readouterr().err
+    assert "own.toml exists" in capsys.readouterr().err
     pictures = [np.asarray(Image.open(path))[:12, :12] for path in sorted(Path("pictures").rglob("*.png"))]
     check_the_way_out(np.stack(pictures[:64]), capsys)
 
@@ -153,7 +153,7 @@ def check_the_way_out(pictures, capsys):
     told = json.loads(capsys.readouterr().out)
     found = [list(row["probabilities"].values()) for row in told]
     np.testing.assert_allclose(found, answers.probabilities[:3], atol=1e-6)
-    assert command("pack", "runs/own", "ods-3", "--to", "packed") == 0
+    assert command("pack", "runs/own", "ods-3", "--out", "packed") == 0
     assert ", with its code, draft_blocks.py and draft_nets.py." in capsys.readouterr().out
     session = onnxruntime.InferenceSession("packed/model.onnx")
     for batch in (1, 7, 64):
@@ -183,10 +183,10 @@ def check_the_way_out(pictures, capsys):
         (("pictures", "0.pt", "0.pt", "--network", "draft_nets:make"), "0.pt is given twice"),
         (("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--size", "0"), "resolution"),
         (
-            ("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--to", "ü ä.toml"),
+            ("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--out", "ü ä.toml"),
             "would name a rec",
         ),
-        (("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--to", "a\nb.toml"), "would name a r"),
+        (("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--out", "a\nb.toml"), "would name"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_nothing_is_written(place, capsys, arguments, sentence):
@@ -206,7 +206,7 @@ def test_files_called_alike_are_told_apart_and_copies_are_refused(place, capsys)
     assert command("init", "mnist", "run0/best.pt", "run1/best.pt", *network) == 0
     assert "Accuracy of all networks: run0/best.pt " in capsys.readouterr().out
     assert read_recipe("own.toml").data.name == str(Path("mnist").absolute())
-    assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--to", "b.toml") == 2
+    assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--out", "b.toml") == 2
     assert "run0/best.pt holds the same as 0.pt" in capsys.readouterr().err
 
 
@@ -294,7 +294,7 @@ def test_preprocessing_that_is_given_is_taken(place, capsys):
     network = recipe.teachers.network
     assert (network.mean, network.std, network.order) == ((0.485, 0.456, 0.406), (0.2,), "rgb")
     for wrong, sentence in ((("--mean", "0.5"), "go together"), (("--std", "half"), "--std is numbers")):
-        assert command(*init, *wrong, "--to", "b.toml") == 2
+        assert command(*init, *wrong, "--out", "b.toml") == 2
         assert sentence in capsys.readouterr().err
 
 

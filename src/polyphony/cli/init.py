@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from polyphony.cli import terminal
+from polyphony.cli.options import output
 from polyphony.cli.where import UsageError
 
 
@@ -16,7 +17,7 @@ def init(
     /,
     *weights: Annotated[Path, Parameter(required=True)],
     network: str,
-    to: Path = Path("own.toml"),
+    out: Annotated[Path, output("Recipe to write.")] = Path("own.toml"),
     size: Annotated[int | None, Parameter(help="Side of the images in pixels.")] = None,
     mean: Annotated[
         str | None, Parameter(help="Mean of the pixels in [0, 1]: 0.5, or one a channel.")
@@ -24,32 +25,30 @@ def init(
     std: Annotated[str | None, Parameter(help="Standard deviation: 0.25, or 0.2,0.2,0.2.")] = None,
     order: Annotated[Literal["rgb", "bgr"] | None, Parameter(help="Order of the channels.")] = None,
 ) -> None:
-    """Write a recipe that distils trained networks, and say what was found out about them.
+    """Write a recipe that distils trained networks, after checking them on validation images.
 
-    Preprocessing that is not given is tried: the one with which the first network has most validation images
-    right is taken.
+    If you do not give the preprocessing, init tries the usual ones and takes the one with which the first
+    network is most accurate.
 
     Parameters
     ----------
     images
         A folder of class folders of pictures, or an .npz of images and labels.
     weights
-        The networks' files of weights, two or more: .safetensors, or a state_dict of torch.save.
+        Two or more files of weights: .safetensors, or a state_dict of torch.save.
     network
-        What makes the network: module:function or module:Class of your own, timm:NAME, transformers:FOLDER.
-    to
-        The recipe to write.
+        What builds the network: module:function or module:Class of your own, timm:NAME, transformers:FOLDER.
     """
-    if to.exists():
-        raise UsageError(f"{to} is there already: give --to another file, or remove it")
+    if out.exists():
+        raise UsageError(f"{out} exists: give --out another file, or remove it")
     from polyphony.runs.store import write_whole
     from polyphony.study.draft import draft
     from polyphony.study.preprocessing import Given
 
     given = Given(size, numbers("--mean", mean), numbers("--std", std), order)
-    text = draft(images, weights, network, to, given, terminal.line)
-    write_whole(to, text.encode())
-    terminal.line(f"Recipe: {to}. Next: polyphony show {to}")
+    text = draft(images, weights, network, out, given, terminal.line)
+    write_whole(out, text.encode())
+    terminal.line(f"Recipe: {out}. Next: polyphony show {out}")
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
