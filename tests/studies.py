@@ -15,8 +15,9 @@ from polyphony.execute import Board, Here, Runner
 from polyphony.execute.job import Job
 from polyphony.recipe import Recipe, read_recipe
 from polyphony.study import Outcome, Study, run_study
+from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import TrainStudent
-from polyphony.study.plan import fingerprints, plan
+from polyphony.study.plan import plan
 from polyphony.sweep import Sweep, SweepOutcome, run_sweep
 from polyphony.training.tally import DivergedError
 

@@ -16,7 +16,8 @@ from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Data, read_recipe, shipped
 from polyphony.study import Study
 from polyphony.study.cost import untaught_loss
-from polyphony.study.plan import fingerprints, plan
+from polyphony.study.fingerprints import fingerprints
+from polyphony.study.plan import plan
 from polyphony.study.score_table import parameter_counts
 from polyphony.training.fit import Plan, fit
 from polyphony.training.predict import predict

@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 from filelock import FileLock
 
-from polyphony._util.files import WriteError, atomic_path
+from polyphony._util import files
+from polyphony._util.files import WriteError, atomic_path, claim
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs import store
 from polyphony.runs.predictions import load_predictions, read_predictions, save_predictions
@@ -249,6 +250,35 @@ def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
     writing = [attempt for attempt in attempts if attempt is not None and can_write(attempt)]
     assert len(writing) == 1
     assert [path for path in stage.folder.iterdir() if path.is_dir()] == [writing[0].attempt]
+
+
+def test_an_attempt_makes_its_folder_before_it_removes_those_of_others(tmp_path, monkeypatch):
+    """Of two that claim at once, one would otherwise not see the other: both could write."""
+    claim(tmp_path)
+    claimed, remove = [], files.remove
+
+    def remove_late(folder: Path) -> None:
+        monkeypatch.setattr(files, "remove", remove)
+        claimed.append(claim(tmp_path))  # of another process, while this one removes what it has seen
+        remove(folder)
+
+    monkeypatch.setattr(files, "remove", remove_late)
+    mine = claim(tmp_path)
+    assert sorted(tmp_path.iterdir()) == claimed
+    assert not mine.exists()
+
+
+def test_a_result_that_comes_while_a_folder_is_claimed_is_kept(stage, monkeypatch):
+    earlier, claim = stage.start(), store.claim
+
+    def claim_late(folder: Path) -> Path:
+        earlier.finish(WEIGHTS, {"epochs": 7})
+        return claim(folder)
+
+    monkeypatch.setattr(store, "claim", claim_late)
+    assert stage.start() is None
+    assert Trained(stage.folder).record()["epochs"] == 7
+    assert sorted(path.name for path in stage.folder.iterdir()) == ["done.json", "weights.safetensors"]
 
 
 def test_an_attempt_whose_folder_is_about_to_go_is_stale(stage, monkeypatch):

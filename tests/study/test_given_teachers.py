@@ -27,9 +27,9 @@ from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.runs.store import ChangedError
 from polyphony.study import Study, Upto, check_trained, open_study, run_study
+from polyphony.study.fingerprints import weights_hash
 from polyphony.study.given import refuse_unfit, swapped
 from polyphony.study.jobs import TrainStudent
-from polyphony.study.study import weights_hash
 from polyphony.sweep import Sweep
 
 MODULE = """
@@ -264,6 +264,14 @@ def test_a_few_swapped_classes_among_many_are_named(names, said, images, share):
 def test_classes_that_are_confused_are_not_called_swapped(names, images, share):
     labels = torch.arange(12).repeat(images)
     refuse_unfit(swap(labels, names, share), labels, "abcdefghijkl", Path("a.pt"))
+
+
+def test_classes_called_by_each_others_names_a_little_more_often_than_not_are_not_called_swapped():
+    labels = torch.arange(12).repeat_interleave(40)
+    answers = labels.clone()
+    for one, other in ((3, 7), (7, 3)):
+        answers[40 * one : 40 * one + 24] = other  # 24 of 40, which chance may do
+    refuse_unfit(answers, labels, "abcdefghijkl", Path("a.pt"))
 
 
 def test_honest_teachers_however_bad_have_no_swapped_classes():

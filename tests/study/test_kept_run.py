@@ -22,7 +22,8 @@ from polyphony.recipe.schema import Student, Teachers
 from polyphony.report import write_report
 from polyphony.runs.rows import Score, from_csv
 from polyphony.study import Study, open_study, run_study
-from polyphony.study.plan import Upto, fingerprints, part, plan
+from polyphony.study.fingerprints import fingerprints
+from polyphony.study.plan import Upto, part, plan
 
 KEPT = Path(__file__).parent / "kept"
 METHODS = ("scratch", "kd", "kd-ods", "hydra")

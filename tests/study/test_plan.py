@@ -12,7 +12,8 @@ from polyphony.recipe import read_recipe
 from polyphony.runs.store import spec_key
 from polyphony.study import Study
 from polyphony.study.evaluation import PredictShifted
-from polyphony.study.plan import Fingerprints, Upto, fingerprints, part, plan
+from polyphony.study.fingerprints import Fingerprints, fingerprints
+from polyphony.study.plan import Upto, part, plan
 from polyphony.study.shifts import Unknown
 
 PRINTS = Fingerprints({"train": "a", "valid": "b", "test": "c"})

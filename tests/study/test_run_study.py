@@ -28,9 +28,8 @@ from polyphony.execute.runner import run_job
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.runs.store import ChangedError, Stage, StoreError
 from polyphony.study import Study, Upto, costs, open_study, run_study, verdict
-from polyphony.study.origin import versions
-from polyphony.study.plan import fingerprints
-from polyphony.study.run import write_provenance
+from polyphony.study.fingerprints import fingerprints
+from polyphony.study.provenance import versions, write_provenance
 from polyphony.study.score_table import told_of
 from polyphony.study.study import load_splits
 from polyphony.training.fit import fit

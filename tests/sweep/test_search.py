@@ -16,7 +16,7 @@ import pytest
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import study as of_study
-from polyphony.study.plan import fingerprints
+from polyphony.study.fingerprints import fingerprints
 from polyphony.sweep.run import Sweep, SweepOutcome
 from polyphony.sweep.search import STARTUP, Search, check_search, mend, rounded
 

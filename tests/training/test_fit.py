@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyphony.compute.devices import choose_device
+from polyphony.compute.parallel import Group
 from polyphony.data import Augmentation, Split, batches
 from polyphony.distill import CrossEntropy, Distill
 from polyphony.distill.perturb import ODS
@@ -366,6 +367,20 @@ def test_a_network_that_draws_by_itself_goes_on_with_the_same_bits_too(tmp_path)
     torch.manual_seed(99)
     fit(resumed, CrossEntropy(), TRAIN, VALID, plan(4), seeded(8), checkpoint=stage)
     assert same(whole.state_dict(), resumed.state_dict())
+
+
+def test_what_a_network_draws_itself_differs_between_processes_and_repeats_in_each():
+    """Processes have different rows of a batch: the same dropout for all would tie rows together."""
+
+    def dropped(rank: int) -> Tensor:
+        training = train.Training(student(), plan(1), seeded(7), Group(rank, 2))
+        with training.own_draws():
+            return F.dropout(torch.ones(100), 0.5)
+
+    first, second = dropped(0), dropped(1)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, dropped(0))
+    assert torch.equal(second, dropped(1))
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):

@@ -17,7 +17,8 @@ from polyphony.ensembles import Single
 from polyphony.recipe import read_recipe
 from polyphony.runs.store import Stage
 from polyphony.study import Study
-from polyphony.study.plan import fingerprints, plan
+from polyphony.study.fingerprints import fingerprints
+from polyphony.study.plan import plan
 from polyphony.training import graphs
 from polyphony.training.fit import Plan, fit
 from polyphony.training.graphs import CompileError

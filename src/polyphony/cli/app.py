@@ -14,6 +14,7 @@ from polyphony.cli import (
     data,
     export,
     init,
+    plan,
     predict,
     recipes,
     report,
@@ -55,6 +56,7 @@ VERBS = {
     "Inspect": (
         Verb(study.show, "show digits"),
         Verb(status.status, "status runs/digits"),
+        Verb(plan.clean, "clean runs/digits"),
         Verb(report.report, "report runs/digits"),
         Verb(analyse.analyse, "analyse runs/digits jacobians latency", "RUN [WHAT...] [OPTIONS]"),
     ),

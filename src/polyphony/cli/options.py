@@ -62,4 +62,5 @@ class Running:
     data: DataRoot = None
     where: Where = Where()
     redo: Annotated[bool, flag("Replace results that were made with another recipe.")] = False
+    dry_run: Annotated[bool, flag("Show what would be done, and write nothing.")] = False
     tensorboard: Annotated[bool, flag("Also write the training logs for TensorBoard.")] = False

@@ -15,10 +15,11 @@ from polyphony._util.text import counted
 from polyphony.cli import progress, report, terminal
 from polyphony.cli.advice import missing_data
 from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, flag, repeatable
+from polyphony.cli.plan import show_plan
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
-    from polyphony.execute import Board, Runner
+    from polyphony.execute import Board, Job, Runner
     from polyphony.study import Cost, Study
 
 
@@ -28,7 +29,8 @@ def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
     A second call does only what is missing. After an interruption, the same command continues.
     """
     done = run(recipe, running, "EVALUATE")
-    report.report((done.folder,))
+    if not running.dry_run:
+        report.report((done.folder,))
 
 
 def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
@@ -160,9 +162,20 @@ def run(recipe: str, running: Running, upto: str) -> Study:
     with terminal.working("Loading PyTorch and the data"):
         study = prepare(recipe, running)
         study.splits  # noqa: B018 (loaded here, while the spinner runs)
+    if running.dry_run:
+        show_plan(jobs_of(study, upto), study.folder)
+        return study
     with runner(study, running.where) as place:
         run_to(study, upto, place, running.redo, running.tensorboard)
     return study
+
+
+def jobs_of(study: Study, upto: str) -> list[Job]:
+    """The jobs of a study so far."""
+    from polyphony.study.fingerprints import fingerprints
+    from polyphony.study.plan import Upto, part, plan
+
+    return part(plan(study, fingerprints(study)), Upto[upto])
 
 
 def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:

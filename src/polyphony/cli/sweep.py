@@ -13,8 +13,9 @@ from rich.table import Table
 from polyphony._util.text import counted
 from polyphony.cli import progress, report, terminal
 from polyphony.cli.options import RecipeName, Running
+from polyphony.cli.plan import show_plan
 from polyphony.cli.study import expected_costs, watched, weights
-from polyphony.cli.where import AtLeastOne, chosen_for, runner
+from polyphony.cli.where import AtLeastOne, UsageError, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.execute import Runner
@@ -69,12 +70,25 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
     asked = Sweep(swept, folder, running.data, chosen_for(running.where))
     asked.check(trials)
+    if running.dry_run:
+        preview(asked, trials)
+        return
     with runner(asked.study([swept.own]), running.where) as place:
         whole = None if folder.exists() else announce(asked, trials, place)
         with watched(folder, running.tensorboard, whole) as board:
             outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     report.report((folder,))
+
+
+def preview(sweep: Sweep, trials: int | None) -> None:
+    """Show what a grid would do; the points of a search are not known yet."""
+    from polyphony.study.fingerprints import fingerprints
+
+    if trials is not None:
+        raise UsageError("the points of a search are not known before: leave out --trials or --dry-run")
+    prints = fingerprints(sweep.study([sweep.swept.own]))
+    show_plan(sweep.plan(sweep.swept.grid(), prints), sweep.folder)
 
 
 def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole | None:

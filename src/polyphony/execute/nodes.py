@@ -66,7 +66,6 @@ def looker() -> Callable[[str], dict[str, str]]:
 
     def look(token: str) -> dict[str, str]:
         import hashlib
-        import importlib.metadata
         import importlib.util
         import pathlib
         import platform
@@ -77,7 +76,7 @@ def looker() -> Callable[[str], dict[str, str]]:
         for folder in (spec and spec.submodule_search_locations) or ():
             sources = [path.read_bytes() for path in sorted(pathlib.Path(folder).rglob("*.py"))]
             digest = hashlib.sha256(b"".join(sources)).hexdigest()
-            ours = f"{importlib.metadata.version('polyphony')} ({digest[:8]})"
+            ours = f"{importlib.import_module('polyphony').__version__} ({digest[:8]})"
         sees = str(pathlib.Path(token).exists())
         return {
             "folder": sees,

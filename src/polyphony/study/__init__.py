@@ -3,7 +3,8 @@
 from polyphony.study.cost import Cost, TooLargeError, check_memory, costs
 from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
 from polyphony.study.plan import Upto
-from polyphony.study.run import Outcome, open_study, run_study
+from polyphony.study.provenance import open_study
+from polyphony.study.run import Outcome, run_study
 from polyphony.study.score_table import verdict
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study

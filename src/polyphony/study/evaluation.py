@@ -21,8 +21,9 @@ from polyphony.runs.predictions import prediction_path
 from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import ChangedError, FileError, Stage, Trained, locked, spec_key
+from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Predict, predicting
-from polyphony.study.plan import fingerprints, plan, predictions_of
+from polyphony.study.plan import plan, predictions_of
 from polyphony.study.saved import SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.shifts import Corruptions, Shift, Unknown
 from polyphony.study.study import Study

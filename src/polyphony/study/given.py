@@ -17,7 +17,7 @@ from polyphony.ensembles import Single
 from polyphony.nn import Adapted
 from polyphony.nn.weights import WeightsError, is_plain, load_weights, read_weights
 from polyphony.recipe import RecipeError
-from polyphony.study.study import weights_hash
+from polyphony.study.fingerprints import weights_hash
 from polyphony.training.predict import predict
 
 SURE = 3.0  # standard deviations above chance that a teacher must be

@@ -23,7 +23,7 @@ from polyphony.recipe import Distillation, GivenTeachers
 from polyphony.runs.predictions import prediction_path
 from polyphony.runs.store import Stage
 from polyphony.study.given import refuse_copies, take_in
-from polyphony.study.origin import machine, versions
+from polyphony.study.provenance import machine, versions
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
 from polyphony.training.fit import Loss, Plan, Watch, fit

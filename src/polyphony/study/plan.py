@@ -7,21 +7,18 @@ Pretrained teachers count by the hash of their file. `plan` reads and writes no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import IntEnum
-from pathlib import Path
 
-from polyphony.data.files import there
 from polyphony.execute.job import Job
-from polyphony.nn.weights import file_and_key
 from polyphony.recipe import ROUNDING, GivenTeachers, Schedule
 from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, Stage, spec_key
+from polyphony.study.fingerprints import Fingerprints, given_spec
 from polyphony.study.jobs import TRAIN_SHOWN, Images, Predict, TrainStudent, TrainTeacher
 from polyphony.study.saved import SavedPredictions
-from polyphony.study.study import Study, weights_hash
+from polyphony.study.study import Study
 
 FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
 # Keys that decide no training, or stand in a spec in another way; all others are in it as they are.
@@ -37,43 +34,6 @@ class Upto(IntEnum):
     TEACH = 1
     DISTILL = 2
     EVALUATE = 3
-
-
-@dataclass(frozen=True)
-class Fingerprints:
-    """What a plan knows of the files that a recipe names."""
-
-    images: Mapping[str, str]  # by split: train, valid, test, and unlabelled if there are such
-    classes: int | None = None  # how many there are, where the labels of train and valid do not show it
-    teachers: tuple[str, ...] = ()  # the hashes of pretrained teachers' files
-
-
-def fingerprints(study: Study) -> Fingerprints:
-    """The hashes of a study's images, and of its pretrained teachers' files; raises what cannot be read."""
-    splits, teachers = study.splits, study.recipe.teachers
-    count, labels = len(splits.classes), (splits.train.labels, splits.valid.labels)
-    shown = 1 + max(int(each.max()) for each in labels)
-    given = teachers.weights if isinstance(teachers, GivenTeachers) else ()
-    images = {"train": splits.train, "valid": splits.valid, "test": splits.test}
-    images |= {"unlabelled": splits.unlabelled} if splits.unlabelled else {}
-    return Fingerprints(
-        {name: split.fingerprint for name, split in images.items()},
-        None if count == shown else count,
-        tuple(given_hash(study, j, Path(file), splits.valid.fingerprint) for j, file in enumerate(given)),
-    )
-
-
-def given_hash(study: Study, j: int, file: Path, valid: str) -> str:
-    """The hash of a pretrained teacher's file.
-
-    Where the file is gone, the run's own copy stands for it as long as all else is as it was.
-    """
-    copy = study.teacher(j)
-    if not there(file_and_key(file)[0]) and copy.is_there():
-        spec = copy.record()["spec"]
-        if spec == given_spec(study, j, valid, spec.get("weights", "")):
-            return str(spec["weights"])
-    return weights_hash(file)
 
 
 def plan(study: Study, prints: Fingerprints, predicted: Sequence[Predict] | None = None) -> list[Job]:
@@ -112,12 +72,6 @@ def teacher_spec(work: TrainTeacher, prints: Fingerprints) -> Spec:
         return given_spec(study, work.j, prints.images["valid"], prints.teachers[work.j])
     spec = common_spec("teacher", study, teachers.number(work.j), teachers, prints)
     return spec | {"network": teachers.network_of(work.j).spec()}
-
-
-def given_spec(study: Study, j: int, valid: str, weights: str) -> Spec:
-    """The same of a pretrained teacher: its network, its file, and the images that it was judged on."""
-    network = study.recipe.teachers.network_of(j).spec()
-    return {"kind": "given teacher", "network": network, "valid": valid, "weights": weights}
 
 
 def student_spec(work: TrainStudent, prints: Fingerprints, trained: dict[str, Job]) -> Spec:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from polyphony.execute.board import Board
 from polyphony.execute.job import Graph, Job, not_done
 from polyphony.execute.runner import Runner
-from polyphony.recipe import NetworkTable, Recipe, RecipeError, Schedule, check
-from polyphony.recipe.python import changed_code, keep_code
-from polyphony.recipe.sources import KEPT
+from polyphony.recipe import Schedule
 from polyphony.runs.rows import Score
-from polyphony.runs.store import (
-    ChangedError,
-    FileError,
-    Stage,
-    StoreError,
-    locked,
-    read_json,
-    results_in,
-    write_json,
-)
+from polyphony.runs.store import Stage, locked, results_in, run_of
+from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Training
-from polyphony.study.leftovers import clear_the_way, forget
-from polyphony.study.origin import machine, network_kinds, versions
-from polyphony.study.plan import Fingerprints, Upto, fingerprints, part, plan
+from polyphony.study.leftovers import clear_the_way
+from polyphony.study.plan import Upto, part, plan
+from polyphony.study.provenance import code_named, refuse_sweep, write_provenance
 from polyphony.study.score_table import write_scores
 from polyphony.study.study import Study
 
@@ -97,6 +85,23 @@ class Work:
             self.found |= ({job.name for job in jobs} - {job.name for job in missing} | taken) - self.ran
 
 
+def outlook(jobs: Sequence[Job], runs: Path) -> dict[str, str]:
+    """What a run would find of each job, by name: a result here, in another run, of another key, or none."""
+    known = results_in(runs)
+    return {job.name: state_of(job, known.get(job.key, [])) for job in jobs}
+
+
+def state_of(job: Job, others: Sequence[Path]) -> str:
+    """What a run would find of a job, where other runs have its result in these folders."""
+    if job.is_done():
+        return "done"
+    if isinstance(job.result, Stage) and (words := job.result.difference()):
+        return f"made with another {words}"
+    if others:
+        return f"taken from {run_of(others[0])}"
+    return "begun" if isinstance(job.result, Stage) and job.result.found() else "to do"
+
+
 def take_over(jobs: Sequence[Job], runs: Path) -> set[str]:
     """Link the results that another run of this folder has; the names of their jobs.
 
@@ -112,70 +117,3 @@ def take_over(jobs: Sequence[Job], runs: Path) -> set[str]:
             waiting.remove(job.name)
             taken.add(job.name)
     return taken
-
-
-def write_provenance(study: Study, prints: Fingerprints) -> None:
-    """recipe.json: the resolved recipe, the data, versions and machine."""
-    splits = study.splits
-    record = {
-        "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
-        "data": {"origin": splits.origin, **prints.images},
-        "images": {
-            "classes": splits.classes,
-            "shape": list(splits.train.images.shape[1:]),
-            "resize": splits.resize,
-        },
-        "network": network_here(study.recipe.student_network),
-        "versions": versions(network_kinds(study.recipe)),
-        "machine": machine(study),
-    }
-    path = study.folder / "recipe.json"
-    if path.exists() and read_json(path).get("data") != record["data"]:
-        forget(study.folder, [study.folder / "predictions"])
-    keep_code(study.recipe, study.folder / KEPT)
-    write_json(path, record)
-
-
-@contextmanager
-def code_named(study: Study) -> Iterator[None]:
-    """A ChangedError also names the user's function that differs from the run's copy, if one does."""
-    try:
-        yield
-    except ChangedError as error:
-        where = changed_code(study.recipe, study.folder / KEPT)
-        raise ChangedError(f"{error}; changed since: {where}") if where else error from None
-
-
-def network_here(table: NetworkTable) -> dict[str, Any]:
-    """The students' network without the files that its table names; nothing where it names none, or must."""
-    try:
-        found = table.portable()
-    except RecipeError:
-        return {}
-    return {} if found is table else found.model_dump(mode="json", exclude_none=True)
-
-
-def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
-    """The study whose results are in a folder."""
-    refuse_sweep(folder)
-    return Study(stored_recipe(folder), folder, data_root, device)
-
-
-def stored_recipe(folder: Path, code: bool = True) -> Recipe:
-    """The recipe of a run; without code, nothing that it names is imported."""
-    path = folder / "recipe.json"
-    if not path.is_file():
-        raise FileError(path, f"is not there: {folder} is not a run folder")
-    table = read_json(path).get("recipe")
-    if not isinstance(table, dict):
-        raise FileError(path, "does not hold a recipe")
-    return check(table, str(path), code=code)
-
-
-def refuse_sweep(folder: Path) -> None:
-    """Raise for the folder of a sweep, which must not see test images."""
-    if (folder / "sweep.json").exists():
-        raise StoreError(
-            f"{folder} holds a sweep, and its test images stay unseen:"
-            " put the point it found into a recipe and study that in another folder"
-        )

@@ -11,8 +11,10 @@ from polyphony._util.files import is_alive
 from polyphony._util.text import first_line
 from polyphony.runs.rows import Score, SweepScore
 from polyphony.runs.store import StoreError, damaged, read_bytes, read_json
-from polyphony.study.plan import score_predictions, trainings, valid_predictions
-from polyphony.study.run import stored_recipe
+from polyphony.study.fingerprints import fingerprints
+from polyphony.study.leftovers import leftovers
+from polyphony.study.plan import plan, score_predictions, trainings, valid_predictions
+from polyphony.study.provenance import stored_recipe
 from polyphony.study.study import Study
 
 
@@ -61,6 +63,14 @@ def run_status(folder: Path) -> Status:
 def stored_study(folder: Path) -> Study:
     """The study, or the sweep's, that a folder holds, without its data and without code that it names."""
     return Study(stored_recipe(folder, code=False), folder)
+
+
+def run_leftovers(folder: Path, data_root: Path | None) -> list[Path]:
+    """The leftovers of the study or sweep in a folder."""
+    study = Study(stored_recipe(folder), folder, data_root)
+    is_sweep = (folder / "sweep.json").exists()
+    predicted = valid_predictions(study) if is_sweep else None
+    return leftovers(folder, plan(study, fingerprints(study), predicted))
 
 
 def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,9 +13,7 @@ from torch import Tensor, nn
 
 from polyphony._util.files import cores
 from polyphony.data import Splits, epoch_steps, load, outline
-from polyphony.data.files import readable, regular
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.nn.weights import file_and_key
 from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.runs.store import Trained
 from polyphony.training.fit import Plan
@@ -177,20 +174,6 @@ def built_once(
     firsts = {table: name for name, table in reversed(tables.items())}
     built = {table: build(name) for table, name in firsts.items()}
     return {name: built[table] for name, table in tables.items()}
-
-
-def weights_hash(path: Path) -> str:
-    """The hash of a file of weights, with the key in "a.pt#ema"; read once while the file stays as it is."""
-    file, key = file_and_key(path)
-    with readable(file):
-        status = file.stat()
-    return _hash(file, status.st_mtime_ns, status.st_size) + (f"#{key}" if key else "")
-
-
-@lru_cache
-def _hash(path: Path, changed: int, size: int) -> str:
-    with readable(path), regular(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @lru_cache(maxsize=1)

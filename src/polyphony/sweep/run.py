@@ -18,18 +18,11 @@ from polyphony.recipe.points import Point, Swept
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
 from polyphony.runs.store import FolderError, locked, read_json, write_json
+from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.leftovers import clear_the_way
-from polyphony.study.plan import (
-    FORMAT,
-    Fingerprints,
-    Upto,
-    fingerprints,
-    part,
-    plan,
-    predictions_of,
-    valid_predictions,
-)
-from polyphony.study.run import Work, check_plans, write_provenance
+from polyphony.study.plan import FORMAT, Upto, part, plan, predictions_of, valid_predictions
+from polyphony.study.provenance import write_provenance
+from polyphony.study.run import Work, check_plans
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration
 from polyphony.study.study import Study
@@ -65,6 +58,11 @@ class Sweep:
     def study(self, points: Sequence[Point]) -> Study:
         """The study whose methods are these points."""
         return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
+
+    def plan(self, points: Sequence[Point], prints: Fingerprints) -> list[Job]:
+        """The jobs of some points, and of their teachers."""
+        study = self.study(points)
+        return plan(study, prints, valid_predictions(study))
 
     def check(self, trials: int | None) -> None:
         """Raise, before anything is written, where the sweep cannot be run."""
@@ -104,7 +102,7 @@ def run_sweep(
         kept = [point for point in points if point not in lost]
         if not kept:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
-        found = predicted(sweeping.plan(kept))
+        found = predicted(sweep.plan(kept, prints))
         rows = score(found, kept)
         sweeping.begin([*kept, *lost])
         write_table(sweep.folder, TeacherScore, teacher_scores(found[TEACHERS, None], sweep.swept.recipe))
@@ -123,11 +121,6 @@ class Sweeping:
     redo: bool
     known: dict[Point, None] = field(default_factory=dict)  # the points so far, in order
 
-    def plan(self, points: Sequence[Point]) -> list[Job]:
-        """The jobs of some points, and of their teachers."""
-        study = self.sweep.study(points)
-        return plan(study, self.prints, valid_predictions(study))
-
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
         """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
         search = self.sweep.search(self.prints)
@@ -137,7 +130,7 @@ class Sweeping:
             points = list(dict.fromkeys(trial.point for trial in asked))
             diverged = self.measure(points)
             kept = [point for point in points if point not in diverged]
-            found = predicted(self.plan(kept)) if kept else {}
+            found = predicted(self.sweep.plan(kept, self.prints)) if kept else {}
             for trial in asked:
                 lost = trial.point in diverged
                 search.tell(trial, None if lost else judged(score(found, [trial.point])))
@@ -145,7 +138,7 @@ class Sweeping:
 
     def measure(self, points: Sequence[Point]) -> list[Point]:
         """Train and predict what is missing of these points; those of which a training diverged."""
-        jobs = self.plan(points)
+        jobs = self.sweep.plan(points, self.prints)
         self.known.update(dict.fromkeys(points))
         begin = partial(self.begin, list(self.known))
         clear_the_way(jobs, self.work.board, self.redo)

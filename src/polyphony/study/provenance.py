@@ -1,0 +1,124 @@
+"""What a run says of itself in recipe.json: recipe, data, versions, machine; and the study it was made by."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from polyphony import __version__
+from polyphony._util.files import cores, processor
+from polyphony.compute.parallel import group_from_environment
+from polyphony.recipe import NetworkTable, Recipe, RecipeError, check
+from polyphony.recipe.python import changed_code, keep_code
+from polyphony.recipe.sources import KEPT
+from polyphony.runs.store import ChangedError, FileError, StoreError, read_json, write_json
+from polyphony.study.fingerprints import Fingerprints
+from polyphony.study.leftovers import forget
+from polyphony.study.study import Study
+
+NAMED = ("torch", "numpy", "scipy")  # packages whose versions are recorded
+LIBRARIES = ("timm", "transformers")  # and those of networks, where they are used
+
+
+def versions(kinds: Collection[str] = ()) -> dict[str, str]:
+    """Of Python, the packages that matter, and libraries of networks that are imported, or are `kinds`."""
+    found = {"python": platform.python_version(), "polyphony": __version__}
+    found |= {name: version(name) for name in NAMED}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):  # a run whose trainings are done may do without
+            found |= {name: version(name)} if name in kinds or name in sys.modules else {}
+    return found
+
+
+def network_kinds(recipe: Recipe) -> set[str]:
+    """The kinds of the networks that a recipe names."""
+    tables = (recipe.student_network, recipe.teachers.network, *recipe.teachers.networks)
+    return {getattr(table, "kind", "") for table in tables}
+
+
+def machine(study: Study) -> dict[str, Any]:
+    """What a study runs on."""
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "device": study.device,
+        "threads": study.threads,
+        "processes": group_from_environment().size,
+        "precision": study.recipe.precision,
+        "deterministic": study.recipe.deterministic,
+        "way": study.recipe.way,
+        "compile": study.recipe.compile,
+        "system": platform.platform(),
+    }
+
+
+def write_provenance(study: Study, prints: Fingerprints) -> None:
+    """recipe.json: the resolved recipe, the data, versions and machine."""
+    splits = study.splits
+    record = {
+        "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
+        "data": {"origin": splits.origin, **prints.images},
+        "images": {
+            "classes": splits.classes,
+            "shape": list(splits.train.images.shape[1:]),
+            "resize": splits.resize,
+        },
+        "network": network_here(study.recipe.student_network),
+        "versions": versions(network_kinds(study.recipe)),
+        "machine": machine(study),
+    }
+    path = study.folder / "recipe.json"
+    if path.exists() and read_json(path).get("data") != record["data"]:
+        forget(study.folder, [study.folder / "predictions"])
+    keep_code(study.recipe, study.folder / KEPT)
+    write_json(path, record)
+
+
+@contextmanager
+def code_named(study: Study) -> Iterator[None]:
+    """A ChangedError also names the user's function that differs from the run's copy, if one does."""
+    try:
+        yield
+    except ChangedError as error:
+        where = changed_code(study.recipe, study.folder / KEPT)
+        raise ChangedError(f"{error}; changed since: {where}") if where else error from None
+
+
+def network_here(table: NetworkTable) -> dict[str, Any]:
+    """The students' network without the files that its table names; nothing where it names none, or must."""
+    try:
+        found = table.portable()
+    except RecipeError:
+        return {}
+    return {} if found is table else found.model_dump(mode="json", exclude_none=True)
+
+
+def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
+    """The study whose results are in a folder."""
+    refuse_sweep(folder)
+    return Study(stored_recipe(folder), folder, data_root, device)
+
+
+def stored_recipe(folder: Path, code: bool = True) -> Recipe:
+    """The recipe of a run; without code, nothing that it names is imported."""
+    path = folder / "recipe.json"
+    if not path.is_file():
+        raise FileError(path, f"is not there: {folder} is not a run folder")
+    table = read_json(path).get("recipe")
+    if not isinstance(table, dict):
+        raise FileError(path, "does not hold a recipe")
+    return check(table, str(path), code=code)
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raise for the folder of a sweep, which must not see test images."""
+    if (folder / "sweep.json").exists():
+        raise StoreError(
+            f"{folder} holds a sweep, and its test images stay unseen:"
+            " put the point it found into a recipe and study that in another folder"
+        )
