@@ -112,8 +112,18 @@ def show(
         )
     else:
         terminal.show_recipe(study.recipe)
+        terminal.line(plan_words(study))
         terminal.show_parameters(counts, shares)
         terminal.show_costs(found, at_once)
+
+
+def plan_words(study: Study) -> str:
+    """How many jobs the plan of a study has."""
+    from polyphony.study.plan import score_predictions
+
+    jobs = {"teacher": study.teacher_count, "student": len(study.students)}
+    jobs["prediction"] = len(score_predictions(study))
+    return f"Plan: {', '.join(counted(number, kind) for kind, number in jobs.items())}."
 
 
 def prepare(recipe: str, running: Running) -> Study:
