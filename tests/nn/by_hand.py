@@ -232,3 +232,66 @@ class InADict(Patches):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"features": self.embed(x), "logits": super().forward(x)}
+
+
+class CoupledInLargeBatches(Patches):
+    """Rows depend on each other only where there are more than eight."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens - tokens.mean(0) if len(tokens) > 8 else tokens)
+
+
+class Prepared(nn.Linear):
+    """Prepares its weight once in eval mode, and keeps it until it trains again."""
+
+    kept: Tensor | None = None
+
+    def train(self, mode: bool = True) -> Prepared:
+        self.kept = None
+        return super().train(mode)
+
+    def prepared(self) -> Tensor:
+        return self.weight / self.weight.norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return F.linear(x, self.prepared(), self.bias)
+        self.kept = self.prepared() if self.kept is None else self.kept
+        return F.linear(x, self.kept, self.bias)
+
+
+class PreparedForever(Prepared):
+    """The same, and never forgets it."""
+
+    def train(self, mode: bool = True) -> Prepared:
+        return nn.Linear.train(self, mode)
+
+
+class PreparesWeights(Patches):
+    """One of its layers keeps a prepared weight."""
+
+    def __init__(self, kind: type[Prepared] = Prepared) -> None:
+        super().__init__()
+        self.up = kind(WIDTH, WIDTH)
+
+
+class ReadsOnce(Patches):
+    """Reads a layer's weight in its first run in eval mode, and keeps it."""
+
+    kept: Tensor | None = None
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.up.weight * 2
+        return self.down(F.linear(tokens, self.kept).relu())
+
+
+class InChunks(Patches):
+    """Works in chunks of so many rows, and takes no others."""
+
+    def __init__(self, chunk: int = 4) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        return super().mix(tokens.unflatten(0, (-1, self.chunk))).flatten(0, 1)

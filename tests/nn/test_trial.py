@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import by_hand
 import pytest
 import torch
 from torch import Tensor, nn
 
+from polyphony.ensembles import BatchEnsemble
 from polyphony.nn import (
     ConversionError,
     InTurn,
@@ -130,3 +132,61 @@ def test_a_network_of_single_precision_that_fails_says_why_and_not_that_double_d
 
     with pytest.raises(ConversionError, match="that returns list gives no logits"):
         add_members(Single(), 2, size=(1, 2, 2))
+
+
+# What a few rows do not show
+
+
+def exact(student: BatchEnsemble, rows: int) -> bool:
+    """Whether members give for their rows what their plain networks give."""
+    x = torch.rand(student.members, rows, 3, 8, 8, generator=seeded(1), dtype=torch.float64)
+    with torch.no_grad():
+        alone = torch.stack([student.member(j)(each) for j, each in enumerate(x)])
+        return torch.allclose(student(x), alone, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_depend_on_each_other_in_large_batches_alone_are_noticed():
+    student = BatchEnsemble(by_hand.CoupledInLargeBatches(), 3, rng=seeded()).double().eval()
+    assert isinstance(student.network, InTurn)
+    assert all(exact(student, rows) for rows in (2, 4, 12))
+    network = nn.Sequential(nn.BatchNorm2d(3), by_hand.CoupledInLargeBatches())
+    with pytest.raises(
+        ConversionError, match="rows of a larger batch depend on each other; set `member_norm`"
+    ):
+        BatchEnsemble(network, 3)
+
+
+@pytest.mark.parametrize("kind", [by_hand.Prepared, by_hand.PreparedForever])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_layer_that_keeps_a_prepared_weight_is_refused_whether_it_was_used_or_not(kind, used: bool):
+    network = by_hand.PreparesWeights(kind).eval()
+    if used:
+        with torch.no_grad():
+            network(torch.rand(2, 3, 8, 8))
+    with pytest.raises(
+        ConversionError, match=re.escape("a weight that it has prepared, where each member has")
+    ):
+        BatchEnsemble(network, 3)
+    shared = by_hand.PreparesWeights(kind)
+    assert exact(BatchEnsemble(shared, 3, keep=("up",)).double().eval(), 4)
+
+
+def test_a_network_that_cannot_be_copied_says_so():
+    network = by_hand.PreparesWeights(by_hand.PreparedForever).eval()
+    network(torch.rand(2, 3, 8, 8))  # keeps a tensor with gradients
+    with pytest.raises(
+        ConversionError, match=re.escape("the network cannot be copied (Only Tensors created")
+    ):
+        BatchEnsemble(network, 3)
+
+
+def test_a_weight_that_is_read_once_and_kept_is_refused():
+    with pytest.raises(ConversionError, match=re.escape("keep=('up',)")):
+        BatchEnsemble(by_hand.ReadsOnce().eval(), 3)
+
+
+@pytest.mark.parametrize("chunk", [4, 8])
+@pytest.mark.parametrize("branch", [None, "head"])
+def test_a_network_that_works_in_chunks_of_rows_has_exact_members(chunk: int, branch: str | None):
+    student = BatchEnsemble(by_hand.InChunks(chunk), 3, rng=seeded(), branch=branch).double().eval()
+    assert exact(student, 8)

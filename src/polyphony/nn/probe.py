@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from polyphony._util.text import first_line
 from polyphony.nn.adapter import Adapted, logits_of
 from polyphony.nn.conversion import ConversionError
 from polyphony.nn.rank_one import RankOne, RankOneLinear
@@ -23,6 +25,7 @@ Size = tuple[int, ...]  # of one image: channels, height, width
 Result = TypeVar("Result")
 
 SIDES = (8, 16, 32, *range(4, 65), 96, 112, 128, 160, 192, 224, 256, 288, 299, 320, 336, 384, 448, 512)
+ROWS = (2, 8)  # of a member: as few as can be told apart, and those of a network that works in chunks
 # Of the largest number; wrong rows are off by its size.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
@@ -67,6 +70,30 @@ def run(
         return Trace(outputs, calls, branched)
 
 
+def inputs_of(network: nn.Module, x: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The inputs of layers in a run of a network, of those that are called."""
+    inputs: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+
+            def note(layer: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
+                inputs[name] = args[0]
+
+            stack.callback(layer.register_forward_pre_hook(note).remove)
+        run(network, x, {})
+    return inputs
+
+
+@torch.no_grad()
+def ignores_weight(layer: nn.Conv2d | nn.Linear, x: Tensor) -> bool:
+    """Whether a layer's outputs are the same with another weight."""
+    kept, expected = layer.weight.clone(), layer(x)
+    layer.weight.copy_(random_weight(kept.shape, False, torch.Generator().manual_seed(1)))
+    found = layer(x)
+    layer.weight.copy_(kept)
+    return close(found, expected)
+
+
 def fingerprint(layer: nn.Module, x: Tensor) -> Tensor:
     """A layer's input with its channels made one number, which the channels of other rows would not give."""
     last = isinstance(layer, nn.Linear | RankOneLinear)
@@ -86,7 +113,12 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy in eval mode with random weights, none of which hides what others do, as zeros would."""
-    network = without_hooks(copy.deepcopy(network).to(dtype).eval().requires_grad_(False))
+    try:
+        network = copy.deepcopy(network)
+    except Exception as error:  # a tensor that was computed with gradients, or whatever else it keeps
+        raise ConversionError(f"the network cannot be copied ({first_line(error)})") from error
+    network = network.to(dtype).train().eval()  # through train: to forget prepared weights
+    network = without_hooks(network.requires_grad_(False))
     network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     rng = torch.Generator().manual_seed(0)
     for module in network.modules():
@@ -123,26 +155,31 @@ def images(rows: int, size: Size, network: nn.Module, dtype: torch.dtype) -> Ten
 
 
 def on_images(
-    network: nn.Module, rows: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
+    network: nn.Module, members: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
 ) -> Result:
-    """What `use` makes of a stand-in and so many random images: of a size, or of the first it can take."""
+    """What `use` makes of a stand-in and random images of so many members, as few as the network takes.
+
+    They are of a size, or of the first that it takes.
+    """
     for dtype in TOLERANCE:
         double = stand_in(network, dtype)
         errors: list[Exception] = []  # of the last precision, float32, in which networks are used
-        for chosen in sizes(network) if size is None else [size]:
+        for rows, chosen in product(ROWS, sizes(network) if size is None else [size]):
             try:
-                return use(double, images(rows, chosen, double, dtype))
+                return use(double, images(members * rows, chosen, double, dtype))
             except Exception as error:  # whatever a stranger's forward trips over
                 errors.append(error)
     raise errors[0] if errors else ValueError("nothing in it tells which images it takes")
 
 
 def on_random_images(
-    network: nn.Module, rows: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
+    network: nn.Module, members: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
 ) -> Result:
     """As `on_images`; a ConversionError where the network runs on none."""
     try:
-        return on_images(network, rows, size, use)
+        return on_images(network, members, size, use)
+    except ConversionError:
+        raise
     except Exception as error:
         raise ConversionError(
             f"the network fails on random images: {error}; give their `size`: channels, height, width"

@@ -22,10 +22,22 @@ from polyphony.nn.conversion import (
     inside,
     merge_member,
 )
-from polyphony.nn.probe import Size, Trace, close, on_images, on_random_images, run
+from polyphony.nn.probe import (
+    Size,
+    Trace,
+    close,
+    ignores_weight,
+    images,
+    inputs_of,
+    on_images,
+    on_random_images,
+    run,
+)
+from polyphony.nn.rank_one import is_plain
 from polyphony.nn.running import SHARED, Front, Members
 
-MEMBERS, ROWS = 2, 2  # of the trial: as few as can be told apart
+MEMBERS = 2  # of the trial: as few as can be told apart
+MORE = 5  # rows of each in a second, larger batch
 NEAR = 0.25  # how far a branch that is chosen by a share may be from it
 TRIED = "tried_size"  # the attribute of a converted network that says at which size it was tried
 
@@ -39,10 +51,15 @@ def find_order(
     where members would differ, and what would help. With it comes the size of the images that were tried, if
     they had numbers.
     """
-    trial = on_random_images(network, MEMBERS * ROWS, size, lambda plain, x: Trial(plain, x, names, front))
+    trial = on_random_images(network, MEMBERS, size, lambda plain, x: Trial(plain, x, names, front))
     order = trial.order()
     tried = None if trial.x.is_meta else tuple(trial.x.shape[1:])
-    if not trial.works(order):
+    if stale := trial.stale():
+        raise ConversionError(
+            f"layer '{stale[0]}' goes on using a weight that it has prepared, where each member has another:"
+            f" share it by keep={tuple(stale)}"
+        )
+    if not trial.works_at_once(order):
         if not trial.turns_work():
             raise ConversionError(trial.advice(order))
         order = trial.turns()
@@ -63,14 +80,14 @@ def front_at(
             trial = Trial(plain, x, layers(front), front)
         except ConversionError:
             return False
-        return trial.turns_work() if in_turn else trial.works(trial.order())
+        return trial.turns_work() if in_turn else trial.works_at_once(trial.order())
 
     def nearest(plain: nn.Module, x: Tensor) -> Front | None:
         fronts = [front for apart, front in boundaries(plain, x, share) if apart < NEAR]
         tries = product((False, True), fronts)
         return next((front for in_turn, front in tries if works(plain, x, front, in_turn)), None)
 
-    front = on_random_images(network, MEMBERS * ROWS, size, nearest)
+    front = on_random_images(network, MEMBERS, size, nearest)
     if front is None:
         raise ConversionError(
             f"members cannot branch near {share:.0%} of this network's operations: name a layer in `branch`"
@@ -95,7 +112,7 @@ def check_members(network: nn.Module, members: int, size: Size) -> None:
                     return j
         return None
 
-    j = on_images(network, members * ROWS, size, differs)
+    j = on_images(network, members, size, differs)
     if j is not None:
         raise ConversionError(
             f"on images of {size} member {j} is not what it is alone: convert the network for this size"
@@ -118,8 +135,9 @@ class Trial:
     """A stand-in for a network, random images of two members [(m b) …], and the layers to have members."""
 
     def __init__(self, plain: nn.Module, x: Tensor, names: Sequence[str], front: Front | None = None) -> None:
+        self.unused = copy.deepcopy(plain)  # it may prepare weights in its first run, and keep them
         self.plain, self.names, self.front = plain, names, front
-        self.x, self.rows = x, x.unflatten(0, (MEMBERS, ROWS))
+        self.x, self.rows = x, x.unflatten(0, (MEMBERS, -1))
         branch = plain.get_submodule(front.branch) if front else None
         self.whole, self.last = (run(plain, rows, self.watched(plain), branch) for rows in (x, self.rows[-1]))
 
@@ -161,7 +179,7 @@ class Trial:
             r[-1], s[-1] = 1, 1
             return r, s
 
-        converted = convert(copy.deepcopy(self.plain), MEMBERS, order, draw)
+        converted = convert(copy.deepcopy(self.unused), MEMBERS, order, draw)
         first = merge_member(converted, 0)
 
         def differs(rows: Tensor, shared: bool) -> str | None:
@@ -183,6 +201,31 @@ class Trial:
         """Whether members of a network converted by this order are what they claim."""
         return not order.lost and self.fault(order) is None
 
+    def works_at_once(self, order: Order) -> bool:
+        """Whether they are also in a larger batch."""
+        return self.works(order) and self.holds_for_more(order)
+
+    def holds_for_more(self, order: Order) -> bool:
+        """Whether rows of a larger batch come in the same order, and none depends on another."""
+        x = images(MEMBERS * MORE, tuple(self.x.shape[1:]), self.plain, self.x.dtype)
+        try:
+            more = Trial(self.plain, x, self.names, self.front)
+        except Exception:  # it does not take as many images
+            return True
+        return more.order() == order and close(of_member(more.whole.outputs, 0, -1), more.last.outputs)
+
+    def stale(self) -> list[str]:
+        """Layers with a forward of their own that give the same whatever their weight is now."""
+        own = {
+            name: layer
+            for name, layer in self.watched(self.plain).items()
+            if isinstance(layer, nn.Conv2d | nn.Linear) and not is_plain(layer)
+        }
+        if self.x.is_meta or not own:
+            return []
+        inputs = inputs_of(self.plain, self.rows[-1], own)
+        return [name for name in inputs if ignores_weight(own[name], inputs[name])]
+
     def turns(self) -> Order:
         """Members one after the other."""
         return Order(dict.fromkeys(self.names, 0), in_turn=True, front=self.front)
@@ -200,10 +243,11 @@ class Trial:
         lost, unused = order.lost, [name for name in self.names if name not in called]
         rest = [name for name in self.names if name not in (lost or unused)]
         kept = Trial(self.plain, self.x, rest, self.front)
-        reason, cures = self.fault(order), []
+        reason = self.fault(order) or "rows of a larger batch depend on each other"
+        cures = []
         if self.works(self.turns()):
             cures.append("set `member_norm`, so that members can run one after the other")
-        if (lost or unused) and rest and kept.works(kept.order()):
+        if (lost or unused) and rest and kept.works_at_once(kept.order()):
             cures.append(f"share layers by keep={tuple(lost or unused)}")
             reason = f"layer '{unused[0]}' is not called, its weight is read" if unused else reason
         if lost:
