@@ -84,7 +84,7 @@ def test_only_a_dirichlet_says_that_its_logits_are_concentrations():
 
 @pytest.mark.parametrize("offset", [-0.5, float("nan"), float("inf")])
 def test_an_offset_that_is_no_concentration_is_refused(offset):
-    with pytest.raises(ValueError, match="from 0 on"):
+    with pytest.raises(ValueError, match="offset must be"):
         Dirichlet(small(), offset)
 
 

@@ -177,8 +177,8 @@ def test_it_learns_stripes_from_shuffled_images():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"batch_repetition": 0}, "batch_repetition must be a whole number from 1"),
-        ({"input_repetition": 1.5}, "input_repetition must be from 0 to 1, not 1.5"),
+        ({"batch_repetition": 0}, "batch_repetition must be greater than 0"),
+        ({"input_repetition": 1.5}, "input_repetition must be less than or equal to 1, not 1.5"),
     ],
 )
 def test_impossible_repetitions_are_refused(wrong, message):

@@ -279,5 +279,5 @@ def test_a_network_with_nothing_to_convert_is_refused(keep):
 
 @pytest.mark.parametrize("members", [0, -1])
 def test_a_network_without_members_is_refused(members):
-    with pytest.raises(ValueError, match="members must be a whole number from 1"):
+    with pytest.raises(ValueError, match="members must be greater than 0"):
         add_members(resnet(8, 3), members)
