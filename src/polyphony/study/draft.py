@@ -54,7 +54,7 @@ weights = {weights}
 
 [student]  # has the teachers' network
 start = "teacher"  # from the first teacher's weights
-form = {{ kind = "batch_ensemble", factor_std = 0.1 }}  # how far members are apart at the start
+form = {{ kind = "batch_ensemble", factor_std = 0.1 }}  # members start close together
 passes = "one"
 epochs = {epochs}
 batch = {batch}
@@ -67,16 +67,15 @@ mean = {{ form = "single", perturb = "clean", temperature = 4 }}  # one plain ne
 kd = {{ perturb = "clean", temperature = 4 }}
 ods-3 = {{ perturb = "ods", step_size = "3/255" }}
 ods-12 = {{ perturb = "ods", step_size = "12/255" }}
-# Members far apart at the start, as in the paper: more diverse, but needs longer training.
-ods-wide = {{ perturb = "ods", step_size = "3/255", form = {wide} }}
+# Members start far apart (factor_std = 0.5, as in the paper): more diverse, but needs longer training.
+ods-wide = {{ perturb = "ods", step_size = "3/255", form = "batch_ensemble" }}
 """
 BORN = 5  # methods of the template
 FRESH = """\
 # From fresh weights: may be better where the teachers have memorised their training images.
-kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = {wide}, epochs = {epochs} }}
-ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = {wide}, epochs = {epochs} }}
+kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = {epochs} }}
+ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = "batch_ensemble", epochs = {epochs} }}
 """
-WIDE = '{ kind = "batch_ensemble", factor_std = 0.5 }'
 FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
 schedule = "cosine"
@@ -194,10 +193,9 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
         weights=toml_paths([str(path.absolute()) for path in networks.weights]),
         epochs=epochs,
         batch=batch,
-        wide=WIDE,
         rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
     )
-    return text + (FRESH.format(epochs=LONGER * epochs, wide=WIDE) if fresh else "")
+    return text + (FRESH.format(epochs=LONGER * epochs) if fresh else "")
 
 
 def check_name(file: Path) -> None:
