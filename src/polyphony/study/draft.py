@@ -73,8 +73,8 @@ ods-wide = {{ perturb = "ods", step_size = "3/255", form = "batch_ensemble" }}
 BORN = 5  # methods of the template
 FRESH = """\
 # From fresh weights: may be better where the teachers have memorised their training images.
-kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = {epochs} }}
-ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = "batch_ensemble", epochs = {epochs} }}
+kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = {n} }}
+ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = "batch_ensemble", epochs = {n} }}
 """
 FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
@@ -195,7 +195,7 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
         batch=batch,
         rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
     )
-    return text + (FRESH.format(epochs=LONGER * epochs) if fresh else "")
+    return text + (FRESH.format(n=LONGER * epochs) if fresh else "")
 
 
 def check_name(file: Path) -> None:
