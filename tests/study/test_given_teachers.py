@@ -314,6 +314,19 @@ def test_a_perfect_teacher_is_taken_however_rare_a_class_is(rare, n):
         refuse_unfit(torch.zeros_like(labels), labels, ["a", "b"], Path("a.pt"))
 
 
+def test_weights_under_a_key_of_a_file_are_a_teacher(folder):
+    weights = torch.load(folder / "a.pt", weights_only=True)["model"]
+    halves = {name: value / 2 for name, value in weights.items()}
+    torch.save({"model": halves, "ema": weights}, folder / "a.pt")
+    picked = ("methods={scratch={}}", "teachers.weights=['a.pt#ema', 'b.safetensors']")
+    run(folder, *picked)
+    kept = Study(read_recipe(folder / "own.toml", picked), folder / "run").load_teachers(1).networks[0]
+    assert torch.equal(kept.network.out.bias, weights["module.out.bias"])
+    assert weights_hash(folder / "a.pt#ema") != weights_hash(folder / "a.pt")
+    (folder / "a.pt").unlink()
+    assert run(folder, *picked) == []
+
+
 def test_the_runs_copy_stands_for_a_file_that_is_gone(folder):
     run(folder, "methods={scratch={}}")
     kept = {path: path.read_bytes() for path in (folder / "run" / "teachers").rglob("*.safetensors")}
