@@ -168,7 +168,7 @@ def test_two_processes_are_one_where_the_student_is_asked_for_directions(pair: P
 def test_two_processes_are_one_with_images_without_labels(pair: Pair, form: str, loss: str, perturb: str):
     """Of a batch of five, the first process has two labelled rows, the second one, or none at all."""
     for share in (0.4, 0.7):
-        check(pair, form, loss, perturb, replace(SHORT, unlabelled=share))
+        check(pair, form, loss, perturb, SHORT.replace(unlabelled=share))
 
 
 def without(group: Group, method: str, *arguments: Any) -> tuple[State, list[dict]]:

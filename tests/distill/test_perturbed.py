@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from polyphony.distill import Distill, DistillMean
 from polyphony.distill.perturb import ODS, Clean, Diversify, Gaussian
-from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Ensemble, Hydra, LatentBE, Single
+from polyphony.ensembles import (
+    MIMO,
+    BatchEnsemble,
+    DeepEnsemble,
+    Ensemble,
+    Hydra,
+    LatentBE,
+    SameRows,
+    Single,
+)
 from polyphony.nn import resnet
 
 MEMBERS, BATCH, CLASSES = 3, 4, 5
@@ -66,7 +75,9 @@ def by_loop(
     student: Ensemble, teachers: DeepEnsemble, on: tuple[Tensor, Tensor], y: Tensor, tau: float
 ) -> tuple[float, float]:
     """Mean CE on the first inputs and mean KD on the second, member by member and row by row."""
-    seen = student.assign(BATCH, seeded()).tolist()
+    assigned = student.assign(BATCH, seeded())
+    same = [list(range(BATCH)) for _ in range(student.members)]
+    seen = same if isinstance(assigned, SameRows) else assigned.tolist()
     answers = [student(torch.stack([x[rows] for rows in seen])).tolist() for x in on]
     ce, kd = [], []
     for j, rows in enumerate(seen):

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.distill.one_to_one import Distill
 from polyphony.distill.perturb import Clean, Perturbation
-from polyphony.ensembles import DeepEnsemble, known_to
+from polyphony.ensembles import DeepEnsemble, SameRows, Seen
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,10 @@ class DistillMean(Distill):
 
     perturb: Perturbation = Clean()
 
-    def imitation(self, logits: Tensor, x: Tensor, seen: Tensor) -> Tensor:
-        """How far members are from the teachers' mean. [m rows k], [b c h w], [m rows] → []"""
-        targets = known_to(seen, all_teachers(self.teachers, x), dim=1)[:, seen]
+    def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
+        """How far members are from the teachers' mean. [m rows k], [b c h w] → []"""
+        targets = all_teachers(self.teachers, x)
+        targets = targets[:, None] if isinstance(seen, SameRows) else gather(targets, dim=1)[:, seen]
         return losses.mean_distillation(logits, targets, self.temperature)
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from polyphony._util.settings import Share, Temperature, check
+from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.perturb import ODS, Perturbation
-from polyphony.ensembles import DeepEnsemble, Ensemble, as_seen, known_to
+from polyphony.ensembles import DeepEnsemble, Ensemble, SameRows, Seen, as_seen
 from polyphony.training.graphs import Drawn, TwoPart
 
 Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
@@ -56,7 +57,7 @@ class Distill(TwoPart):
         check(Passes, passes=self.passes)
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        seen = student.assign(len(x), rng, x.device)  # [m rows]: which example each member sees
+        seen = student.assign(len(x), rng, x.device)
         x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
         return seen, x_tilde, *labelled_share(y, self.unlabelled)
 
@@ -68,17 +69,17 @@ class Distill(TwoPart):
         loss = (1 - self.alpha) * ce + self.alpha * kd
         return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels, *labelled)}
 
-    def imitation(self, logits: Tensor, x: Tensor, seen: Tensor) -> Tensor:
-        """How far members are from their teachers on what they see. [m rows k], [b c h w], [m rows] → []"""
+    def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
+        """How far members are from their teachers on the rows that they see. [m rows k], [b c h w] → []"""
         return losses.distillation(logits, taught(self.teachers, x, seen), self.temperature)
 
 
 def answers(
-    student: Ensemble, x: Tensor, x_tilde: Tensor, seen: Tensor, passes: Passes
+    student: Ensemble, x: Tensor, x_tilde: Tensor, seen: Seen, passes: Passes
 ) -> tuple[Tensor, Tensor]:
     """The student's logits for the labels' loss and for the teachers', in as few passes as will do.
 
-    2 × [b c h w], [m rows] → 2 × [m rows k]
+    2 × [b c h w] → 2 × [m rows k]
     """
     labelled = x_tilde if passes == "one" else x
     logits = student(as_seen(labelled, seen))
@@ -86,7 +87,10 @@ def answers(
 
 
 @torch.no_grad()
-def taught(teachers: DeepEnsemble, x: Tensor, seen: Tensor) -> Tensor:
-    """Teacher j's logits on what member j sees; each teacher is asked once for each example. [m rows k]"""
-    targets = known_to(seen, teachers(x.expand(len(seen), *x.shape)), dim=1)
-    return targets.gather(1, seen[..., None].expand(-1, -1, targets.shape[-1]))
+def taught(teachers: DeepEnsemble, x: Tensor, seen: Seen) -> Tensor:
+    """Teacher j's logits on the rows that member j sees; it runs once for each example. [m rows k]"""
+    members = seen.members if isinstance(seen, SameRows) else len(seen)
+    targets = teachers(x.expand(members, *x.shape))
+    if isinstance(seen, SameRows):
+        return targets
+    return gather(targets, dim=1).gather(1, seen[..., None].expand(-1, -1, targets.shape[-1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyphony.ensembles.base import Ensemble, as_seen, ask, asking_by, evaluating, known_to
+from polyphony.ensembles.base import Ensemble, SameRows, Seen, as_seen, ask, asking_by, evaluating
 from polyphony.ensembles.batch_ensemble import BatchEnsemble
 from polyphony.ensembles.deep import DeepEnsemble, Single
 from polyphony.ensembles.dirichlet import Dirichlet
@@ -18,10 +18,11 @@ __all__ = [
     "Ensemble",
     "Hydra",
     "LatentBE",
+    "SameRows",
+    "Seen",
     "Single",
     "as_seen",
     "ask",
     "asking_by",
     "evaluating",
-    "known_to",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,7 +17,17 @@ from polyphony.metrics import Predictions
 from polyphony.nn import Members, Size, check_members
 from polyphony.nn.folding import fold_norms
 
-Asking = Callable[[nn.Module, Tensor, bool], Tensor]
+Asking = Callable[[nn.Module, Tensor, bool], Tensor]  # as `ask`
+
+
+@dataclass(frozen=True)
+class SameRows:
+    """Every member sees the rows that this process has of a batch, in order."""
+
+    members: int
+
+
+Seen = SameRows | Tensor  # Tensor [m rows]: indices in the whole batch
 
 
 class Ensemble(nn.Module):
@@ -31,13 +42,13 @@ class Ensemble(nn.Module):
         """Where its weights are, and so its inputs; the CPU for one without any."""
         return next((weight.device for weight in self.parameters()), torch.device("cpu"))
 
-    def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
-        """Which example of a batch each member sees in each row: here every one, in order. [m size]
+    def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Seen:
+        """Which examples of a batch of `size` rows each member sees: by default all, in order.
 
-        Members that see the same rows are said to do so by a stride of 0 over members. Where several
-        processes train, these are a process's own rows; indices of any other stride are of the whole batch.
+        An ensemble whose members see different examples returns their indices in the whole batch, the rows of
+        all processes included (`parallel.drawn`). [m rows]
         """
-        return torch.arange(size, device=device).as_strided((self.members, size), (0, 1))
+        return SameRows(self.members)
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
         """What `fit` teaches M times as fast, with an M-th of the weight decay: here nothing.
@@ -59,27 +70,25 @@ class Ensemble(nn.Module):
         def __call__(self, x: Tensor) -> Tensor: ...
 
 
-def as_seen(batch: Tensor, seen: Tensor) -> Tensor:
-    """Each member's rows of a batch, batch[seen]. [b …], [m rows] → [m rows …]
+def as_seen(batch: Tensor, seen: Seen) -> Tensor:
+    """Each member's rows of a batch. [b …] → [m rows …]
 
-    Where all members see the same rows the result is expanded too: a view of one member's rows, so that an
-    ensemble may notice (`share_rows`) and do once what is the same for all.
+    Where all members see the same rows it is a view, so that an ensemble may notice (`share_rows`) and do
+    once what is the same for all.
     """
-    batch = known_to(seen, batch)
-    if share_rows(seen):
-        rows = batch[seen[0]]
-        return rows.expand(len(seen), *rows.shape)
-    return batch[seen]
-
-
-def known_to(seen: Tensor, batch: Tensor, dim: int = 0) -> Tensor:
-    """The rows that `Ensemble.assign` counts in: a process's own of a batch, or those of all processes."""
-    return batch if seen.stride(0) == 0 else gather(batch, dim)
+    if isinstance(seen, SameRows):
+        return batch.expand(seen.members, *batch.shape)
+    return gather(batch)[seen]
 
 
 def share_rows(x: Tensor) -> bool:
     """Whether the members' rows are one and the same in memory, as in x.expand(members, …). [m …]"""
     return len(x) == 1 or x.stride(0) == 0
+
+
+def ask(network: nn.Module, rows: Tensor, shared: bool = False) -> Tensor:
+    """A network's outputs. [b c h w] → [b k]; for rows that all its members share → [(m b) k]"""
+    return cast(Tensor, network(rows, shared=True) if shared else network(rows))
 
 
 class NetworkRunner:
@@ -92,6 +101,7 @@ class NetworkRunner:
 
     def __init__(self, network: nn.Module, folded: int = 1, size: Size | None = None) -> None:
         self.folded, self.size = folded, size
+        self.ask: Asking = ask
         self.seen: set[tuple[object, ...]] = set()  # sizes of images, with their types and devices
         fatal = any(isinstance(layer, nn.Conv2d) and is_fatal(layer) for layer in network.modules())
         self.lay_out(network, torch.contiguous_format if fatal else torch.channels_last)
@@ -145,30 +155,26 @@ class NetworkRunner:
 
     def run(self, network: nn.Module, rows: Tensor, shared: bool = False) -> Tensor:
         """The network on images that lie in memory as it likes them."""
-        return _ask(network, self.laid_out(rows), shared)
+        return self.ask(network, self.laid_out(rows), shared)
 
     def laid_out(self, rows: Tensor) -> Tensor:
         """Images as they lie in memory for the network."""
         return rows.contiguous(memory_format=self.memory_format) if rows.dim() == 4 else rows
 
 
-def ask(network: nn.Module, rows: Tensor, shared: bool = False) -> Tensor:
-    """A network's outputs. [b c h w] → [b k]; for rows that all its members share → [(m b) k]"""
-    return cast(Tensor, network(rows, shared=True) if shared else network(rows))
-
-
-_ask: Asking = ask  # how networks are run at present
-
-
 @contextmanager
-def asking_by(how: Asking) -> Iterator[None]:
-    """Meanwhile all ensembles run their networks so, which must be the same as `ask`."""
-    global _ask
-    _ask, before = how, _ask
+def asking_by(how: Asking, ensembles: Collection[Ensemble]) -> Iterator[None]:
+    """Let ensembles run their networks by `how`, which must compute the same as `ask`."""
+    values = [value for ensemble in ensembles for value in vars(ensemble).values()]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    runners = [each for several in lists for each in several if isinstance(each, NetworkRunner)]
+    for runner in runners:
+        runner.ask = how
     try:
         yield
     finally:
-        _ask = before
+        for runner in runners:
+            runner.ask = ask
 
 
 def check_device(network: nn.Module, rows: Tensor) -> None:

@@ -19,7 +19,7 @@ from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.parallel import Group
 from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
 
-Drawn = tuple[Tensor, ...]
+Drawn = tuple[Any, ...]  # tensors, and which rows members see (`ensembles.Seen`)
 
 BACKEND = "inductor"  # of torch.compile
 MOST_GRAPHS = 256  # of one function: for each size of batch and each kind of teacher there is one
@@ -67,17 +67,22 @@ class Compiled:
         if not self.is_settled:
             self.settle(student, x)
         with compiling():
-            with asking_by(self.ask):  # so does a perturbation
+            with asking_by(self.ask, self.asked(student)):  # a perturbation asks them too
                 drawn = self.loss.draw(student, x, y, rng)
             parts: dict[str, Tensor] = self.graph(student, x, y, drawn)
         return parts
 
     def settle(self, student: Ensemble, x: Tensor) -> None:
         """Let ensembles decide what they decide at their first images, which a graph cannot."""
-        for ensemble in {student, getattr(self.loss, "teachers", student)}:
+        for ensemble in self.asked(student):
             with evaluating(ensemble):  # in which nothing of it changes
                 ensemble(x.expand(ensemble.members, *x.shape))
         self.is_settled = True
+
+    def asked(self, student: Ensemble) -> set[Ensemble]:
+        """The ensembles that the loss asks: the student, its teachers, the source of its directions."""
+        perturb = getattr(self.loss, "perturb", None)
+        return {student, getattr(self.loss, "teachers", student), getattr(perturb, "source", student)}
 
 
 def as_graph(function: Callable[..., Any]) -> Any:
