@@ -147,7 +147,6 @@ def test_analyses_are_the_same():
             found.append(
                 analysis.external_predictions(given, teachers(7, name), VALID, 0.1, 4.0, seeded()).logits
             )
-            analysis.latencies({"s": student}, x, repeats=1)
         for one, other in zip(there, here, strict=True):
             assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 

@@ -95,7 +95,7 @@ class Shade(BuiltIn):
     "a column of scores.csv": Change(
         {
             "runs/rows.py": {
-                "@dataclass(frozen=True)\nclass EnsembleNll": "    sureness: float | None = None\n\n\n"
+                "@dataclass(frozen=True)\nclass SelectiveScore": "    sureness: float | None = None\n\n\n"
             },
             "metrics/predictions.py": {
                 '"kld": self.mean_kld()': '"sureness": float(self.log_probs(temperature).exp().amax()), '
@@ -281,9 +281,9 @@ def test_none_of_them_nor_a_new_key_trains_again_what_was_trained_before(grown):
 
 
 def test_all_of_them_work_in_a_study(grown):
-    assert "aloud: teacher 0" in command(grown, "study", "toy.toml", "--aloud")
+    assert "aloud: teacher 0" in command(grown, "study", "toy.toml", "--aloud", "--no-analyses")
     with (grown / "runs" / "toy" / "scores.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["model"] for row in rows} == {"teachers", "kd-shade"}
+    assert {row["model"] for row in rows} == {"teachers", "best teacher", "kd-shade"}
     assert all(0.25 <= float(row["sureness"]) <= 1 for row in rows)
     assert "A toy figure" in (grown / "runs" / "toy" / "report.html").read_text()

@@ -1,33 +1,43 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from polyphony.analysis import latencies
-from polyphony.ensembles import Ensemble
+
+Works = dict[str, Callable[[], None]]
 
 
-class Slow(Ensemble):
-    """A model that takes as long as it is told, by a clock of its own."""
-
-    def __init__(self, clock: list[float], takes: list[float], order: list[int]) -> None:
-        super().__init__()
-        self.members, self.clock, self.takes, self.order = len(takes), clock, takes, order
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert len(x) == self.members
-        self.clock[0] += self.takes[self.order.count(id(self)) % len(self.takes)]
-        self.order.append(id(self))
-        return x
-
-
-def test_latency_is_each_models_median_of_alternating_repeats(monkeypatch):
+@pytest.fixture
+def slow(monkeypatch):
+    """Works that take as long as they are told, by a clock of their own, and the order they ran in."""
     clock, order = [0.0], []
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    models = {"a": Slow(clock, [9.0, 1.0, 5.0, 2.0], order), "b": Slow(clock, [0.5], order)}
-    found = latencies(models, torch.zeros(2, 1, 4, 4), repeats=3)
-    assert found == pytest.approx({"a": 2000.0, "b": 500.0})  # the first, slow pass is not counted
-    a, b = (id(model) for model in models.values())
-    assert order == [a, b] * 4
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
+
+    def make(**takes: list[float]) -> tuple[Works, list[str]]:
+        def work(name: str) -> Callable[[], None]:
+            def run() -> None:
+                clock[0] += takes[name][order.count(name) % len(takes[name])]
+                order.append(name)
+
+            return run
+
+        return {name: work(name) for name in takes}, order
+
+    return make
+
+
+def test_latency_is_each_works_median_of_alternating_rounds(slow):
+    works, order = slow(a=[9.0, 1.0, 5.0, 2.0], b=[0.5])
+    found = latencies(works, repeats=3)
+    assert found == pytest.approx({"a": 2000.0, "b": 500.0})  # the first, slow call is not counted
+    assert order == ["a", "b"] * 4
+
+
+@pytest.mark.parametrize(("takes", "rounds"), [(0.1, 20), (1.0, 5), (60.0, 3)])
+def test_slow_works_have_fewer_rounds_but_three(slow, takes: float, rounds: int):
+    works, order = slow(a=[takes])
+    latencies(works, limit=4.5)
+    assert len(order) == 1 + rounds

@@ -22,7 +22,8 @@ from polyphony.execute import Cluster, Here, Share
 from polyphony.execute.processes import WorkerLostError
 from polyphony.nn.conversion import ConversionError
 from polyphony.recipe import read_recipe
-from polyphony.runs.rows import Score
+from polyphony.report.run import Run
+from polyphony.runs.rows import Score, to_csv
 from polyphony.runs.store import ChangedError, FolderError
 from polyphony.serve import AnswerError
 from polyphony.study import Study, TooLargeError
@@ -97,21 +98,21 @@ def test_no_command_waits_for_libraries_that_it_does_not_need(environment):
 
 
 def test_a_study_from_the_command_line_then_again_then_changed(say, tiny, refused, tmp_path, monkeypatch):
-    first = say(*tiny("study"))
+    first = say(*tiny("study", "--no-analyses"))
     assert first.code == 0, first.err
     folder = tmp_path / "runs" / "digits"
     with (folder / "scores.csv").open() as file:
         header, *rows = csv.reader(file)
     assert ",".join(header).startswith("model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params")
-    assert len(rows) == 2 * (4 + 3 * 2 * 2)
+    assert len(rows) == 2 * (4 + 2 + 3 * 2 * 2)
     assert "±" in first.out
-    assert "keeps" in first.out
+    assert "Your best single network has" in first.out
     assert "scores.csv" in first.out
     assert (folder / "report.html").is_file()
 
     scores = (folder / "scores.csv").read_bytes()
     monkeypatch.setattr("polyphony.report.write_report", lambda *_: "as before")  # it takes the longest
-    second = say(*tiny("study"))
+    second = say(*tiny("study", "--no-analyses"))
     assert second.code == 0
     assert "Nothing to do" in second.out
     assert (folder / "scores.csv").read_bytes() == scores
@@ -125,7 +126,7 @@ def test_a_study_from_the_command_line_then_again_then_changed(say, tiny, refuse
     refused(say(*tiny("study", *other)), "method.alpha (0.9, now 0.5)", "--out", "--redo")
     assert (folder / "scores.csv").read_bytes() == scores
 
-    redone = say(*tiny("study", *other, "--redo"))
+    redone = say(*tiny("study", *other, "--redo", "--no-analyses"))
     assert redone.code == 0
     assert "Nothing to do" not in redone.out
     assert (folder / "scores.csv").read_bytes() != scores
@@ -168,15 +169,32 @@ def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, 
         "kld": 0.1,
         "params": 464_154,
     }
-    rows = [Score("teachers", None, "test", "calibrated", **numbers)]
+    kinds = ("standard", "calibrated")
+    rows = [Score("teachers", None, "test", kind, **numbers) for kind in kinds]
+    rows += [Score("best teacher", 1, "test", kind, **numbers) for kind in kinds]
     rows += [
-        Score(name, seed, "test", "calibrated", **{**numbers, "nll": 0.2 + 0.01 * seed})
+        Score(
+            name, seed, "test", kind, **{**numbers, "nll": 0.2 + 0.01 * seed, "dee": 2.5 - seed}, voice=0.062
+        )
         for name in study.recipe.methods
         for seed in study.recipe.seeds
+        for kind in kinds
     ]
-    Console(width=80).print(score_table(study, rows))
+    facts = {"recipe": study.recipe.model_dump(mode="json", exclude_none=True)}
+    (tmp_path / "recipe.json").write_text(json.dumps(facts))
+    (tmp_path / "scores.csv").write_text(to_csv(rows, Score))
+    Console(width=80).print(score_table(Run.open(tmp_path)))
     printed = capsys.readouterr().out
-    for part in ("DeepEns-4", *study.recipe.methods, "mean-KLD", "91.23", "0.210", "±0.010", "2.50"):
+    for part in (
+        "4 teachers",
+        "best teacher",
+        *study.recipe.methods,
+        "91.23",
+        "0.210",
+        "±0.010",
+        "1.50",
+        "62 %",
+    ):
         assert part in printed
 
 

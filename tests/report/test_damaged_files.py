@@ -190,7 +190,7 @@ def test_a_damaged_table_is_said_to_be_and_the_command_says_what_makes_it_again(
         ("students/kd/0", "'polyphony study RECIPE' trains it"),
         ("predictions/kd/0/test.safetensors", "delete it to make it again"),
         ("analysis/parts/snr-ods-1.json", "delete it to make it again"),
-        ("recipe.json", "'polyphony study RECIPE' makes it again"),
+        ("recipe.json", "RUN is not a run folder; 'polyphony study RECIPE' makes one"),
         ("sweep.csv", "'polyphony sweep RECIPE' makes it again"),
         ("analysis/members.safetensors", "delete it, and 'polyphony analyse RUN members' makes it again"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +67,7 @@ def test_sets_of_unlike_size_have_a_mean_of_their_own(sets: list[Run]):
     (each,) = (d for d in differences(study) if (d.words, d.judged.name) == ("kd-ods − kd", "nll"))
     assert (each.paired.n, each.over_sets.n) == (3, 2)
     mean = f"{each.over_sets.mean:+.3f}".replace("-", "−")
-    assert each.text.endswith(f"sets {mean} ± {each.over_sets.half:.3f})")
+    assert each.over_sets_text == f"{mean} ± {each.over_sets.half:.3f}"
 
 
 def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[Run]):
@@ -88,7 +87,9 @@ def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[
         assert each.ahead == int((apart < 0).sum() if column == "nll" else (apart > 0).sum())
         of_sets = apart.reshape(2, -1).mean(1)
         assert each.over_sets.half == pytest.approx(stats.sem(of_sets) * stats.t.ppf(0.975, 1))
-        assert each.text.endswith(f"sets ± {each.over_sets.half:.3f})")
+        assert each.text == f"{apart.mean():+.3f} ± {each.paired.half:.3f}".replace("-", "−")
+        clear = [abs(apart.mean()) > each.paired.half, abs(of_sets.mean()) > each.over_sets.half]
+        assert each.is_clear == all(clear)
     kept = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd-ods")]
     theirs = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd")]
     assert found[*ods, "kept"].paired.mean == pytest.approx(np.subtract(kept, theirs).mean())
@@ -121,23 +122,31 @@ def test_sets_of_teachers_are_not_taken_for_other_test_images(sets: list[Run]):
     assert "tested on different images" not in comparison(sets).html
 
 
-def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run]):
-    (study, _) = studies(sets)
-    (each,) = (
-        d for d in differences(study) if (d.method, d.reference, d.judged.name) == ("kd-ods", "kd", "dee")
-    )
-    assert each.text == "2 of 4"  # 3 against 2.5, and against ∞
-
-
-def test_dees_past_the_curve_on_both_sides_have_no_mean_over_sets(sets: list[Run]):
+@pytest.mark.parametrize("both", [False, True])
+def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run], rescored, both: bool):
+    dees = {("kd", "0"): 2.5, ("kd", "1"): math.inf, ("kd-ods", "0"): math.inf if both else 3.0}
     for run in sets[:2]:
-        scores = (run.folder / "scores.csv").read_text()
-        past = re.sub(r"(?m)^(kd-ods,0,.*),3\.0,", r"\1,inf,", scores)  # and kd's are with seed 1
-        (run.folder / "scores.csv").write_text(past)
+        rescored(run.folder, lambda row: {"dee": dees.get((row["model"], row["seed"]), 3.0)})
     (study,) = studies([Run.open(run.folder) for run in sets[:2]])
     found = {(d.method, d.reference): d for d in differences(study) if d.judged.name == "dee"}
-    assert found["kd-ods", "kd"].text == "2 of 4"
-    assert math.isnan(found["kd-ods", "kd"].over_sets.half)
+    each = found["kd-ods", "kd"]
+    assert (each.text, each.ahead, each.known) == ("–", 2, 4)
+    assert math.isnan(each.over_sets.half)
+
+
+def test_the_table_has_one_number_and_its_interval_a_cell(sets: list[Run]):
+    (study, _) = studies(sets)
+    found = differences(study)
+    table = difference_table(found)
+    assert table.header[1:] == [
+        "NLL", "NLL, as predicted", "follows own teacher (nats)", "accuracy", "better in", "NLL over sets"
+    ]  # fmt: skip
+    (row,) = (row for row in table.rows if row[0].text == "kd-ods − kd")
+    nll = next(each for each in found if (each.words, each.judged.name) == ("kd-ods − kd", "nll"))
+    assert [row[1].text, row[5].text] == [nll.text, f"{nll.ahead} of {nll.known}"]
+    assert all(len(cell.text) <= 15 for cell in row[1:])  # so that it is readable on paper
+    alone = difference_table(differences(studies([sets[2]])[0]))
+    assert "NLL over sets" not in alone.header
 
 
 def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list[Run]):

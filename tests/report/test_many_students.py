@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from polyphony import metrics
 from polyphony.recipe import read_recipe, shipped
 from polyphony.report import Run, report_of
 from polyphony.report.chart import LINES, Chart, grouped
 from polyphony.report.figures.diversity import student_diversity, teacher_diversity
-from polyphony.report.figures.efficiency import by_training, side_by_side
 from polyphony.report.figures.jacobians import from_scratch, jacobian_matching
 from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.shift import corruption_boxes
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper import EXPERIMENTS, experiments_of
-from polyphony.report.score_tables import score_table, student_table
+from polyphony.report.score_tables import members_table, price_table, score_table
 from polyphony.report.style import assign
-from polyphony.report.verdict import health_checks, take_home
+from polyphony.report.verdict import verdict
 
 ONE_NETWORK = ["one-network", "mean-kd", "latentbe", "latentbe-diversify"]
 
@@ -56,11 +52,13 @@ def entropy(probs: np.ndarray) -> np.ndarray:
 
 
 def test_the_table_says_what_each_student_is_and_costs(run: Run):
-    rows = rows_of(student_table(run))
-    assert list(rows) == run.models
-    forms = {name: rows[name]["Form"] for name in ("teachers", "kd", "mimo-ods", "one-network", "end2")}
-    assert list(forms.values()) == [
+    rows = rows_of(price_table(run))
+    rows["teachers"] = rows.pop("teachers (3 networks)")
+    assert set(rows) == set(run.models)
+    names = ("teachers", "best teacher", "kd", "mimo-ods", "one-network", "end2")
+    assert [rows[name]["Form"] for name in names] == [
         "deep ensemble",
+        "plain network",
         "BatchEnsemble",
         "MIMO",
         "one network",
@@ -71,11 +69,13 @@ def test_the_table_says_what_each_student_is_and_costs(run: Run):
     # three of the five teachers, 20 s each; kd is the second method: 35 s and 36 s
     assert (rows["teachers"]["Training"], rows["kd"]["Training"]) == ("60 s", "36 s")
     assert rows["kd"]["× teachers"] == f"{35.5 / 60:.2f}"
-    assert rows["kd"]["Latency, ms"] == "6"
+    assert [rows["kd"][name] for name in ("ms, 1 image", "ms, 64 images")] == ["1.2", "76.8"]
+    assert [rows[name]["× one teacher"] for name in ("teachers", "kd")] == ["3.00", "1.20"]
+    assert rows["kd"]["File"] == "0.006 MB"
 
 
 def test_the_table_has_naive_numbers_of_diversity(run: Run, many: Path):
-    rows = rows_of(student_table(run))
+    rows = rows_of(*members_table(run))
     shares, information = [], []
     for seed in ("0", "1"):
         probs = softmax(load_file(many / "predictions" / "kd-ods" / seed / "test.safetensors")["logits"])
@@ -84,8 +84,11 @@ def test_the_table_has_naive_numbers_of_diversity(run: Run, many: Path):
         shares.append(np.mean([(named[i] != named[j]).mean() for i, j in pairs]))
         information.append((entropy(probs.mean(0)) - entropy(probs).mean(0)).mean())
     assert rows["kd-ods"]["Disagree"] == f"{np.mean(shares):.1%}"
-    assert rows["kd-ods"]["Mutual inf."] == f"{np.mean(information):.3f}"
-    assert all(rows[name]["Disagree"] == rows[name]["mean-KLD"] == "–" for name in ONE_NETWORK)
+    assert rows["kd-ods"]["Mutual information"] == f"{np.mean(information):.3f}"
+    assert not set(ONE_NETWORK) & rows.keys()
+    kld = run.scored("teachers")[0].kld
+    assert rows["kd-ods"]["Follows own teacher ↑"] == f"{100 * 0.2 / kld:.0f}\xa0%"
+    assert rows["scratch"]["Follows own teacher ↑"] == "–"
 
 
 def test_one_network_with_a_distribution_has_its_information(run: Run, many: Path):
@@ -96,8 +99,8 @@ def test_one_network_with_a_distribution_has_its_information(run: Run, many: Pat
         for alpha in np.exp(logits.astype(np.float64)):
             draws = np.clip(rng.dirichlet(alpha, 400), 1e-300, None)
             found.append(entropy(draws.mean(0)) - entropy(draws).mean(0))
-    shown = rows_of(student_table(run))["end2"]
-    assert float(shown["Mutual inf."]) == pytest.approx(np.mean(found), abs=0.004)
+    shown = rows_of(*members_table(run))["end2"]
+    assert float(shown["Mutual information"]) == pytest.approx(np.mean(found), abs=0.004)
     assert float(shown["mean-KLD"]) > 0
     assert shown["Disagree"] == "–"
 
@@ -110,31 +113,14 @@ def test_one_network_has_no_divergence_in_the_main_table(run: Run):
 # The words
 
 
-def test_one_network_is_so_by_design_and_has_not_collapsed(run: Run):
-    found = health_checks(run)
-    single = [name for name, health in found.items() if health.verdict == metrics.Verdict.SINGLE]
+def test_one_network_is_so_by_design_and_its_members_are_not_called_alike(run: Run):
+    found = verdict(run)
+    single = [
+        name for name, words in found.students.items() if words.endswith("one network without members.")
+    ]
     assert sorted(single) == sorted([*ONE_NETWORK, "end2"])
-    assert not any(
-        name in words for words in take_home(run, found).qualified if "collapsed" in words for name in single
-    )
-
-
-def test_a_best_student_that_is_one_network_is_called_one(maker: Any, tmp_path: Path):
-    folder = maker.write(tmp_path / "run")
-    lines = (folder / "scores.csv").read_text().splitlines()
-    header = lines[0].split(",")
-    rows = list(csv.DictReader(lines))
-    for row in rows:
-        if row["model"] == "kd":
-            row |= {"kld": "0.0", "nll": "0.01"}
-    (folder / "scores.csv").write_text(
-        "\n".join([lines[0], *(",".join(row[name] for name in header) for row in rows), ""])
-    )
-    for seed in (0, 1):
-        for split in ("valid", "test"):
-            maker.save(folder, f"kd/{seed}", split, maker.logits(1, 0.0))
-    told = take_home(Run.open(folder), {})
-    assert told.sentence.startswith("The student chosen on validation images, kd, is one network")
+    alike = " ".join(words for words in found.notes if "alike" in words)
+    assert not any(f" {name}" in alike for name in single)
 
 
 def test_a_form_of_the_users_own_is_called_by_its_name_and_its_code_is_not_run(small_run: Path):
@@ -145,7 +131,7 @@ def test_a_form_of_the_users_own_is_called_by_its_name_and_its_code_is_not_run(s
     facts["recipe"]["methods"]["kd-ods"]["perturb"] = {"kind": "python", "name": "nobody_has_this:Twist"}
     path.write_text(json.dumps(facts))
     run = Run.open(small_run)
-    assert rows_of(student_table(run))["kd"]["Form"] == "OwnForm"
+    assert rows_of(price_table(run))["kd"]["Form"] == "OwnForm"
     assert run.perturbation("kd-ods") == "Twist"
     assert "OwnForm" in report_of(run).html
 
@@ -203,7 +189,7 @@ def test_members_are_shown_of_the_best_students_that_have_some(run: Run):
     nll = {m: np.mean([s.nll for s in run.scored(m)]) for m in run.methods}
     best = sorted((m for m in run.methods if m not in [*ONE_NETWORK, "end2"]), key=lambda m: nll[m])[:6]
     assert {look.label for look in chart.legend} == {"teachers", *best}
-    assert {row[1] for row in chart.numbers.rows} == set(run.models)
+    assert {row[1] for row in chart.numbers.rows} == set(run.trained)
 
 
 def test_methods_that_perturb_alike_share_a_panel(run: Run):
@@ -235,29 +221,11 @@ def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_
     }  # fmt: skip
 
 
-def test_training_costs_are_seconds_of_one_student_and_of_so_many_teachers(run: Run):
-    costs = by_training(run)
-    assert [price for price, _ in costs.ensembles] == [20.0, 40.0, 60.0, 80.0, 100.0]
-    assert costs.students["kd"][0] == 35.5
-
-
-@given(st.lists(st.sampled_from([1.0, 2.0, 5.0, 40.0]), min_size=1, max_size=20), st.booleans())
-def test_marks_of_equal_cost_stand_apart_around_it(costs: list[float], logarithmic: bool):
-    places = side_by_side(costs, (0.5, 80.0), logarithmic=logarithmic)
-    for cost in set(costs):
-        same = [place for place, each in zip(places, costs, strict=True) if each == cost]
-        assert len(set(same)) == len(same)
-        if len(same) == 1:
-            assert same[0] == pytest.approx(cost)
-        middle = math.exp(np.mean(np.log(same))) if logarithmic else np.mean(same)
-        assert middle == pytest.approx(cost)
-
-
 def test_sixteen_methods_look_different(run: Run):
     found = run.look
     assert len({look.ink for look in found.values()}) == 17
     many = assign([(f"m{place}", "ods") for place in range(40)])
-    assert len({(look.ink, look.marker) for look in many.values()}) == 41
+    assert len({(look.ink, look.marker) for look in many.values()}) == 42
 
 
 # The paper's recipes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,9 @@ from sklearn.metrics import roc_auc_score
 from polyphony.report import Run
 from polyphony.report.chart import Absent, Chart
 from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
-from polyphony.report.figures.efficiency import quality_for_cost
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching, roc
 from polyphony.report.figures.members import member_predictions, visible_difference
+from polyphony.report.figures.price import apart, other_costs, quality_for_price
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import by_corruption, corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import over_seeds
@@ -90,8 +91,13 @@ def test_the_dee_curve_is_the_saved_one(small_run: Path):
         saved = [r for r in csv.DictReader(file) if (r["split"], r["calibration"]) == ("test", "standard")]
     assert curve == [float(row["nll"]) for row in saved]
     assert len(curve) == 6
-    marks = {(r["model"], r["dee"]) for r in rows if r["model"] != TEACHERS}
-    assert {("kd", "inf"), ("kd", "2.5"), ("scratch", "0.9")} <= marks
+    run = Run.open(small_run)
+    for model in run.models[1:]:
+        marks = [(r["calibration"], r["dee"]) for r in rows if r["model"] == model]
+        expected = [
+            (k, str(s.dee)) for k in ("calibrated", "standard") for s in run.scored(model, calibration=k)
+        ]
+        assert marks == expected
 
 
 def test_reliability_bins_give_back_the_ece(small_run: Path):
@@ -110,14 +116,50 @@ def test_reliability_bins_give_back_the_ece(small_run: Path):
             assert float(row["accuracy"]) == pytest.approx(right[inside].mean(), rel=1e-9)
 
 
-def test_costs_are_parameters_times_teachers_and_measured_milliseconds(full_run: Path):
+STUDENTS = ("scratch", "kd", "kd-gaussian", "kd-ods")
+
+
+def test_the_picture_of_the_price_has_every_model_at_its_milliseconds_and_nll(full_run: Path):
     run = Run.open(full_run)
-    (chart,) = quality_for_cost(run)
-    rows = numbers(chart)
-    teachers = [float(r["value"]) for r in rows if (r["cost"], r["model"]) == ("parameters", TEACHERS)]
-    assert teachers == [1000.0, 2000.0, 3000.0, 4000.0, 5000.0]
-    latency = {r["model"]: float(r["value"]) for r in rows if r["cost"] == "milliseconds"}
-    assert latency == {"teachers": 4.0, "scratch": 5.0, "kd": 6.0, "kd-gaussian": 7.0, "kd-ods": 8.0}
+    rows = numbers(quality_for_price(run))
+    found = {row["model"]: (float(row["value"]), float(row["nll"])) for row in rows}
+    models = dict(zip(run.models, ("3 teachers", "best teacher", *STUDENTS), strict=True))
+    prices = {"teachers": 3.0, "best teacher": 1.0}
+    assert found == {
+        label: (prices.get(model, 1.2), run.mean(model, "nll").mean) for model, label in models.items()
+    }
+
+
+def test_every_mark_of_the_picture_is_labelled_and_stands_at_its_price(full_run: Path):
+    chart = quality_for_price(Run.open(full_run))
+    assert isinstance(chart, Chart)
+    (axes,) = chart.figure().axes
+    assert {text.get_text() for text in axes.texts} == {"3 teachers", "best teacher", *STUDENTS}
+    places = [line.get_xdata()[0] for line in axes.lines if line.get_marker() not in (None, "None", "")]
+    assert sorted(places) == [1.0, 1.2, 1.2, 1.2, 1.2, 3.0]
+    assert b"kd-ods" in chart.files()["price.svg"]
+
+
+def test_other_costs_are_the_file_and_the_training(full_run: Path, small_run: Path):
+    rows = numbers(other_costs(Run.open(full_run)))
+    sizes = {r["model"]: float(r["value"]) for r in rows if r["cost"].startswith("megabytes")}
+    assert (sizes["3 teachers"], sizes["kd"]) == (0.015, 0.006)
+    times = {r["model"]: float(r["value"]) for r in rows if r["cost"].startswith("seconds")}
+    assert (times["3 teachers"], times["best teacher"], times["kd"]) == (60.0, 20.0, 35.5)
+    rows = numbers(other_costs(Run.open(small_run)))  # whose files were not measured
+    sizes = {r["model"]: float(r["value"]) for r in rows if r["cost"] == "million parameters"}
+    assert sizes["3 teachers"] == 0.003
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=20))
+def test_labels_do_not_overlap_and_keep_their_order(heights: list[float]):
+    placed = apart(sorted(heights), 14.0, 300.0)
+    assert all(high - low >= 14.0 - 1e-9 for low, high in itertools.pairwise(placed))
+    assert max(placed) <= 300.0
+
+
+def test_labels_with_room_stay_where_they_are():
+    assert apart([10.0, 100.0, 200.0], 14.0, 300.0) == [10.0, 100.0, 200.0]
 
 
 def test_entropy_shares_are_a_histogram_over_all_seeds(full_run: Path):
@@ -213,13 +255,13 @@ def test_member_predictions_are_those_saved(full_run: Path):
 
 
 MISSING: dict[str, Callable[[Run], object]] = {
-    "no training images were perturbed by an extra teacher": external_diversity,
-    "members were not asked": member_predictions,
-    "gradients were not measured": gradient_snr,
-    "Jacobians were not compared": lambda run: jacobian_matching(run)[0],
-    "no unknown classes were predicted beside test images": lambda run: entropy_histograms(run)[0],
-    "no corrupted images were predicted": lambda run: corruption_boxes(run)[0],
-    "latencies were not measured": lambda run: quality_for_cost(run)[1],
+    "polyphony analyse RUN transfer": external_diversity,
+    "polyphony analyse RUN members": member_predictions,
+    "polyphony analyse RUN snr": gradient_snr,
+    "polyphony analyse RUN jacobians": lambda run: jacobian_matching(run)[0],
+    "polyphony evaluate RUN --ood NAME": lambda run: entropy_histograms(run)[0],
+    "polyphony evaluate RUN --corrupted NAME": lambda run: corruption_boxes(run)[0],
+    "polyphony analyse RUN latency": quality_for_price,
 }
 
 

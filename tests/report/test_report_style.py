@@ -48,8 +48,8 @@ def oklab(colour: str) -> np.ndarray:
 @pytest.mark.parametrize("side", ["light", "dark"])
 def test_no_two_methods_have_colours_one_cannot_tell_apart(side: str):
     inks = [look.ink for look in assign([(str(place), kind) for place, kind in enumerate(KINDS)]).values()]
-    assert len(set(inks)) == 17
-    colours = [oklab(getattr(ink, side)) for ink in inks]
+    assert len(set(inks)) == 17  # the teachers and the best of them have one colour
+    colours = [oklab(getattr(ink, side)) for ink in set(inks)]
     nearest = min(np.linalg.norm(one - other) for one, other in combinations(colours, 2))
     assert nearest > 0.08
 
@@ -74,7 +74,7 @@ def test_no_two_of_many_methods_look_the_same():
 
 
 def test_more_methods_than_there_are_looks_have_one_too():
-    assert len(assign([(str(place), None) for place in range(300)])) == 301
+    assert len(assign([(str(place), None) for place in range(300)])) == 302
 
 
 def test_no_colour_is_another_ones_stand_in():

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import csv
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyphony import metrics
 from polyphony.report import Run
-from polyphony.report.compare import comparison_table
 from polyphony.report.figures.quality import dee_reading
 from polyphony.report.paper import PaperExperiments
+from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line
-from polyphony.report.score_tables import clear_winner, paper_tables, score_table
-from polyphony.report.study_runs import studies
+from polyphony.report.score_tables import clear_winner, score_table
 from polyphony.report.tables import Cell
-from polyphony.report.verdict import TakeHome, health_checks, take_home
-from polyphony.runs.scores import by_quality
 
 
 def seeds(draws: dict[str, list[float]]) -> dict[str, dict[int | None, float]]:
@@ -60,10 +54,6 @@ def compared(folder: Path, *experiments: str) -> Run:
     return run
 
 
-def told(run: Run) -> TakeHome:
-    return take_home(run, health_checks(run))
-
-
 def test_the_table_has_the_scores_of_the_file(small_run: Path):
     run = Run.open(small_run)
     table = score_table(run, "calibrated")
@@ -72,8 +62,10 @@ def test_the_table_has_the_scores_of_the_file(small_run: Path):
     values = [s.nll for s in run.scores if (s.model, s.split, s.calibration) == ("kd", "test", "calibrated")]
     assert rows["kd"][0] == "1,100"
     assert rows["kd"][2] == f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
-    assert rows["kd"][5] == "2.50 … >5"
-    assert rows["teachers (3 networks)"][0] == "3,000"
+    dee = {row[0].text: row[6] for row in table.rows}["kd"]
+    assert (dee.text, dee.range) == (run.dee("kd").text, run.dee("kd").seeds)
+    assert list(rows)[:2] == ["teachers (3 networks)", "best teacher"]
+    assert [rows[name][0] for name in list(rows)[:2]] == ["3,000", "1,000"]
 
 
 def test_the_papers_numbers_stand_beside_those_of_the_same_method(small_run: Path):
@@ -120,86 +112,6 @@ def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path
     assert paper_tables(Run.open(small_run)) == []
 
 
-def test_the_verdict_names_the_student_of_least_validation_nll_and_its_three_numbers(small_run: Path):
-    run = Run.open(small_run)
-    means = {m: np.mean([s.nll for s in run.scored(m, "valid")]) for m in run.methods if m != "scratch"}
-    champion = min(means, key=lambda name: means[name])
-    said = told(run)
-    assert said.sentence.startswith(f"The student chosen on validation images, {champion},")
-    kld = np.mean([s.kld for s in run.scored(champion)]) / run.scored("teachers")[0].kld
-    dee = "2.50" if champion == "kd" else "3.00"  # of its two seeds one is past the curve
-    assert [each.number for each in said.headlines] == [f"{kld:.0%}", dee, "37%"]
-
-
-def test_the_page_and_the_terminal_rank_students_alike(small_run: Path):
-    run = Run.open(small_run)
-    sentence = by_quality({name: run.by_seed(name, "nll") for name in run.methods})
-    best = min(run.methods, key=lambda name: np.mean([s.nll for s in run.scored(name)]))
-    assert sentence.startswith(f"The student of least calibrated NLL is {best} (")
-    (page,) = (words for words in told(run).qualified if "NLL" in words)
-    words = (
-        f"On test images {best} has the least NLL, " if best not in told(run).sentence else "In NLL it is "
-    )
-    assert page.startswith(words)
-    assert sentence.endswith(f"), {page.removeprefix(words)}")
-
-
-def test_the_verdict_says_when_a_student_is_worse_than_one_teacher(small_run: Path):
-    rows = re.sub(",(2.5|3.0|inf),", ",0.5,", (small_run / "scores.csv").read_text())
-    (small_run / "scores.csv").write_text(rows)
-    assert "predicts worse than a single teacher (DEE 0.50)" in told(Run.open(small_run)).sentence
-
-
-def test_teachers_that_do_not_disagree_leave_no_diversity_to_keep(small_run: Path):
-    lines = (small_run / "scores.csv").read_text().splitlines()
-    rows = list(csv.DictReader(lines))
-    for row in rows:
-        if row["model"] == "teachers":
-            row["kld"] = "0.0"
-    written = [lines[0], *(",".join(row.values()) for row in rows)]
-    (small_run / "scores.csv").write_text("".join(f"{line}\n" for line in written))
-    run = Run.open(small_run)
-    said = told(run)
-    assert "though its teachers do not disagree" in said.sentence
-    assert "no diversity to keep" in said.headlines[0].meaning
-    best = next(method for method in run.methods if f"images, {method}," in said.sentence)
-    assert said.headlines[0].number == f"{run.mean(best, 'kld').mean:.3f}"
-    last = [row[-2].text for row in comparison_table(studies([run])).rows]
-    assert last == ["–"] * len(run.models)
-    words = [said.sentence, *said.qualified, *(each.number + each.meaning for each in said.headlines)]
-    assert not any("nan" in each for each in words)
-
-
-def with_klds(run: Path, **klds: list[float]) -> Run:
-    """The run with other mean-KLDs on test, by seed."""
-    lines = (run / "scores.csv").read_text().splitlines()
-    rows = list(csv.DictReader(lines))
-    for row in rows:
-        if row["model"] in klds and row["split"] == "test":
-            row["kld"] = str(klds[row["model"]][int(row["seed"])])
-    (run / "scores.csv").write_text("".join(f"{line}\n" for line in [lines[0], *map(joined, rows)]))
-    return Run.open(run)
-
-
-def joined(row: dict[str, str]) -> str:
-    return ",".join(row.values())
-
-
-def test_a_student_that_is_surely_more_diverse_is_told_of_though_another_may_be_more_so(small_run: Path):
-    champion = told(Run.open(small_run)).sentence.split("images, ")[1].split(",")[0]
-    second, top = (name for name in ("kd", "kd-gaussian", "kd-ods") if name != champion)
-    run = with_klds(small_run, **{champion: [0.1, 0.1], second: [0.2, 0.201], top: [0.001, 0.6]})
-    assert any(f"The most diverse distilled student is {second}:" in each for each in told(run).qualified)
-    run = with_klds(small_run, **{second: [0.001, 0.3]})
-    nobody = f"No distilled student can be told to be more diverse than {champion}."
-    assert nobody in told(run).qualified
-
-
-def test_members_that_are_alike_are_members(small_run: Path):
-    run = with_klds(small_run, **{key: [0.0, 0.0] for key in ("kd", "kd-gaussian", "kd-ods")})
-    assert "keeps 0% of its teachers’ diversity" in told(run).sentence
-
-
 def test_a_student_of_more_members_than_teachers_is_judged_by_all_of_them(small_run: Path, maker):
     for seed in (0, 1):
         for split in ("valid", "test"):
@@ -209,50 +121,19 @@ def test_a_student_of_more_members_than_teachers_is_judged_by_all_of_them(small_
     assert run.pooled("teachers", "test").members == 3
 
 
-def test_the_health_check_finds_a_collapsed_student(small_run: Path, maker):
-    one = maker.logits(1, 0.0)
-    for seed in (0, 1):
-        maker.save(small_run, f"kd/{seed}", "test", np.repeat(one, 3, axis=0))
-    run = Run.open(small_run)
-    assert health_checks(run)["kd"].verdict == metrics.Verdict.COLLAPSED
-    assert any("kd have collapsed" in words for words in told(run).qualified)
-
-
-@pytest.mark.parametrize(("distances", "words"), [((0.8, 0.6), "apart by 0.70"), ((), None)])
-def test_the_health_check_tells_the_distance_of_factors_if_it_was_measured(
-    small_run: Path, distances: tuple[float, ...], words: str | None
-):
-    lines = [f"kd,{seed},{value}\n" for seed, value in enumerate(distances)]
-    (small_run / "analysis" / "factors.csv").write_text("".join(["model,seed,distance\n", *lines]))
-    findings = health_checks(Run.open(small_run))["kd"].findings
-    assert any("rank-one factors" in finding for finding in findings) == (words is not None)
-    assert words is None or any(words in finding for finding in findings)
-
-
-def test_factors_that_began_near_each_other_are_not_compared_with_fresh_ones(small_run: Path):
-    (small_run / "analysis" / "factors.csv").write_text("model,seed,distance\nkd,0,0.04\n")
-    fresh = health_checks(Run.open(small_run))["kd"].findings[-1]
-    assert fresh.endswith("apart by 0.04 of their norm (fresh ones: about 0.85).")
-    path = small_run / "recipe.json"
-    facts = json.loads(path.read_text())
-    facts["recipe"]["student"] = facts["recipe"]["student"] | {"start": "teacher"}
-    path.write_text(json.dumps(facts))
-    assert health_checks(Run.open(small_run))["kd"].findings[-1].endswith("apart by 0.04 of their norm.")
-
-
 def test_one_teacher_is_spoken_of_as_one(small_run: Path):
     path = small_run / "recipe.json"
     path.write_text(path.read_text().replace('"members": 3', '"members": 1'))
+    (small_run / "analysis" / "dee.csv").unlink()  # which is of three
     run = Run.open(small_run)
     assert one_line(run).startswith("digits: 1 teacher (and 2 for comparison), 4 methods")
     assert score_table(run, "calibrated").rows[0][0].text == "teachers (1 network)"
-    assert told(run).headlines[1].meaning.endswith(" of the one teacher")
 
 
 @pytest.mark.parametrize(
     ("teachers", "words"),
     [
-        (1, ("the NLL of no teacher and of the one there is;", "better than that teacher.")),
+        (1, ("the NLL of no teacher and of the only one.", "better than that teacher.")),
         (2, ("the NLL of 1 and 2 teachers averaged", "better than all 2 together.")),
         (3, ("the NLL of 1, 2, … 3 teachers averaged", "better than all 3 together.")),
     ],

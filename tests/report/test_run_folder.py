@@ -93,7 +93,63 @@ def test_a_log_that_ends_in_half_a_line_is_read_up_to_it(small_run: Path):
     assert [len(log) for log in Run.open(small_run).logs("kd")] == [4, 4]
 
 
-def test_a_missing_dee_makes_no_mean(small_run: Path):
-    rows = (small_run / "scores.csv").read_text().replace(",3.0,", ",,")
-    (small_run / "scores.csv").write_text(rows)
-    assert math.isnan(Run.open(small_run).mean("kd-ods", "dee").mean)
+def test_a_missing_dee_makes_no_mean(small_run: Path, rescored):
+    run = Run.open(rescored(small_run, lambda row: {"dee": ""}))
+    assert math.isnan(run.mean("kd-ods", "dee").mean)
+    assert run.dee("kd-ods") is None
+
+
+def test_dee_is_that_of_the_mean_nll_so_that_models_rank_alike_by_both(small_run: Path):
+    run = Run.open(small_run)
+    curve = [math.log(4) * 0.75**n for n in range(6)]
+    for model in run.models:
+        nll = np.mean([row.nll for row in run.scored(model)])
+        size = next(n for n in range(6) if curve[n] <= nll)
+        expected = size - 1 + (curve[size - 1] - nll) / (curve[size - 1] - curve[size])
+        dee = run.dee(model)
+        assert dee is not None
+        assert dee.value == pytest.approx(expected)
+        seeds = [row.dee for row in run.scored(model)]
+        assert (dee.least, dee.largest) == (min(seeds), max(seeds))
+    by_nll = sorted(run.models, key=lambda model: run.mean(model, "nll").mean)
+    assert by_nll == sorted(run.models, key=lambda model: -run.dee(model).value)
+
+
+def test_the_best_teacher_is_one_of_the_teachers(small_run: Path):
+    run = Run.open(small_run)
+    assert (run.models[1], run.baseline, run.members_of("best teacher")) == ("best teacher",) * 2 + (1,)
+    saved = load_file(small_run / "predictions" / TEACHERS / "test.safetensors")["logits"]
+    found = run.pooled("best teacher", "test")
+    assert found is not None
+    np.testing.assert_array_equal(found.logits.numpy(), saved[1:2])
+    assert run.seconds("best teacher") == [20.0]
+
+
+def test_a_run_scored_before_there_was_a_best_teacher_opens(small_run: Path):
+    lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
+    (small_run / "scores.csv").write_text("".join(line for line in lines if "best teacher" not in line))
+    run = Run.open(small_run)
+    assert run.baseline is None
+    assert "best teacher" not in run.models
+
+
+def test_whom_members_follow_is_a_share_of_the_teachers_divergence(small_run: Path, rescored):
+    run = Run.open(small_run)
+    most = run.scored(TEACHERS)[0].kld
+    assert run.follows("kd") == pytest.approx(0.2 / most)  # the fixture's voice
+    assert run.follows("scratch") is None  # it had no teachers
+    assert run.follows(TEACHERS) is run.follows("best teacher") is None
+
+
+def test_diversity_of_a_student_worse_than_one_teacher_is_not_praised(small_run: Path, rescored):
+    run = Run.open(small_run)
+    share = np.mean([row.kld for row in run.scored("kd")]) / run.scored(TEACHERS)[0].kld
+    assert run.kept("kd") == pytest.approx(share)
+    worse = rescored(small_run, lambda row: {"nll": 1.3, "dee": 0.3} if row["model"] == "kd" else {})
+    assert Run.open(worse).kept("kd") is None
+
+
+def test_prices_are_those_of_the_smallest_batch_unless_told(full_run: Path):
+    run = Run.open(full_run)
+    assert (run.price("kd").batch, run.price("kd", 64).batch, run.price("kd", 7)) == (1, 64, None)
+    assert run.times_one_teacher("kd") == pytest.approx(1.2)

@@ -54,7 +54,7 @@ def test_tables_have_the_columns_that_were_promised():
         "analysis/jacobians.csv": "split,model,seed,member,example,cosine",
         "analysis/snr.csv": "perturbation,step_size,snr,samples",
         "analysis/factors.csv": "model,seed,distance",
-        "analysis/latency.csv": "model,params,milliseconds,batch,threads",
+        "analysis/latency.csv": "model,params,milliseconds,batch,threads,bytes,runtime,machine",
         "analysis/dee.csv": "split,calibration,size,nll",
         "analysis/temperatures.csv": "model,seed,temperature",
         "analysis/teachers.csv": "calibration,acc,nll,bs,ece,kld",

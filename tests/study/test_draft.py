@@ -133,6 +133,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     Path("away.py").rename("draft_nets.py")
     methods = "methods={ods-3={perturb='ods', step_size='3/255'}}"
     small = ("--set", "student.epochs=1", "--set", "seeds=[0]", "--set", methods, "--workers", "1")
+    small = (*small, "--no-analyses")
     assert command("study", "own.toml", *small) == 0
     assert "own.toml runs code of its own: draft_nets:make." in capsys.readouterr().err
     assert Path("runs/own/report.html").exists()

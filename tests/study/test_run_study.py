@@ -26,11 +26,13 @@ from polyphony.execute import Board, Graph, Here, Processes
 from polyphony.execute.job import Job
 from polyphony.execute.runner import run_job
 from polyphony.recipe import RecipeError, read_recipe
+from polyphony.report.run import Run
+from polyphony.report.verdict import verdict
+from polyphony.runs.scores import BEST_TEACHER
 from polyphony.runs.store import ChangedError, Stage, StoreError
-from polyphony.study import Study, Upto, costs, open_study, run_study, verdict
+from polyphony.study import Study, Upto, costs, open_study, run_study
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.provenance import versions, write_provenance
-from polyphony.study.score_table import told_of
 from polyphony.study.study import load_splits
 from polyphony.training.fit import fit
 
@@ -96,14 +98,18 @@ def test_the_scores_have_exactly_the_columns_promised_and_a_row_for_everything(f
     kinds = ("standard", "calibrated")
     expected = [("teachers", "", split, kind) for split in splits for kind in kinds]
     expected += itertools.product(METHODS, ("0", "1"), ("valid", "test"), kinds)
+    (best,) = {each[1] for each in found if each[0] == BEST_TEACHER}
+    expected += itertools.product([BEST_TEACHER], [best], ("valid", "test"), kinds)
     assert sorted(found) == sorted(expected)
 
 
 def read_logits(folder: Path, row: dict[str, str], split: str) -> tuple[np.ndarray, np.ndarray]:
-    path = folder / "predictions" / row["model"] / row["seed"] / f"{split}.safetensors"
-    saved = safetensors.torch.load(path.read_bytes())
+    best = row["model"] == BEST_TEACHER
+    who = ["teachers"] if best else [row["model"], row["seed"]]
+    saved = safetensors.torch.load(folder.joinpath("predictions", *who, f"{split}.safetensors").read_bytes())
     logits = saved["logits"].double().numpy()
-    return logits[:2], saved["labels"].numpy()  # the first two teachers are the members
+    members = [int(row["seed"])] if best else [0, 1]  # the first two teachers are the members
+    return logits[members], saved["labels"].numpy()
 
 
 def test_the_standard_scores_follow_from_the_saved_logits(finished):
@@ -111,7 +117,7 @@ def test_the_standard_scores_follow_from_the_saved_logits(finished):
     for row in (row for row in rows_of(folder) if row["calibration"] == "standard"):
         logits, labels = read_logits(folder, row, row["split"])
         log_p = logits - logsumexp(logits, -1, keepdims=True)
-        mean = logsumexp(log_p, axis=0) - math.log(2)
+        mean = logsumexp(log_p, axis=0) - math.log(len(logits))
         everyone = np.arange(len(labels))
         assert float(row["acc"]) == pytest.approx((mean.argmax(-1) == labels).mean())
         assert float(row["nll"]) == pytest.approx(-mean[everyone, labels].mean(), rel=1e-5)
@@ -144,14 +150,15 @@ def test_parameters_are_those_of_the_models_that_predict(finished):
     student = safetensors.torch.load_file(study.folder / "students" / "kd" / "0" / "weights.safetensors")
     compact = sum(value.numel() for name, value in student.items() if not name.endswith(buffers))
     for row in rows_of(study.folder):
-        assert int(row["params"]) == (2 * single if row["model"] == "teachers" else compact)
+        expected = {"teachers": 2 * single, "best teacher": single}.get(row["model"], compact)
+        assert int(row["params"]) == expected
 
 
 def test_the_verdict_names_teachers_and_students(finished):
-    study, outcome, _ = finished
-    sentence = verdict(study, outcome.scores)
-    assert "\n" not in sentence
-    assert all(name in sentence for name in ("kd-ods", "kd-confods", "kd "))
+    found = verdict(Run.open(finished[0].folder))
+    assert "Your best single network has " in found.sentence
+    assert "all 2 teachers together have " in found.sentence
+    assert set(found.students) == set(finished[0].recipe.methods)
 
 
 def test_provenance_tells_recipe_data_versions_and_machine(finished):
@@ -370,7 +377,8 @@ def test_the_order_in_which_jobs_end_changes_nothing(finished, run, files, tmp_p
     found = files(tmp_path / "run")
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == sorted(of_all)
-    assert outcome.scores == [score for score in finished[1].scores if score.seed != 1]
+    others = [score for score in finished[1].scores if score.seed != 1 or score.model == BEST_TEACHER]
+    assert outcome.scores == others
 
 
 def test_a_student_of_other_settings_is_refused_before_its_missing_teachers_are_trained(
@@ -439,12 +447,6 @@ def test_costs_count_every_training_and_follow_the_recipe(finished, tmp_path):
     )
     teacher = next(iter(costs(Study(longer, tmp_path))))
     assert teacher.flops == pytest.approx(10 * found["teacher"].flops)
-
-
-def test_the_verdict_tells_of_the_first_students_of_the_recipes_own_form():
-    assert told_of(read_recipe("students-desk")) == ["kd", "kd-ods", "kd-ods-external", "kd-adversarial"]
-    assert told_of(read_recipe("digits")) == ["kd", "kd-warm", "kd-gaussian", "kd-ods"]
-    assert told_of(read_recipe("cifar10-resnet32-end2-16")) == ["end2", "end2-proxy"]
 
 
 def test_how_many_classes_there_are_is_part_of_a_training_where_labels_do_not_say_it(stripes, jobs_of):

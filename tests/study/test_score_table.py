@@ -51,13 +51,33 @@ def best_temperature(log_probs: np.ndarray, labels: np.ndarray) -> float:
 def test_temperatures_are_those_that_suit_validation_images(finished):
     folder = finished[0].folder
     rows = table(folder, "temperatures")
-    assert len(rows) == 1 + 2 * len(finished[0].recipe.methods)
+    assert len(rows) == 2 + 2 * len(finished[0].recipe.methods)
     for row in rows:
-        members, labels = saved(folder, *filter(None, (row["model"], row["seed"])), "valid")
-        prediction, found = mean(members[:2]), float(row["temperature"])  # two teachers are the ensemble
+        who = ["teachers"] if row["model"] == "best teacher" else filter(None, (row["model"], row["seed"]))
+        members, labels = saved(folder, *who, "valid")
+        mine = [int(row["seed"])] if row["model"] == "best teacher" else [0, 1]  # two are the ensemble
+        prediction, found = mean(members[mine]), float(row["temperature"])
         expected = best_temperature(prediction, labels)
         assert nll(prediction, labels, found) <= nll(prediction, labels, expected) + 1e-12
         assert found == pytest.approx(expected, rel=1e-3 if expected < 100 else 0.1)  # where all is flat
+
+
+def test_the_best_teacher_is_chosen_and_calibrated_on_validation_images(finished):
+    folder = finished[0].folder
+    (valid, labels), (tested, test_labels) = (saved(folder, "teachers", each) for each in ("valid", "test"))
+    fitted = [best_temperature(each, labels) for each in valid[:2]]
+    losses = [nll(each, labels, t) for each, t in zip(valid[:2], fitted, strict=True)]
+    best = int(np.argmin(losses))
+    with (folder / "scores.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == "best teacher"]
+    assert [(row["seed"], row["split"], row["calibration"]) for row in rows] == [
+        (str(best), split, kind) for split in ("valid", "test") for kind in ("standard", "calibrated")
+    ]
+    assert float(rows[2]["nll"]) == pytest.approx(nll(tested[best], test_labels), rel=1e-6)
+    assert float(rows[3]["nll"]) == pytest.approx(nll(tested[best], test_labels, fitted[best]), rel=1e-4)
+    assert {(float(row["kld"]), row["voice"]) for row in rows} == {(0.0, "")}
+    one = finished[0].load_teachers(1, best)
+    assert {int(row["params"]) for row in rows} == {sum(p.numel() for p in one.parameters())}
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

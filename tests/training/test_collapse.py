@@ -14,6 +14,7 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import BatchEnsemble, Single
 from polyphony.nn import factor_distance, factors
 from polyphony.runs.store import Stage
+from polyphony.training.collapse import is_seen
 from polyphony.training.fit import Plan, fit
 
 EPOCHS, WARM_UP = 12, 3
@@ -76,9 +77,9 @@ def test_a_collapsed_student_is_reported_once_after_the_warm_up():
     log, warnings = train(collapsed())
     assert [row["valid_disagreement"] for row in log] == pytest.approx([0] * EPOCHS, abs=0.01)
     assert len(warnings) == 1
-    assert f"after epoch {WARM_UP + 3} the members have collapsed into one predictor" in warnings[0]
+    assert f"after epoch {WARM_UP + 3} the members are almost one predictor" in warnings[0]
     assert "different classes on 0.00% of the validation images" in warnings[0]
-    assert "factors are apart by 0% of their norm" in warnings[0]
+    assert "their factors differ by 0% of their norm" in warnings[0]
 
 
 def test_a_diverse_student_is_not():
@@ -122,6 +123,21 @@ def test_one_network_has_no_members_to_compare():
 def test_the_first_tenth_of_a_long_training_is_not_judged():
     _, warnings = train(collapsed(), epochs=60)
     assert "after epoch 9 " in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "disagreement", "kld", "alike"),
+    [
+        (0.9, 0.0, 0.0, True),
+        (0.9, 0.0049, 0.0009, True),
+        (0.9, 0.0051, 0.0009, False),  # they name different classes on 5 % of what they get wrong
+        (0.9, 0.0049, 0.0011, False),  # they have other confidences
+        (1.0, 0.0, 0.0, False),  # never wrong, and so agree
+    ],
+)
+def test_members_count_as_one_if_both_their_classes_and_confidences_agree(accuracy, disagreement, kld, alike):
+    row = {"valid_member_acc": accuracy, "valid_disagreement": disagreement, "valid_kld": kld}
+    assert is_seen(row) == alike
 
 
 class StopsAt:

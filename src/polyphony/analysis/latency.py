@@ -1,39 +1,36 @@
-"""How long a batch takes: several models side by side, in turn, so that a busy machine slows all alike."""
+"""How long a model takes for a batch: several models in turn, in processor time of one thread."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor
-
-from polyphony.compute.devices import wait_for
-from polyphony.ensembles import Ensemble, evaluating
-from polyphony.training.fit import Unwatched, Watch
+REPEATS = 20
+LIMIT = 5.0  # seconds of measurement after which no further round starts
 
 
 def latencies(
-    models: Mapping[str, Ensemble], x: Tensor, repeats: int = 20, watch: Watch = Unwatched()
+    works: Mapping[str, Callable[[], object]], repeats: int = REPEATS, limit: float = LIMIT
 ) -> dict[str, float]:
-    """Milliseconds for all members' logits on x [b c h w]: each model's median of alternating repeats."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for model in models.values():  # memory is allocated and kernels are chosen
-        seconds(model, x)
-    for done in range(1, repeats + 1):
-        for name, model in models.items():
-            times[name].append(seconds(model, x))
-        watch.step(done, repeats, {})
+    """The milliseconds of processor time that each work takes: the median over rounds.
+
+    A round runs every work once, so that a busy machine slows all of them alike. There are `repeats` rounds,
+    or fewer, at least three, where they take longer than `limit` seconds together.
+    """
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():  # allocates memory and chooses kernels
+        work()
+    rounds = 0
+    while rounds < repeats and (rounds < 3 or sum(map(sum, times.values())) < limit):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+        rounds += 1
     return {name: 1000 * statistics.median(taken) for name, taken in times.items()}
 
 
-def seconds(model: Ensemble, x: Tensor) -> float:
-    """How long one forward pass takes, to its end."""
-    rows = x.expand(model.members, *x.shape)
-    with torch.no_grad(), evaluating(model):
-        wait_for(x.device)
-        start = time.perf_counter()
-        model(rows)
-        wait_for(x.device)
-        return time.perf_counter() - start
+def seconds(work: Callable[[], object]) -> float:
+    """Processor time of one call: with one thread, what a quiet machine takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start

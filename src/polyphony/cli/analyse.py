@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -34,17 +34,20 @@ def analyse(
     what
         jacobians: do members change with their input as their teachers do; snr: how clear are the gradients
         that perturbations give; transfer: do directions of an extra teacher make the teachers disagree;
-        members: what each says of a few images; latency: milliseconds a batch; factors: how far apart are
-        the members' weights. All of them unless some are named.
+        members: what each says of a few images; latency: milliseconds and file sizes; factors: how far apart
+        are the members' weights. All of them unless some are named.
     """
+    from polyphony.serve.price import write_prices
     from polyphony.study import open_study
-    from polyphony.study.analyses import ANALYSES
     from polyphony.study.analyses import analyse as run
 
     study = open_study(folder, data, chosen_for(where))
+    asked = set(what or get_args(What))
     with runner(study, where) as place, progress.board() as board:
-        done = run(study, what or ANALYSES, place, board, examples)
+        done = run(study, asked - {"latency"}, place, board, examples)
     show(folder, done)
+    if "latency" in asked:
+        terminal.line(str(write_prices(folder)))
 
 
 def show(folder: Path, done: Analysed) -> None:

@@ -23,12 +23,20 @@ if TYPE_CHECKING:
     from polyphony.study import Cost, Study
 
 
-def study(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+def study(
+    recipe: RecipeName,
+    /,
+    *,
+    running: Running = Running(),
+    analyses: Annotated[
+        bool, Parameter(help="At the end, run the short analyses and measure milliseconds and file sizes.")
+    ] = True,
+) -> None:
     """Run a recipe: train teachers and students, score them, print a table and write a page.
 
     A second call does only what is missing. After an interruption, the same command continues.
     """
-    done = run(recipe, running, "EVALUATE")
+    done = run(recipe, running, "EVALUATE", analyses)
     if not running.dry_run:
         report.report((done.folder,))
 
@@ -166,7 +174,7 @@ def measurable(study: Study) -> Study:
     return study
 
 
-def run(recipe: str, running: Running, upto: str) -> Study:
+def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Study:
     """Run the study of a recipe so far."""
     terminal.say(f"Polyphony {__version__}: {recipe}")
     with terminal.working("Loading PyTorch and the data"):
@@ -176,7 +184,7 @@ def run(recipe: str, running: Running, upto: str) -> Study:
         show_plan(jobs_of(study, upto), study.folder)
         return study
     with runner(study, running.where) as place:
-        run_to(study, upto, place, running.redo, running.tensorboard)
+        run_to(study, upto, place, running.redo, running.tensorboard, analyses)
     return study
 
 
@@ -188,14 +196,29 @@ def jobs_of(study: Study, upto: str) -> list[Job]:
     return part(plan(study, fingerprints(study)), Upto[upto])
 
 
-def run_to(study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False) -> None:
+def run_to(
+    study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False, analyses: bool = False
+) -> None:
     """Run a study so far, and print what came out."""
     from polyphony.study import Upto, run_study
 
     whole = begun(study, upto, redo) if study.folder.exists() else announce(study, upto, place)
     with watched(study.folder, tensorboard, whole) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
+        if analyses:
+            analyse_shortly(study, place, board)
     terminal.show_outcome(study, outcome)
+
+
+def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
+    """Run the analyses that take seconds, and measure what the models cost."""
+    from polyphony.serve.price import write_prices
+    from polyphony.study.analyses import SHORT, analyse
+
+    analyse(study, SHORT, place, board)
+    board.started("latency and file sizes", 1)
+    write_prices(study.folder)
+    board.finished("latency and file sizes")
 
 
 def announce(study: Study, upto: str, place: Runner) -> progress.Whole:

@@ -19,7 +19,7 @@ from polyphony._util.text import sentence as one_sentence
 
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
-    from polyphony.runs.rows import Score
+    from polyphony.report.run import Run
     from polyphony.study import Cost, Outcome, Study
     from polyphony.sweep import SweepOutcome
 
@@ -112,12 +112,19 @@ def estimate(costs: Sequence[Cost], at_once: int) -> str:
 
 def show_outcome(study: Study, outcome: Outcome) -> None:
     """What was done, the table, the verdict, where the files are."""
-    from polyphony.study import verdict
+    from polyphony.report.run import Run
+    from polyphony.report.verdict import verdict
 
     show_work(study.folder, outcome)
     if outcome.scores:
-        console.print(score_table(study, outcome.scores))
-        line(verdict(study, outcome.scores))
+        run = Run.open(study.folder)
+        found = verdict(run)
+        console.print(score_table(run))
+        line(found.sentence)
+        for each in found.headlines:
+            line(f"{each.about}: {each.number} {each.meaning}.")
+        for note in found.notes:
+            line(note)
         line(f"Scores: {study.folder / 'scores.csv'}")
 
 
@@ -132,30 +139,40 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
         line(f"{outcome.ran} jobs were run, {before} were done before.")
 
 
-def score_table(study: Study, rows: list[Score]) -> Table:
-    """The paper's Table 1: test images, calibrated scores, mean ± s.d. over seeds."""
-    from polyphony.runs.scores import HEADINGS, select
-
-    recipe, n = study.recipe, len(study.recipe.seeds)
+def score_table(run: Run) -> Table:
+    """Calibrated scores on test images, mean ± s.d. over seeds, of all models."""
+    seeds = counted(len(run.recipe.seeds), "seed")
     table = Table(
-        title=f"{recipe.name}: test images, calibrated; students' mean ± s.d., n = {n}",
+        title=f"{run.recipe.name}: test images, calibrated; mean over {seeds}, NLL ± s.d.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # leaves a name of twenty letters its place on 80 columns
     )
-    for heading in ("Method", "Params", *map(narrow, HEADINGS.values())):
-        table.add_column(heading, min_width=len(heading), no_wrap=heading in ("Method", "Params"))
-    names = {"teachers": f"DeepEns-{recipe.members}"} | {name: name for name in recipe.methods}
-    for model, name in names.items():
-        table.add_row(name, *cells(select(rows, model), study.teacher_count))
+    rows = [cells(run, model) for model in run.models]
+    for heading in rows[0]:
+        table.add_column(heading, min_width=len(heading), no_wrap=heading == "Model")
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
-def cells(rows: list[Score], teachers: int) -> list[str]:
-    """A model's scores as text."""
-    from polyphony.runs.scores import HEADINGS, score_text
+def cells(run: Run, model: str) -> dict[str, str]:
+    """A model's price and scores as text, by heading."""
+    from polyphony.runs.scores import TEACHERS
 
-    scores = [score_text(column, [getattr(row, column) for row in rows], teachers) for column in HEADINGS]
-    return [count(rows[0].params), *map(narrow, scores)]
+    price, dee, follows = run.price(model), run.dee(model), run.follows(model)
+    name = f"{run.members} {TEACHERS}" if model == TEACHERS else model
+    cost = {"ms": f"{price.milliseconds:.3g}"} if price else {"Params": count(run.params(model))}
+    acc, ece = (run.text(model, column).partition(" ±")[0] for column in ("acc", "ece"))
+    return {
+        "Model": name,
+        **cost,
+        "NLL ↓": narrow(run.text(model, "nll")),
+        "ACC ↑": acc,
+        "ECE ↓": ece,
+        "DEE ↑": dee.text if dee else "–",
+        "of seeds": dee.seeds_text(1, "–") or "–" if dee else "–",
+        "Follows": "–" if follows is None else f"{round(100 * follows)} %",
+    }
 
 
 def narrow(text: str) -> str:

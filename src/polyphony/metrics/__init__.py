@@ -10,7 +10,6 @@ from polyphony.metrics.conformal import APS, SetMeasure, lac, set_quality
 from polyphony.metrics.detection import detect
 from polyphony.metrics.diversity import DiversityBins, disagreement, mean_kld
 from polyphony.metrics.equivalent import dee, dee_curve
-from polyphony.metrics.health import Health, Spread, Verdict, judge
 from polyphony.metrics.predictions import DirichletPredictions, Predictions
 from polyphony.metrics.probabilities import ensemble_log_probs
 from polyphony.metrics.quality import accuracy, nll
@@ -21,13 +20,10 @@ __all__ = [
     "APS",
     "DirichletPredictions",
     "DiversityBins",
-    "Health",
     "MeanSd",
     "Predictions",
     "Reliability",
     "SetMeasure",
-    "Spread",
-    "Verdict",
     "accuracy",
     "dee",
     "dee_curve",
@@ -35,7 +31,6 @@ __all__ = [
     "disagreement",
     "ensemble_log_probs",
     "entropy",
-    "judge",
     "lac",
     "mean_kld",
     "mean_sd",

@@ -22,7 +22,6 @@ from polyphony.metrics.detection import Detection, detect, energy, max_logit
 from polyphony.metrics.dirichlet import dirichlet_information, dirichlet_kld
 from polyphony.metrics.diversity import DiversityBins, diversity_bins, pairwise_kld
 from polyphony.metrics.fidelity import Fidelity, rank_correlation, voices
-from polyphony.metrics.health import Health, Spread, judge, judge_distribution
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
 from polyphony.metrics.quality import accuracy, brier, is_correct, nll
 from polyphony.metrics.selective import Selective, answered
@@ -68,6 +67,10 @@ class Predictions:
     def every(self, step: int) -> Predictions:
         """Those of the first of every so many examples."""
         return replace(self, logits=self.logits[:, ::step], labels=self.labels[::step])
+
+    def member(self, j: int) -> Predictions:
+        """The predictions of member j alone."""
+        return replace(self, logits=self.logits[j : j + 1])
 
     @property
     def members(self) -> int:
@@ -154,10 +157,6 @@ class Predictions:
         """The diversity plot: the divergence of examples in equal bins (low, high] of least confidence."""
         return diversity_bins(self.least_confidence(), self.divergence(), bins)
 
-    def health(self, teachers_kld: float | None = None, dee: float | None = None) -> Health:
-        """Whether members have collapsed into one, in words."""
-        return judge(Spread.of(self.logits, self.labels), teachers_kld, dee)
-
     # Beside others
 
     def uncertainties(self, temperature: float = 1.0) -> dict[str, Tensor]:
@@ -211,7 +210,3 @@ class DirichletPredictions(Predictions):
     def least_confidence(self) -> Tensor:
         """The confidence of the mean prediction: draws have no least. [n]"""
         return confidence(self.log_probs())
-
-    def health(self, teachers_kld: float | None = None, dee: float | None = None) -> Health:
-        """One network by design: no members have collapsed."""
-        return judge_distribution(self.mean_kld(), teachers_kld, dee)

@@ -8,7 +8,7 @@ from pathlib import Path
 from polyphony.report.compare import comparison
 from polyphony.report.page import Report, report_of
 from polyphony.report.run import Run
-from polyphony.report.sweep_page import gains, sweep_report
+from polyphony.report.sweep_page import sweep_report
 from polyphony.report.sweep_run import SweepRun
 from polyphony.runs.store import StoreError, write_whole
 
@@ -33,12 +33,9 @@ def _report(folder: Path) -> Report:
 
 
 def _compared(folders: Sequence[Path]) -> Report:
-    sweeps = [folder for folder in folders if SweepRun.holds(folder)]
-    if not sweeps:
-        return comparison([Run.open(folder) for folder in folders])
-    if len(sweeps) < len(folders):
-        raise StoreError(f"{sweeps[0]} is a sweep, which has no test scores: it compares with sweeps alone")
-    return gains([SweepRun.open(folder) for folder in folders])
+    for folder in filter(SweepRun.holds, folders):
+        raise StoreError(f"{folder} is a sweep, which has no test scores to compare: report it by itself")
+    return comparison([Run.open(folder) for folder in folders])
 
 
 def _write(report: Report, page: Path, folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from statistics import fmean
 
 from matplotlib.axes import Axes
 
@@ -18,8 +17,9 @@ from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.study_runs import StudyRuns, differences, studies
 from polyphony.report.style import Looks, assign
-from polyphony.report.tables import Numbers, PageTable
-from polyphony.runs.scores import HEADINGS, TEACHERS
+from polyphony.report.tables import Cell, Numbers, PageTable
+from polyphony.report.verdict import percent
+from polyphony.runs.scores import HEADINGS
 
 _SHOWN = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
 Scores = dict[tuple[str, str], MeanSd]  # by study and model
@@ -64,24 +64,33 @@ def warnings(found: Sequence[StudyRuns]) -> list[str]:
 
 def comparison_table(found: Sequence[StudyRuns]) -> PageTable:
     """All models of all studies in one table, calibrated."""
-    header = ["Run: model", "Parameters", *HEADINGS.values(), "NLL, as predicted ↓", "of teachers' KLD", "n"]
+    header = ["Run: model", "Parameters", *HEADINGS.values(), "NLL, as predicted ↓", "n"]
+    header[-1:-1] = ["Follows own teacher ↑", "Diversity kept"]
     caption = (
-        "Test scores at the temperature fitted on validation, and NLL without it; mean ± s.d. over n seeds,"
-        " in all sets of teachers where a study has several."
+        "Test scores at the temperature fitted on validation images, and NLL without it; mean ± s.d. over n"
+        " seeds, in all sets of teachers where a study has several. DEE is that of the mean NLL, with the"
+        " range over seeds. Follows own teacher: 0 %: no teacher in particular, 100 %: exact copies of the"
+        " teachers. Diversity kept: mean-KLD as a share of the teachers’; not shown for a student worse than"
+        " one teacher."
     )
     rows = [_row(study, model) for study in found for model in study.models]
     return PageTable.of("comparison", caption, header, rows)
 
 
-def _row(study: StudyRuns, model: str) -> list[str]:
-    scored = study.scored(model)
-    shares = [] if model == TEACHERS else study.kept(model).values()
+def _row(study: StudyRuns, model: str) -> list[Cell | str]:
+    scored, dee = study.scored(model), study.dee(model)
+    scores = {column: Cell(study.text(model, column)) for column in HEADINGS}
+    if dee:
+        scores["dee"] = Cell(dee.text, range=dee.seeds)
+    student = model in study.methods
+    reads = (Run.follows, Run.kept)
+    shares = [study.share(model, read) if student else None for read in reads]
     return [
         f"{study.name}: {model}",
         f"{next(iter(scored.values())).params:,}",
-        *(study.text(model, column) for column in HEADINGS),
+        *scores.values(),
         study.text(model, "nll", "standard"),
-        f"{fmean(shares):.0%}" if any(shares) else "–",
+        *("–" if share is None else percent(share) for share in shares),
         str(len(scored)),
     ]
 

@@ -9,41 +9,60 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from polyphony.report.chart import Chart, Margins, Panel
-from polyphony.report.study_runs import JUDGED, Difference
+from polyphony.report.run import Run
+from polyphony.report.study_runs import JUDGED, Difference, StudyRuns, differences
 from polyphony.report.style import MUTED, Looks
-from polyphony.report.tables import Numbers, PageTable, Value
+from polyphony.report.tables import Cell, Numbers, PageTable, Value
 
 # Of a panel, of one of its rows, of what is around them, and how high a panel is at least, in points.
 _WIDTH, _LINE, _FRAME, _LEAST = 420.0, 17.0, 60.0, 200.0
 _CAPTION = (
-    "Differences between methods, paired by teachers and seed, on test: mean with its 95 % t-interval, and in"
-    " how many of the pairs the first is better. An effect is there, with these teachers, if the interval"
-    " leaves out zero. Each method is compared with plain distillation and with Gaussian noise at its"
-    " temperature, and with the plain distillation of least validation NLL; one pass with two; members with"
-    " one network that learns the teachers' mean. The intervals are not widened for being many."
+    "Differences between two methods on test images: the mean over pairs with the same teachers and seed, ±"
+    " half of its 95 % t-interval. Bold: the interval excludes zero. “Better in” counts the pairs in which"
+    " the first method has the lower calibrated NLL. A method is compared with plain distillation and with"
+    " Gaussian noise at its temperature, and with the plain distillation that is best on validation images;"
+    " one pass with two; members with one network that learns the teachers’ mean. The intervals are not"
+    " corrected for the number of comparisons."
 )
 _SETS = (
-    " Pairs of one set of teachers are not independent: “sets ±” is the 95 % t-interval of the mean over"
-    " sets, each the mean of its pairs, and says whether other teachers would show the effect."
+    " Pairs with the same teachers are not independent: “NLL over sets” takes the mean of each set of"
+    " teachers as one value, and says whether other teachers would show the effect. Where there are several"
+    " sets, bold means that this interval excludes zero as well."
 )
 _READING = (
-    "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
-    " t-interval; thin, that over sets of teachers, where there are several. Left of zero the first of the"
-    " two methods is better."
+    "Mean difference of calibrated NLL on test images over pairs with the same teachers and seed, with its"
+    " 95 % t-interval; the thin line is the interval over sets of teachers, where there are several. Left of"
+    " zero the first of the two methods is better."
 )
+
+
+def run_differences(run: Run) -> list[PageTable]:
+    """The table of one run; nothing where no two students can be paired."""
+    found = differences(StudyRuns(run.recipe.name, [run]))
+    return [difference_table(found)] if found else []
 
 
 def difference_table(found: Sequence[Difference]) -> PageTable:
-    """A row for each comparison: every quantity's mean difference, and in how many pairs it is better."""
-    several = len({each.study for each in found}) > 1
-    rows: dict[str, dict[str, str]] = {}
+    """A row for each comparison, a column for each quantity that a reader should see."""
+    several, sets = len({each.study for each in found}) > 1, any(each.over_sets for each in found)
+    rows: dict[str, dict[str, Difference]] = {}
     for each in found:
         label = f"{each.study}: {each.words}" if several else each.words
-        rows.setdefault(label, {})[each.judged.name] = each.text
-    header = ["Difference", *(judged.heading for judged in JUDGED)]
-    body = [[label, *(texts.get(each.name, "–") for each in JUDGED)] for label, texts in rows.items()]
-    caption = _CAPTION + _SETS * any(each.over_sets for each in found)
-    return PageTable.of("differences", caption, header, body)
+        rows.setdefault(label, {})[each.judged.name] = each
+    shown = [judged for judged in JUDGED if judged.shown]
+    header = ["Difference", *(judged.heading for judged in shown), "better in"]
+    body: list[list[Cell | str]] = []
+    for label, row in rows.items():
+        cells = [_cell(row.get(judged.name)) for judged in shown]
+        nll = row[JUDGED[0].name]
+        over_sets = [nll.over_sets_text] if sets else []
+        body.append([label, *cells, f"{nll.ahead} of {nll.known}", *over_sets])
+    header += ["NLL over sets"] if sets else []
+    return PageTable.of("differences", _CAPTION + _SETS * sets, header, body)
+
+
+def _cell(each: Difference | None) -> Cell:
+    return Cell(each.text, each.is_clear) if each else Cell("–")
 
 
 def difference_chart(found: Sequence[Difference], look: Looks) -> Chart:

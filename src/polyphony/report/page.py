@@ -4,47 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from polyphony.report.advice import advice
 from polyphony.report.chart import Absent, Chart
-from polyphony.report.differences import difference_table
+from polyphony.report.differences import run_differences
 from polyphony.report.figures.diversity import (
     external_diversity,
     shown_by_temperature,
     student_diversity,
     teacher_diversity,
 )
-from polyphony.report.figures.efficiency import quality_for_cost
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching
 from polyphony.report.figures.members import member_predictions
+from polyphony.report.figures.price import other_costs, quality_for_price
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import learning_curves
+from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
 from polyphony.report.score_tables import (
     corrupted_tables,
-    paper_tables,
+    members_table,
+    price_table,
     score_table,
-    student_table,
     unknown_tables,
 )
-from polyphony.report.study_runs import StudyRuns, differences
 from polyphony.report.style import INKS
 from polyphony.report.tables import PageTable
-from polyphony.report.verdict import health_checks, take_home
-from polyphony.runs.scores import CALIBRATIONS
+from polyphony.report.verdict import verdict
 
 Piece = Chart | PageTable | Absent
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: what is there, and what is not."""
+    """A part of the page: its figures and tables, and those that are missing."""
 
     title: str
     anchor: str
@@ -61,12 +61,12 @@ class Section:
 
     @property
     def shown(self) -> list[Chart | PageTable]:
-        """What is there, in reading order."""
+        """Figures and tables in reading order."""
         return [piece for piece in self.pieces if not isinstance(piece, Absent)]
 
     @property
     def absent(self) -> list[Absent]:
-        """What is not, and why."""
+        """What is missing, and why."""
         return [piece for piece in self.pieces if isinstance(piece, Absent)]
 
 
@@ -83,16 +83,34 @@ class Report:
 
 
 Figure = Callable[[Run], Piece | Sequence[Piece]]
-# What the page shows between its scores and its end, in reading order: a section's title, anchor and figures.
+# What the page shows below the verdict, in reading order: a section's title, anchor and figures.
 SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
     (
-        "Diversity",
-        "diversity",
-        (teacher_diversity, shown_by_temperature, student_diversity, external_diversity, member_predictions),
+        "Quality and price",
+        "scores",
+        (
+            quality_for_price,
+            partial(score_table, calibration="calibrated"),
+            price_table,
+            run_differences,
+            partial(score_table, calibration="standard"),
+        ),
     ),
-    ("Quality", "quality", (dee_curves, quality_for_cost, reliability_diagrams)),
     (
-        "Unknown and corrupted inputs",
+        "Members and diversity",
+        "diversity",
+        (
+            members_table,
+            teacher_diversity,
+            shown_by_temperature,
+            student_diversity,
+            external_diversity,
+            member_predictions,
+        ),
+    ),
+    ("More on quality", "quality", (dee_curves, other_costs, reliability_diagrams)),
+    (
+        "Unknown and corrupted images",
         "unseen",
         (entropy_histograms, unknown_tables, corruption_boxes, corrupted_tables),
     ),
@@ -104,25 +122,20 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
 
 def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = SECTIONS) -> Report:
     """The page of one run, and its figures and tables."""
-    calibrated, standard = (score_table(run, calibration) for calibration in CALIBRATIONS)
-    scores = [calibrated, student_table(run), standard]
-    if found := differences(StudyRuns(run.recipe.name, [run])):
-        scores.append(difference_table(found))
     filled = [Section.of(run, *section) for section in sections]
-    health = health_checks(run)
+    found = verdict(run)
     html = render(
         "run.html",
         title=run.recipe.name,
         subtitle=one_line(run),
-        take_home=take_home(run, health),
-        scores=scores,
+        verdict=found,
+        notes=[*found.notes, *advice(run)],
         paper=run.paper,
         sections=filled,
-        health=health,
         looks=run.look,
         provenance=provenance(run),
     )
-    return Report(html, [*scores, *(piece for section in filled for piece in section.shown)])
+    return Report(html, [piece for section in filled for piece in section.shown])
 
 
 def render(template: str, **values: Any) -> str:

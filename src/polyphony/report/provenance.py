@@ -47,8 +47,8 @@ def _time(seconds: list[float]) -> str:
 
 
 def _adopted(run: Run) -> Lines:
-    sources = Counter(name for model in run.models for name in run.adopted(model))
-    total = sum(len(run.trainings[model]) for model in run.models)
+    sources = Counter(name for model in run.trained for name in run.adopted(model))
+    total = sum(len(run.trainings[model]) for model in run.trained)
     rows = [(f"from {name}", str(count)) for name, count in sorted(sources.items())]
     return [("together", f"{sources.total()} of {total}"), *rows] if rows else []
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ from polyphony.report.files import (
 from polyphony.report.paper import PaperExperiments, experiments_of
 from polyphony.report.style import Look, assign
 from polyphony.runs.predictions import CORRUPTED, prediction_path, read_predictions
-from polyphony.runs.rows import EnsembleNll, Score, Temperature
-from polyphony.runs.scores import CALIBRATIONS, TEACHERS, mean_of, score_text, select
+from polyphony.runs.rows import EnsembleNll, Latency, Score, Temperature
+from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text, select
 from polyphony.runs.store import FileError, damaged
 
 
@@ -58,7 +59,7 @@ class Run:
     def check_models(self, path: Path, models: Iterable[str]) -> None:
         """Raise for a table of models that the recipe does not have."""
         for model in models:
-            if model not in (TEACHERS, *self.recipe.methods):
+            if model not in (TEACHERS, BEST_TEACHER, *self.recipe.methods):
                 raise damaged(path, f"recipe.json has no method '{model}'")
 
     @cached_property
@@ -98,8 +99,19 @@ class Run:
 
     @property
     def models(self) -> list[str]:
-        """The teachers, then the students."""
+        """The teachers, the best one alone where it was scored, then the students."""
+        best = [BEST_TEACHER] if self.scored(BEST_TEACHER) else []
+        return [TEACHERS, *best, *self.methods]
+
+    @property
+    def trained(self) -> list[str]:
+        """What was trained: the teachers, and the students of each method."""
         return [TEACHERS, *self.methods]
+
+    @property
+    def baseline(self) -> str | None:
+        """The model that stands for one network: the best teacher, or the teachers where there is one."""
+        return BEST_TEACHER if self.scored(BEST_TEACHER) else TEACHERS if self.members == 1 else None
 
     @cached_property
     def look(self) -> dict[str, Look]:
@@ -121,8 +133,8 @@ class Run:
 
     def members_of(self, model: str) -> int:
         """How many members a model has when it predicts; of the teachers those that are the ensemble."""
-        if model == TEACHERS:
-            return self.members
+        if model in (TEACHERS, BEST_TEACHER):
+            return self.members if model == TEACHERS else 1
         saved = [each.members for (name, _, _), each in self.predictions.items() if name == model]
         return saved[0] if saved else self.recipe.form_table(model).predictors(self.members)
 
@@ -147,6 +159,44 @@ class Run:
     def params(self, model: str) -> int:
         """How many parameters a model has, the teachers of the ensemble together."""
         return self.scored(model)[0].params
+
+    def dee(self, model: str, calibration: str = "calibrated") -> Dee | None:
+        """How many teachers a model is worth; nothing without a DEE curve."""
+        seeds = list(self.by_seed(model, "dee", calibration).values())
+        nll = mean_of(self.scored(model, calibration=calibration), "nll").mean
+        curve = self.curves.get(calibration, ())
+        return Dee.of(seeds, self.teacher_count, nll, curve) if seeds else None
+
+    def follows(self, model: str) -> float | None:
+        """How far members follow their own teachers: `voice` as a share of the teachers' mean-KLD.
+
+        That is 1 for exact copies of the teachers, and 0 for members that are as far from their own teacher
+        as from the others. Nothing for a student without a member for each teacher, or without teachers.
+        """
+        if model not in self.methods or self.perturbation(model) is None:
+            return None
+        voices, most = self.by_seed(model, "voice").values(), self.mean(TEACHERS, "kld").mean
+        return fmean(voices) / most if voices and most else None
+
+    def kept(self, model: str) -> float | None:
+        """A student's mean-KLD as a share of the teachers'; nothing for one that is worse than one teacher.
+
+        Members that are wrong in different ways are diverse too, and that is worth nothing. Nothing for one
+        network either.
+        """
+        dee, mine, most = self.dee(model), self.mean(model, "kld").mean, self.mean(TEACHERS, "kld").mean
+        worse = dee is not None and dee.value < 1
+        return mine / most if mine and most and not worse else None
+
+    def price(self, model: str, batch: int | None = None) -> Latency | None:
+        """What a model's answers cost for a batch (default: the smallest measured)."""
+        rows = [row for row in self.table(Latency) if row.model == model and batch in (None, row.batch)]
+        return min(rows, key=lambda row: row.batch, default=None)
+
+    def times_one_teacher(self, model: str) -> float | None:
+        """A model's milliseconds as a multiple of one teacher's, if both were measured."""
+        mine, one = self.price(model), self.price(self.baseline or "")
+        return mine.milliseconds / one.milliseconds if mine and one else None
 
     @cached_property
     def curves(self) -> dict[str, list[float]]:
@@ -173,7 +223,7 @@ class Run:
         return found
 
     def _prediction_files(self) -> Iterator[tuple[str, int | None, Path]]:
-        for score in (score for model in self.models for score in self.scored(model)):
+        for score in (score for model in self.trained for score in self.scored(model)):
             folder = prediction_path(self.folder, score.model, score.seed, "test").parent
             for path in sorted(folder.glob("*.safetensors")):
                 if not path.stem.startswith(CORRUPTED):
@@ -186,6 +236,10 @@ class Run:
 
     def ensemble(self, model: str, split: str) -> dict[int | None, Predictions]:
         """A model's predictions by seed, as far as they are there; of the teachers only the ensemble's."""
+        if model == BEST_TEACHER:
+            together = self.ensemble(TEACHERS, split).values()
+            numbers = [row.seed for row in self.scored(model)]
+            return {j: each.member(j) for each in together for j in numbers if j is not None}
         return {
             seed: each.first(self.members) if model == TEACHERS else each
             for (name, seed, where), each in self.predictions.items()
@@ -252,16 +306,19 @@ class Run:
         """What each finished training of a model says of itself."""
         return {
             model: [read_object(path, Done) for path in self._of_trainings(model, "done.json")]
-            for model in self.models
+            for model in self.trained
         }
 
     def seconds(self, model: str) -> list[float]:
         """How long each training took."""
+        if model == BEST_TEACHER:
+            numbers, taught = [row.seed for row in self.scored(model)], self.seconds(TEACHERS)
+            return [taught[j] for j in numbers if j is not None and j < len(taught)]
         return [each.seconds for each in self.trainings[model] if each.seconds is not None]
 
     def times(self) -> dict[str, list[float]]:
         """How long each model's trainings took."""
-        return {model: self.seconds(model) for model in self.models}
+        return {model: self.seconds(model) for model in self.trained}
 
     def adopted(self, model: str) -> list[str]:
         """The name of the run folder each training that was not done here was taken over from."""

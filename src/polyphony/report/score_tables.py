@@ -1,4 +1,4 @@
-"""Tables of a run's scores, seeds averaged: on test images, unknown and corrupted ones; and the paper's."""
+"""Tables of a run: scores on test images, price, members, unknown and corrupted images."""
 
 from __future__ import annotations
 
@@ -8,38 +8,28 @@ from statistics import fmean
 
 from polyphony import metrics
 from polyphony._util.text import count, counted, duration
-from polyphony.report.paper import (
-    BATCH_ENSEMBLE,
-    EXPERIMENTS,
-    PaperRow,
-    Tuning,
-    paper_rows,
-    printed,
-    tuning,
-)
+from polyphony.report.paper import printed
+from polyphony.report.paper_tables import paper_row
 from polyphony.report.run import Run
 from polyphony.report.tables import Cell, PageTable, slug
-from polyphony.report.verdict import median_dee
+from polyphony.report.verdict import megabytes, percent
 from polyphony.runs.predictions import CORRUPTED
-from polyphony.runs.rows import CorruptedScore, Latency, Score, UnknownScore, headings
+from polyphony.runs.rows import CorruptedScore, FactorDistance, Latency, UnknownScore, headings
 from polyphony.runs.scores import (
     HEADINGS,
     TEACHERS,
     BySeed,
     by_shared_seeds,
     differ,
-    mean_of,
     mean_text,
-    score_text,
 )
 from polyphony.runs.store import damaged
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
 _HOW = {
-    "calibrated": "at the temperature fitted on validation",
+    "calibrated": "at the temperature fitted on validation images",
     "standard": "as predicted, without temperature scaling",
 }
-_SCORES = ("acc", "nll", "ece")
 _DASH = "–"
 _UNKNOWN = {
     ("entropy", "auroc"): "AUROC, entropy ↑",
@@ -48,8 +38,6 @@ _UNKNOWN = {
     ("entropy", "aupr"): "AUPR, entropy ↑",
     ("entropy", "fpr95"): "FPR95, entropy ↓",
 }
-_ENDD = ("acc", "nll", "bs", "ece")
-_NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
 _CORRUPTED = headings(CorruptedScore)
 _PAPERS_IMAGES = 10_000  # of every kind and severity of CIFAR-10-C and CIFAR-100-C
 
@@ -58,7 +46,10 @@ def score_table(run: Run, calibration: str) -> PageTable:
     """Mean ± s.d. over seeds on test of the teachers and every student, the paper's numbers beside them."""
     n = " or ".join(map(str, sorted({len(run.scored(method)) for method in run.methods})))
     seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} of the student"
-    caption = f"{run.recipe.name}: test scores, {_HOW[calibration]}; mean ± s.d. over {seeds}."
+    caption = (
+        f"{run.recipe.name}: test scores, {_HOW[calibration]}; mean ± s.d. over {seeds}. DEE is that of the"
+        " mean NLL, with the range over seeds."
+    )
     winners = {}
     for column, larger in _LARGER_IS_BETTER.items():
         values = {method: run.by_seed(method, column, calibration) for method in run.methods}
@@ -70,29 +61,13 @@ def score_table(run: Run, calibration: str) -> PageTable:
 
 def _score_row(run: Run, model: str, calibration: str, winners: Mapping[str, str | None]) -> list[Cell | str]:
     theirs = paper_row(run, model, calibration)
-    label = f"teachers ({counted(run.members, 'network')})" if model == TEACHERS else model
-    row: list[Cell | str] = [label, f"{run.params(model):,}"]
+    row: list[Cell | str] = [label(run, model), f"{run.params(model):,}"]
     for column in HEADINGS:
         best, paper = winners.get(column) == model, printed(theirs, column)
-        row.append(Cell(run.text(model, column, calibration), best, paper))
+        dee = run.dee(model, calibration) if column == "dee" else None
+        text = dee.text if dee else run.text(model, column, calibration)
+        row.append(Cell(text, best, paper, dee.seeds if dee else ""))
     return row
-
-
-def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
-    """The paper's row of a model, if it has one: none where a method changes the student's settings."""
-    paper, recipe = run.paper, run.recipe
-    if paper is None:
-        return None
-    if model == TEACHERS:
-        return paper.row(model, calibration, table)
-    form, method = recipe.form_table(model), run.perturbation(model) or "scratch"
-    if form.label == "dirichlet":  # whose settings the paper does not state
-        return paper.row("endd", calibration, table, form.label) if method == "clean" else None
-    own = recipe.methods[model].model_dump(exclude_none=True, exclude={"perturb", "form"})
-    changed = any(value != getattr(recipe.student, key, None) for key, value in own.items())
-    if changed or getattr(form, "member_norm", False):
-        return None
-    return paper.row(method, calibration, table, form.label)
 
 
 def clear_winner(values: Mapping[str, BySeed], *, larger: bool) -> str | None:
@@ -108,51 +83,86 @@ def clear_winner(values: Mapping[str, BySeed], *, larger: bool) -> str | None:
     return best if all(differ(values[best], values[other]) for other in values if other != best) else None
 
 
-def student_table(run: Run) -> PageTable:
-    """Means over seeds on test; costs of training, and of a batch where latency was measured."""
+def price_table(run: Run) -> PageTable:
+    """What each model costs: parameters, the exported file, milliseconds, training time."""
     rows = run.table(Latency)
-    batch = f", latency of a batch of {rows[0].batch} on {rows[0].threads} thread(s)" if rows else ""
+    batches = sorted({row.batch for row in rows})
+    how = f" Milliseconds: one thread, {rows[0].runtime}, {rows[0].machine}." if rows else ""
     caption = (
-        "Side by side: means over seeds on test images (calibrated; DEE of the median seed), how often and"
-        " how much members differ; whether they do on the images on which the teachers do (Where, a rank"
-        " correlation), and how much nearer member j is to teacher j than to the others (Voice, nats); the"
-        " time of one training without its teachers', also in times of what all teachers of the ensemble"
-        f" took{batch}. A dash is what a model does not have or was not measured."
+        f"Price.{how} “× one teacher” compares the milliseconds of the smallest batch. Training time is that"
+        " of one student without its teachers; “× teachers” compares it with training all teachers. A dash:"
+        " not measured."
     )
-    body = [_student_row(run, model) for model in run.models]
-    return PageTable.of("students", caption, list(body[0]), [cells.values() for cells in body])
+    body = [_price_row(run, model, batches) for model in run.models]
+    return PageTable.of("price", caption, list(body[0]), [cells.values() for cells in body])
 
 
-def _student_row(run: Run, model: str) -> dict[str, str]:
+def _price_row(run: Run, model: str, batches: Sequence[int]) -> dict[str, str]:
     """A model's cells by heading."""
-    table = None if model == TEACHERS else run.recipe.form_table(model)
-    what = {
-        "Model": model,
-        "Form": table.words or table.label if table else "deep ensemble",
+    price, times = run.price(model), run.times_one_teacher(model)
+    by_batch = {batch: run.price(model, batch) for batch in batches}
+    return {
+        "Model": label(run, model),
+        "Form": _form(run, model),
         "Members": str(run.members_of(model)),
         "Parameters": count(run.params(model)),
+        "File": megabytes(price.bytes) if price and price.bytes else _DASH,
+        **{f"ms, {counted(batch, 'image')}": _milliseconds(row) for batch, row in by_batch.items()},
+        "× one teacher": f"{times:.2f}" if times else _DASH,
+        **_training(run, model),
     }
-    times = {row.model: f"{row.milliseconds:.3g}" for row in run.table(Latency)}
-    latency = {"Latency, ms": times.get(model, _DASH)} if times else {}
-    return {**what, **_quality(run, model), **_diversity(run, model), **_training(run, model), **latency}
 
 
-def _quality(run: Run, model: str) -> dict[str, str]:
-    values = {column: run.mean(model, column).mean for column in _SCORES}
-    shown = {**values, "dee": median_dee(run, model)}
-    return {HEADINGS[column]: score_text(column, [each], run.teacher_count) for column, each in shown.items()}
+def _form(run: Run, model: str) -> str:
+    if model not in run.methods:
+        return "deep ensemble" if model == TEACHERS else "plain network"
+    form = run.recipe.form_table(model)
+    return form.words or form.label
 
 
-def _diversity(run: Run, model: str) -> dict[str, str]:
-    """Dashes for one network, unless it predicts a distribution of predictions, as a Dirichlet does."""
-    tested = run.ensemble(model, "test").values()
-    several, kld = run.members_of(model) > 1, run.mean(model, "kld").mean
+def _milliseconds(row: Latency | None) -> str:
+    return f"{row.milliseconds:.3g}" if row else _DASH
+
+
+def _training(run: Run, model: str) -> dict[str, str]:
+    taught, mine = run.seconds(TEACHERS)[: run.members], run.seconds(model)
+    if not mine:
+        return {"Training": _DASH, "× teachers": _DASH}
+    seconds = sum(taught) if model == TEACHERS else fmean(mine)
+    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else _DASH}
+
+
+def members_table(run: Run) -> list[PageTable]:
+    """How members differ, and whom they follow; nothing where no model has members."""
+    varied = [name for name in run.methods if run.members_of(name) > 1 or run.mean(name, "kld").mean]
+    if not varied:
+        return []
+    caption = (
+        "Members on test images, means over seeds. Follows own teacher: how much closer (KL) member j is to"
+        " teacher j than to the other teachers; 0 %: no teacher in particular, 100 %: exact copies. Diversity"
+        " kept: mean-KLD as a share of the teachers’; not shown for a student worse than one teacher, whose"
+        " members are wrong in different ways. Disagree: how often two members name different classes. Same"
+        " images: rank correlation of the disagreement with the teachers’, image by image. Factors: how far"
+        " apart the members’ rank-one factors are, as a share of their norm."
+    )
+    body = [_members_row(run, model) for model in (TEACHERS, *varied)]
+    return [PageTable.of("members", caption, list(body[0]), [cells.values() for cells in body])]
+
+
+def _members_row(run: Run, model: str) -> dict[str, str]:
+    tested, several = run.ensemble(model, "test").values(), run.members_of(model) > 1
+    follows, kept = run.follows(model), None if model == TEACHERS else run.kept(model)
+    known = [float(each.information().mean()) for each in tested if each.varies]
+    apart = [row.distance for row in run.table(FactorDistance) if row.model == model]
     return {
-        HEADINGS["kld"]: f"{kld:.3f}" if several or kld > 0 else _DASH,
+        "Model": label(run, model),
+        "Follows own teacher ↑": _DASH if follows is None else percent(follows),
+        "Diversity kept": _DASH if kept is None else percent(kept),
+        HEADINGS["kld"]: f"{run.mean(model, 'kld').mean:.3f}",
         "Disagree": _mean([metrics.disagreement(each.logits) for each in tested if several], ".1%"),
-        "Mutual inf.": _mean([float(each.information().mean()) for each in tested if each.varies], ".3f"),
-        "Where": _mean([row.rank_correlation for row in run.scored(model)], ".2f"),
-        "Voice": _mean([row.voice for row in run.scored(model)], "+.3f"),
+        "Mutual information": _mean(known, ".3f"),
+        "Same images ↑": _mean([row.rank_correlation for row in run.scored(model)], ".2f"),
+        "Factors": _mean(apart, ".2f"),
     }
 
 
@@ -162,12 +172,9 @@ def _mean(values: Sequence[float | None], style: str) -> str:
     return format(fmean(known), style) if known else _DASH
 
 
-def _training(run: Run, model: str) -> dict[str, str]:
-    taught, mine = run.seconds(TEACHERS)[: run.members], run.seconds(model)
-    if not mine:
-        return {"Training": _DASH, "× teachers": _DASH}
-    seconds = sum(taught) if model == TEACHERS else fmean(mine)
-    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else _DASH}
+def label(run: Run, model: str) -> str:
+    """A model's name in a table."""
+    return f"{TEACHERS} ({counted(run.members, 'network')})" if model == TEACHERS else model
 
 
 def unknown_tables(run: Run) -> list[PageTable]:
@@ -235,60 +242,3 @@ def _over_all(rows: Sequence[CorruptedScore], column: str) -> str:
     for row in rows:
         seeds.setdefault(row.seed, []).append(getattr(row, column))
     return mean_text(column, metrics.mean_sd([fmean(each) for each in seeds.values()]))
-
-
-def paper_tables(run: Run) -> list[PageTable]:
-    """The paper's further tables on a run's experiment; none for a recipe that is not the paper's."""
-    names = run.paper.names if run.paper else ()
-    tuned = [cell for cell in tuning() if cell.experiment in names]
-    against_endd = any(name.startswith("cifar10-resnet32") for name in names)
-    return [*([tuning_table(run, tuned)] if tuned else []), *([endd_table(run)] if against_endd else [])]
-
-
-def tuning_table(run: Run, cells: list[Tuning]) -> PageTable:
-    """Validation scores of plain distillation for every α and τ that the paper tried."""
-    caption = (
-        "Plain distillation on validation images, for every α and τ that the paper tried: ACC, and NLL at the"
-        " temperature fitted there. The small numbers are the paper's; ours stand where this run has them."
-    )
-    header = ["Setting", HEADINGS["acc"], HEADINGS["nll"], "n, paper"]
-    return PageTable.of("paper-tuning", caption, header, [_tuning_row(run, cell) for cell in cells])
-
-
-def _tuning_row(run: Run, cell: Tuning) -> list[Cell | str]:
-    settings = {name: run.recipe.distillation(name) for name in _methods_of(run, BATCH_ENSEMBLE, "clean")}
-    at = (cell.alpha, cell.temperature)
-    ours = [name for name, each in settings.items() if each and (each.alpha, each.temperature) == at]
-    scores = run.scored(ours[0], "valid") if ours else []
-    both = [Cell(_ours(scores, column), paper=getattr(cell, column)) for column in ("acc", "nll")]
-    return [f"α = {cell.alpha:g}, τ = {cell.temperature:g}", *both, str(cell.n)]
-
-
-def endd_table(run: Run) -> PageTable:
-    """The paper's comparison with EnD², for every number of teachers."""
-    caption = (
-        "Ensemble distribution distillation (EnD²) against this method, by the number of teachers: test"
-        " scores at the temperature fitted on validation (the paper's BS are as predicted). The"
-        " small numbers are the paper's, each of one training; ours stand where this run has them."
-    )
-    header = ["Teachers, student", *(HEADINGS[column] for column in _ENDD)]
-    rows = [_endd_row(run, row) for row in paper_rows() if row.table == "endd"]
-    return PageTable.of("paper-endd", caption, header, rows)
-
-
-def _endd_row(run: Run, row: PaperRow) -> list[Cell | str]:
-    teachers = EXPERIMENTS[row.experiment].members
-    wanted = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
-    same = [name for name in _methods_of(run, *wanted) if paper_row(run, name, row.calibration)]
-    scores = run.scored(same[0]) if same and run.members == teachers else []
-    cells = [Cell(_ours(scores, column), paper=getattr(row, column)) for column in _ENDD]
-    return [f"{teachers}, {_NAMES[row.method]}", *cells]
-
-
-def _methods_of(run: Run, form: str, perturbation: str) -> list[str]:
-    """The methods of a form and a perturbation."""
-    return [name for name in run.methods_with(perturbation) if run.recipe.form_table(name).label == form]
-
-
-def _ours(scores: list[Score], column: str) -> str:
-    return mean_text(column, mean_of(scores, column)) if scores else _DASH

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 from polyphony import metrics
@@ -15,7 +15,7 @@ from polyphony.metrics import MeanSd
 from polyphony.recipe import ROUNDING, FormTable, Recipe
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score
-from polyphony.runs.scores import CALIBRATIONS, TEACHERS, mean_of, score_text
+from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text
 
 Pair = tuple[int, int | None]  # which set of teachers, and which seed of the student
 _PLAINER = {"clean": 0, "gaussian": 1}  # perturbations that others are compared with
@@ -51,8 +51,9 @@ class StudyRuns:
 
     @property
     def models(self) -> list[str]:
-        """The teachers, then the students."""
-        return [TEACHERS, *self.methods]
+        """The teachers, the best one alone where all runs have it, then the students."""
+        best = [BEST_TEACHER] if all(run.scored(BEST_TEACHER) for run in self.runs) else []
+        return [TEACHERS, *best, *self.methods]
 
     def scored(self, model: str, calibration: str = "calibrated", split: str = "test") -> dict[Pair, Score]:
         """A model's rows by set and seed."""
@@ -72,9 +73,23 @@ class StudyRuns:
         return mean_of(self.scored(model).values(), column)
 
     def text(self, model: str, column: str, calibration: str = "calibrated") -> str:
-        """A model's score for people."""
+        """A model's score as text."""
         values = list(self.column(model, column, calibration).values())
         return score_text(column, values, self.first.teacher_count)
+
+    def dee(self, model: str) -> Dee | None:
+        """How many teachers a model is worth: the lower median over sets, and the range over all seeds."""
+        found = [dee for run in self.runs if (dee := run.dee(model))]
+        seeds = self.column(model, "dee").values()
+        if not found:
+            return None
+        return Dee(median_low([dee.value for dee in found]), min(seeds), max(seeds), found[0].teachers)
+
+    def share(self, model: str, read: Callable[[Run, str], float | None]) -> float | None:
+        """The mean over sets of a share that every run has; nothing where one has none."""
+        found = [read(run, model) for run in self.runs]
+        known = [share for share in found if share is not None]
+        return fmean(known) if len(known) == len(found) else None
 
     def kept(self, model: str) -> dict[Pair, float]:
         """A student's mean-KLD as a share of its own teachers', where these disagree."""
@@ -99,6 +114,7 @@ class Judged:
     heading: str
     better: int
     read: Callable[[StudyRuns, str], dict[Pair, float]]
+    shown: bool = True  # in the table of differences; the file has all
 
 
 def _column(column: str, calibration: str = CALIBRATIONS[0]) -> Callable[[StudyRuns, str], dict[Pair, float]]:
@@ -106,12 +122,12 @@ def _column(column: str, calibration: str = CALIBRATIONS[0]) -> Callable[[StudyR
 
 
 JUDGED = (
-    Judged("nll", "NLL, calibrated", -1, _column("nll")),
+    Judged("nll", "NLL", -1, _column("nll")),
     Judged("nll_standard", "NLL, as predicted", -1, _column("nll", "standard")),
-    Judged("dee", "DEE", 1, _column("dee")),
-    Judged("kept", "diversity kept", 0, StudyRuns.kept),
-    Judged("distance", "distance", -1, _column("distance")),
-    Judged("voice", "voice", 1, _column("voice")),
+    Judged("dee", "DEE", 1, _column("dee"), shown=False),
+    Judged("kept", "diversity kept", 0, StudyRuns.kept, shown=False),
+    Judged("distance", "distance", -1, _column("distance"), shown=False),
+    Judged("voice", "follows own teacher (nats)", 1, _column("voice")),
     Judged("acc", "accuracy", 1, _column("acc")),
 )
 
@@ -135,24 +151,22 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """For people: the mean difference with its 95 % intervals, and the count where one side is better."""
-        count = f"{self.ahead} of {self.known}" if self.judged.better else ""
-        if not math.isfinite(self.paired.mean):
-            return count
-        behind = "; ".join(filter(None, (count, self._sets)))
-        return f"{_signed(self.paired.mean)} ± {self.paired.half:.3f}" + (f" ({behind})" if behind else "")
+        """ "−0.021 ± 0.019": the mean difference and half of its 95 % interval."""
+        return _signed(self.paired)
 
     @property
-    def _sets(self) -> str:
-        """The interval over sets, with their mean where sets of unlike size make it another."""
-        if self.over_sets is None:
-            return ""
-        mean = _signed(self.over_sets.mean)
-        return f"sets {'' if mean == _signed(self.paired.mean) else f'{mean} '}± {self.over_sets.half:.3f}"
+    def over_sets_text(self) -> str:
+        """The same over sets of teachers."""
+        return _signed(self.over_sets) if self.over_sets else "–"
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes zero, and that over sets of teachers too where there are several."""
+        return all(abs(each.mean) > each.half for each in (self.paired, self.over_sets) if each)
 
 
-def _signed(difference: float) -> str:
-    return f"{difference:+.3f}".replace("-", "−")
+def _signed(value: MeanSd) -> str:
+    return f"{value.mean:+.3f} ± {value.half:.3f}".replace("-", "−") if math.isfinite(value.mean) else "–"
 
 
 def studies(runs: Sequence[Run]) -> list[StudyRuns]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle
 from typing import Any
 
-from polyphony.runs.scores import TEACHERS
+from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:
             own[kind] = free[0]
     every = (*_SPARE, *_BY_KIND.values())
     left = chain([ink for ink in every if ink not in own.values()], cycle(every))
-    found = {TEACHERS: Look(TEACHERS, TEXT, "o")}
+    found = {TEACHERS: Look(TEACHERS, TEXT, "o"), BEST_TEACHER: Look(BEST_TEACHER, TEXT, "s")}
     for place, (name, kind) in enumerate(methods, 1):
         ink, turn = own.pop(kind) if kind in own else next(left), place % len(_MARKERS)
         taken = {look.marker for look in found.values() if look.ink == ink}

@@ -1,4 +1,4 @@
-"""Reading a sweep's folder: its points over their seeds, best first, and what may be said of the best."""
+"""The folder of a sweep: its points over their seeds, best first."""
 
 from __future__ import annotations
 
@@ -33,11 +33,6 @@ class Tried:
     def nll(self) -> MeanSd:
         """What decides: the calibrated NLL."""
         return self.scores[JUDGE]["nll"]
-
-    @property
-    def kld(self) -> MeanSd:
-        """The members' diversity."""
-        return self.scores[JUDGE]["kld"]
 
     @property
     def words(self) -> str:
@@ -96,11 +91,6 @@ class SweepRun(Run):
                 raise damaged(self.folder / SweepScore.file, f"{name} lacks a calibration")
         return [_tried(name, each) for name, each in rows.items()]
 
-    @property
-    def judged(self) -> list[SweepScore]:
-        """Every point and seed at the calibration that decides."""
-        return [row for row in self.table(SweepScore) if row.calibration == JUDGE]
-
     @cached_property
     def methods(self) -> list[str]:
         """The names of the points."""
@@ -148,11 +138,10 @@ class SweepRun(Run):
         """The parameters that were tried at several values."""
         return [name for name, values in self.values.items() if len(values) > 1]
 
-    @cached_property
-    def teachers(self) -> tuple[float, float] | None:
-        """(calibrated NLL, mean-KLD) of the teachers on the same images, if they were scored."""
-        rows = [row for row in self.table(TeacherScore) if row.calibration == JUDGE]
-        return (rows[0].nll, rows[0].kld) if rows else None
+    @property
+    def teachers_nll(self) -> float | None:
+        """The teachers' calibrated NLL on the same images, if they were scored."""
+        return next((row.nll for row in self.table(TeacherScore) if row.calibration == JUDGE), None)
 
     def times(self) -> dict[str, list[float]]:
         """How long the teachers' trainings took, and those of all points together."""
@@ -165,15 +154,6 @@ class SweepRun(Run):
         if "step_size" in settings:
             settings["step_size"] = text_of(settings["step_size"], "step_size")
         return f"{self.method} = {toml({**self.asked.settings, **settings})}"
-
-
-def front(points: Sequence[Tried]) -> list[Tried]:
-    """The points that no other beats in both NLL (less) and mean-KLD (more), from the least NLL on."""
-    kept: list[Tried] = []
-    for each in sorted(points, key=lambda point: (point.nll.mean, -point.kld.mean)):
-        if not kept or each.kld.mean > kept[-1].kld.mean:
-            kept.append(each)
-    return kept
 
 
 def in_words(settings: dict[str, Value]) -> str:

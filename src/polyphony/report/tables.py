@@ -62,16 +62,18 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Cell:
-    """Words or a number in a table; perhaps the best of its column, perhaps with the paper's beside it."""
+    """Text or a number in a table; perhaps the best of its column, with its range or the paper's number."""
 
     text: str
     best: bool = False
     paper: str = ""
+    range: str = ""
 
     def written(self, escape: Callable[[str], str], bold: str) -> str:
         """The cell in a language with its own way to escape and to write bold."""
         text = escape(self.text)
         text = bold % text if self.best else text
+        text = f"{text} ({escape(self.range)})" if self.range else text
         return f"{text} (paper {escape(self.paper)})" if self.paper else text
 
 

@@ -1,23 +1,19 @@
-"""What the page says before any figure: the verdict, advice on how to distil, and the health check."""
+"""What came out of a run, in plain words: the one verdict that the page and the terminal show."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
-from polyphony._util.text import listed
-from polyphony.metrics import Health, Predictions
-from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
+from polyphony._util.text import counted, listed
+from polyphony.metrics import MeanSd
 from polyphony.report.run import Run
-from polyphony.runs.rows import FactorDistance
-from polyphony.runs.scores import TEACHERS, TRAINED_ONCE, Standing, differ, score_text
+from polyphony.runs.scores import BEST_TEACHER, TEACHERS, BySeed, by_shared_seeds, differ, mean_text
 
-LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
-WARM = 4.0  # the temperature that is suggested
-LEARNT = 0.95  # of the share of training images that the teachers have right
+ALIKE = 0.05  # of the teachers' mean-KLD: below it members count as alike
+ONCE = "Every student was trained once, so a difference between two methods may be chance."
 
 
 @dataclass(frozen=True)
@@ -30,227 +26,216 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class TakeHome:
-    """What a person should take home: one sentence, then what qualifies it, then three numbers."""
+class Verdict:
+    """One sentence, three numbers, notes that qualify them, and a sentence about each student."""
 
     sentence: str
-    qualified: Sequence[str]
     headlines: Sequence[Headline]
+    notes: Sequence[str]
+    students: Mapping[str, str]
 
 
-def take_home(run: Run, health: Mapping[str, Health]) -> TakeHome:
-    """The student chosen on validation images against its teachers, and what else a reader must know."""
-    standing = Standing.of({method: run.by_seed(method, "nll") for method in run.methods})
-    champion = chosen(run)
-    small = run.params(champion) / run.params(TEACHERS)
-    sentence = (
-        f"The student chosen on validation images, {champion}, {_as_diverse_as(run, champion)}"
-        f" and {_as_good_as(run, champion)}, with {small:.0%} of the teachers’ parameters."
-    )
-    qualified = [*_spread(run, champion, standing), *_most_diverse(run, champion), *_collapsed(health)]
-    headlines = [_how_diverse(run, champion), _how_good(run, champion), _how_small(run, champion)]
-    return TakeHome(sentence, [*qualified, *hints(run), *unlearnt(run), *uncalibrated(run)], headlines)
+def verdict(run: Run) -> Verdict:
+    """The student chosen on validation images against one teacher and all teachers, and what to change."""
+    name = chosen(run)
+    notes = [*_certainty(run, name), *_worse(run), *_alike(run)]
+    headlines = [_worth(run, name), _price(run, name), _following(run, name)]
+    students = {each: _student(run, each) for each in run.methods}
+    return Verdict(_sentence(run, name), headlines, notes, students)
 
 
 def chosen(run: Run) -> str:
-    """The distilled student of least calibrated NLL on validation images; of all where none is distilled."""
+    """The method of least mean calibrated NLL on validation images."""
     rows = {name: run.scored(name, "valid") for name in run.methods}
     known = {name: statistics.fmean(row.nll for row in each) for name, each in rows.items() if each}
-    distilled = [name for name in known if run.perturbation(name) is not None]
-    return min(distilled or known or run.methods, key=lambda name: known.get(name, 0.0))
+    return min(known or run.methods, key=lambda name: known.get(name, 0.0))
 
 
-def kept(run: Run, model: str) -> float | None:
-    """A student's mean-KLD on test as a share of its teachers'; nothing where they do not disagree."""
-    teachers = run.mean(TEACHERS, "kld").mean
-    return run.mean(model, "kld").mean / teachers if teachers else None
+def _sentence(run: Run, name: str) -> str:
+    cost = _times(run, name) or f"{percent(_size(run, name))} of the teachers’ parameters"
+    said = f"{name}, at {cost}, has a calibrated NLL of {_nll(run, name)} on test images."
+    return f"{said} {_rivals(run)}."
 
 
-def median_dee(run: Run, model: str) -> float | None:
-    """The calibrated DEE of the median seed, the lower of two where one of them is past the curve."""
-    known = [score.dee for score in run.scored(model) if score.dee is not None]
-    middle = statistics.median_low if math.inf in known else statistics.median
-    return middle(known) if known else None
+def _rivals(run: Run) -> str:
+    """ "Your best single network has 0.412, all 4 teachers together have 0.378" """
+    together = _nll(run, TEACHERS)
+    if run.members == 1:
+        return f"Its one teacher has {together}"
+    one = f"Your best single network has {_nll(run, BEST_TEACHER)}, all" if run.baseline else "All"
+    return f"{one} {run.members} teachers together have {together}"
 
 
-def _as_diverse_as(run: Run, model: str) -> str:
-    kld, share = run.mean(model, "kld").mean, kept(run, model)
-    if run.members_of(model) == 1:
-        return "is one network without members"
-    if share is None:
-        return f"has a mean-KLD of {kld:.3f}, though its teachers do not disagree,"
-    if share > 1.05:
-        return f"is {share:.1f} times as diverse as its teachers"
-    return f"keeps {share:.0%} of its teachers’ diversity"
+def _nll(run: Run, model: str) -> str:
+    return f"{run.mean(model, 'nll').mean:.3f}"
 
 
-def _as_good_as(run: Run, model: str) -> str:
-    dee = median_dee(run, model)
+def _size(run: Run, name: str) -> float:
+    return run.params(name) / run.params(TEACHERS)
+
+
+def _times(run: Run, name: str) -> str:
+    times = run.times_one_teacher(name)
+    return "" if times is None else f"{times:.1f}× the latency of one teacher"
+
+
+def percent(share: float) -> str:
+    """ "62 %", never broken over two lines."""
+    return f"{round(100 * share)}\N{NO-BREAK SPACE}%"
+
+
+# The three numbers
+
+
+def _worth(run: Run, name: str) -> Headline:
+    dee = run.dee(name)
     if dee is None:
-        return f"has an NLL of {run.mean(model, 'nll').mean:.3f}"
-    if dee < 1:
-        return f"predicts worse than a single teacher (DEE {dee:.2f})"
-    count = score_text("dee", [dee], run.teacher_count).replace(">", "more than ")
-    return f"predicts as well as {count} teachers averaged"
+        return Headline("Calibrated NLL", _nll(run, name), "on test images, lower is better")
+    seeds = f"; seeds {dee.seeds}" if dee.seeds else ""
+    return Headline("Worth", dee.text, f"teachers averaged have the same NLL (DEE{seeds})")
 
 
-def _spread(run: Run, champion: str, standing: Standing) -> list[str]:
+def _price(run: Run, name: str) -> Headline:
+    mine, one, times = run.price(name), run.price(run.baseline or ""), run.times_one_teacher(name)
+    if mine is None or one is None or times is None:
+        meaning = f"of the teachers’ parameters: {run.params(name):,} of {run.params(TEACHERS):,}"
+        return Headline("Price", percent(_size(run, name)), meaning)
+    speed = f"{mine.milliseconds:.3g} ms against {one.milliseconds:.3g} ms"
+    if mine.bytes and one.bytes:
+        speed += f"; file {megabytes(mine.bytes)} against {megabytes(one.bytes)}"
+    how = f"{counted(mine.batch, 'image')}, {counted(mine.threads, 'thread')}, {mine.runtime}"
+    return Headline("Price", f"{times:.1f}×", f"the latency of one teacher: {speed} ({how})")
+
+
+def megabytes(size: int) -> str:
+    """ "1.24 MB" """
+    return f"{size / 1e6:.3g} MB"
+
+
+def _following(run: Run, name: str) -> Headline:
+    share = run.follows(name)
+    if share is None:
+        return Headline("Follows its teachers", "–", _without_teachers(run, name))
+    meaning = f"of the way from no teacher in particular ({percent(0)}) to exact copies ({percent(1)})"
+    return Headline("Follows its teachers", percent(share), f"{meaning}{_kept(run, name)}")
+
+
+def _kept(run: Run, name: str) -> str:
+    """What a student keeps of the diversity, which says something only beside whom its members follow."""
+    kept = run.kept(name)
+    return "" if kept is None else f"; it keeps {percent(kept)} of the teachers’ diversity"
+
+
+def _without_teachers(run: Run, name: str) -> str:
+    if run.members_of(name) == 1:
+        return "it is one network without members"
+    return "it has no member for each teacher, or the teachers do not disagree"
+
+
+# Notes
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The student of least NLL, its NLL over seeds, and the students that it is not clearly better than."""
+
+    best: str
+    nll: MeanSd
+    level: tuple[str, ...]
+
+    @classmethod
+    def of(cls, nlls: Mapping[str, BySeed]) -> Standing:
+        """From NLLs by method and seed; only seeds that all methods have count."""
+        nlls = by_shared_seeds(nlls)
+        means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
+        best = min(means, key=lambda name: means[name].mean)
+        others = [name for name in nlls if name != best]
+        return cls(best, means[best], tuple(name for name in others if not differ(nlls[best], nlls[name])))
+
+
+def _certainty(run: Run, name: str) -> list[str]:
+    """How sure the order of the students is, and that of the chosen one and the best teacher."""
+    standing = Standing.of({method: run.by_seed(method, "nll") for method in run.methods})
     if standing.nll.n == 1:
-        return [f"{TRAINED_ONCE.capitalize()}."]
-    if champion != standing.best:
-        return [f"On test images {standing.best} has the least NLL, {standing.words}."]
-    return [f"In NLL it is {standing.words}."] if len(run.methods) > 1 else []
+        return [ONCE]
+    said = []
+    if run.baseline:
+        nlls, one = run.by_seed(name, "nll").values(), run.mean(run.baseline, "nll").mean
+        ahead = f"{sum(nll < one for nll in nlls)} of {len(nlls)} seeds"
+        said.append(f"{name} is better than your best network in {ahead}.")
+    return [*said, *([_order(standing)] if len(run.methods) > 1 else [])]
 
 
-def _most_diverse(run: Run, champion: str) -> list[str]:
-    distilled = [name for name in run.methods if run.perturbation(name) is not None]
-    if not distilled:
-        return ["No student was distilled: all were trained on labels alone."]
-    klds = {name: run.by_seed(name, "kld") for name in distilled if run.members_of(name) > 1}
-    if not klds:
-        return ["No distilled student has members: all are one network."]
-    means = {name: statistics.fmean(each.values()) for name, each in klds.items()}
-    top = max(means, key=lambda name: means[name])
-    if top == champion:
-        return [f"No distilled student is more diverse than {top}."] if len(klds) > 1 else []
-    more = [name for name, mean in means.items() if mean > means.get(champion, 0.0)]
-    told = [name for name in more if champion not in klds or differ(klds[name], klds[champion])]
-    if not told and len(klds[top]) > 1:
-        return [f"No distilled student can be told to be more diverse than {champion}."]
-    top = max(told or more, key=lambda name: means[name])
-    return [f"The most diverse distilled student is {top}: it {_as_diverse_as(run, top).rstrip(',')}."]
+def _order(standing: Standing) -> str:
+    interval = f"the 95 % interval of the difference, paired over {standing.nll.n} seeds,"
+    best = f"On test images {standing.best} has the lowest NLL ({mean_text('nll', standing.nll)})"
+    if standing.level:
+        return f"{best}, but is not clearly better than {listed(standing.level)}: {interval} includes zero."
+    return f"{best} and is clearly better than every other student: {interval} excludes zero."
 
 
-def _collapsed(health: Mapping[str, Health]) -> list[str]:
-    dead = [name for name, found in health.items() if found.verdict == metrics.Verdict.COLLAPSED]
-    return [f"The members of {listed(dead)} have collapsed into one predictor."] if dead else []
-
-
-def _how_diverse(run: Run, champion: str) -> Headline:
-    kld, theirs = (run.mean(model, "kld").mean for model in (champion, TEACHERS))
-    share = kept(run, champion)
-    if share is None:
-        meaning = "mean-KLD on test; the teachers do not disagree there: there is no diversity to keep"
-        return Headline("How diverse", f"{kld:.3f}", meaning)
-    meaning = f"of the teachers’ diversity: mean-KLD {kld:.3f} against {theirs:.3f} on test"
-    return Headline("How diverse", f"{share:.0%}", meaning)
-
-
-def _how_good(run: Run, champion: str) -> Headline:
-    nll, dee = run.mean(champion, "nll").mean, median_dee(run, champion)
-    whose = "the one teacher" if run.members == 1 else f"all {run.members} teachers"
-    against = f"{nll:.3f} against {run.mean(TEACHERS, 'nll').mean:.3f} of {whose}"
-    if dee is None:
-        return Headline("How good", f"{nll:.3f}", f"calibrated NLL {against}")
-    meaning = f"teachers’ worth (DEE, median seed), NLL {against}"
-    return Headline("How good", score_text("dee", [dee], run.teacher_count), meaning)
-
-
-def _how_small(run: Run, champion: str) -> Headline:
-    mine, theirs = run.params(champion), run.params(TEACHERS)
-    meaning = f"of the teachers’ parameters: {mine:,} against {theirs:,}"
-    return Headline("How small", f"{mine / theirs:.0%}", meaning)
-
-
-def health_checks(run: Run) -> dict[str, Health]:
-    """Is each student an ensemble? Seeds pooled; the DEE is that of the median seed."""
-    teachers_kld = run.mean(TEACHERS, "kld").mean
-    found = {}
-    for method in run.methods:
-        if (tested := run.pooled(method, "test")) is not None:
-            health = tested.health(teachers_kld, median_dee(run, method))
-            found[method] = Health(health.verdict, (*health.findings, *_factors(run, method)))
-    return found
-
-
-def _factors(run: Run, method: str) -> list[str]:
-    distances = [row.distance for row in run.table(FactorDistance) if row.model == method]
-    if not distances:
+def _worse(run: Run) -> list[str]:
+    """Which students are worse than one teacher, and what to change."""
+    names = [name for name in run.methods if is_worse(run, name)]
+    if not names:
         return []
-    own_start = getattr(run.recipe.form_table(method), "factor_std", 0.0) is not None
-    fresh = not (run.recipe.starts_from_teacher(method) or own_start)
-    beside = " (fresh ones: about 0.85)" if fresh else ""
-    return [f"Their rank-one factors are apart by {statistics.fmean(distances):.2f} of their norm{beside}."]
+    return [
+        f"Worse than one teacher: {listed(names)}. Train longer (student.epochs), start from a teacher"
+        ' (student.start = "teacher"), or take a larger network.'
+    ]
 
 
-def hints(run: Run) -> list[str]:
-    """Whether the teachers show on training images what they know, at the student's temperature."""
-    clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
-    if clean is None or held is None or run.members == 1 or not held.mean_kld():
+def is_worse(run: Run, name: str) -> bool:
+    """Whether a student has a higher NLL than the best teacher, or without one a DEE below 1."""
+    if run.baseline:
+        return run.mean(name, "nll").mean > run.mean(run.baseline, "nll").mean
+    dee = run.dee(name)
+    return dee is not None and dee.value < 1
+
+
+def _alike(run: Run) -> list[str]:
+    """Which distilled students have members that are alike, and what to change."""
+    names = [name for name in run.methods if run.perturbation(name) is not None and is_alike(run, name)]
+    if not names:
         return []
-    warmth = run.recipe.student.temperature
-    share = share_shown(clean, held, warmth)
-    said = (
-        f"At τ = {warmth:g} the teachers’ disagreement on training images is {_kld(clean, warmth):.2g}"
-        f" (mean-KLD), {share:.0%} of that on validation images:"
+    return [
+        f'The members of {listed(names)} are almost alike: one network (form = "single") would do the same'
+        ' for less. To make them differ, train on perturbed images (perturb = "ods"), take a larger'
+        " step_size, or a higher temperature."
+    ]
+
+
+def is_alike(run: Run, name: str) -> bool:
+    """Whether a student's members have almost none of the teachers' diversity."""
+    teachers = run.mean(TEACHERS, "kld").mean
+    return run.members_of(name) > 1 and run.mean(name, "kld").mean < ALIKE * teachers
+
+
+# Each student
+
+
+def _student(run: Run, name: str) -> str:
+    """One sentence: its quality beside one teacher's, and its members."""
+    return f"{_beside_one(run, name)}; {_of_members(run, name)}."
+
+
+def _beside_one(run: Run, name: str) -> str:
+    one = run.baseline
+    if one is None:
+        dee = run.dee(name)
+        return f"NLL {_nll(run, name)}" + (f", worth {dee.text} teachers (DEE)" if dee else "")
+    word = "Worse" if is_worse(run, name) else "Better"
+    return f"{word} than your best network (NLL {_nll(run, name)} against {_nll(run, one)})"
+
+
+def _of_members(run: Run, name: str) -> str:
+    tests: Sequence[tuple[Callable[[], bool], str]] = (
+        (lambda: run.members_of(name) == 1, "one network without members"),
+        (lambda: run.perturbation(name) is None, "trained on labels alone, so its members follow no teacher"),
+        (lambda: is_alike(run, name), "its members are almost alike"),
+        (lambda: run.follows(name) is None, f"{run.members_of(name)} members"),
     )
-    if share >= LITTLE:
-        rest = "most of it; try that first" if share >= ENOUGH else "a part of it"
-        return [f"{said} plain distillation is shown {rest}."]
-    ways_out = [_of_perturbation(*each, held) for each in moved_alike(run)]
-    warm = share_shown(clean, held, WARM)
-    if warmth < WARM and warm >= LITTLE:
-        ways_out.append(
-            f"At τ = {WARM:g} training images show {warm:.0%} of it without any: a temperature is the cheaper"
-            " way to try, and validation images say whether it is the better one. Such a student may be"
-            " overconfident until its own temperature is fitted."
-        )
-    return [f"{said} plain distillation is shown little of it.", *ways_out]
-
-
-def moved_alike(run: Run) -> Iterator[tuple[list[str], float, Predictions]]:
-    """Methods with the same moved images and temperature, that, and what the teachers predicted there."""
-    for names, seen in run.moved:
-        warmths = {name: float(run.recipe.setting(name, "temperature")) for name in names}
-        for warmth in dict.fromkeys(warmths.values()):
-            yield [name for name in names if warmths[name] == warmth], warmth, seen
-
-
-def _of_perturbation(names: list[str], warmth: float, seen: Predictions, held: Predictions) -> str:
-    """How far methods that perturb alike bring the disagreement out, at the temperature they have."""
-    share = share_shown(seen, held, warmth)
-    verb = "moves" if len(names) == 1 else "move"
-    shown = f"Where {listed(names)} {verb} them, at τ = {warmth:g}, they show {share:.0%} of it"
-    if share > MUCH:
-        return f"{shown}: try other steps on validation images, smaller ones too."
-    return f"{shown}{': a larger step would show more, which need not be better' if share < ENOUGH else ''}."
-
-
-def unlearnt(run: Run) -> list[str]:
-    """Which plain distillation has not learnt its training images as far as the teachers have, if any."""
-    taught = _learnt(run, TEACHERS)
-    shares = {name: _learnt(run, name) for name in run.methods_with("clean")}
-    behind = [f"{name} ({share:.0%})" for name, share in shares.items() if share < LEARNT * taught]
-    if not behind:
-        return []
-    return [
-        f"Students of {listed(behind)} end with fewer of their training images right than their teachers"
-        f" ({taught:.0%}): train them longer before a perturbation is judged by them."
-    ]
-
-
-def _learnt(run: Run, model: str) -> float:
-    """The mean share of training images right in the last epoch of a model's trainings; NaN without logs."""
-    last = [log[-1].get("acc", math.nan) for log in run.logs(model) if log]
-    return statistics.fmean(last) if last else math.nan
-
-
-def uncalibrated(run: Run) -> list[str]:
-    """Which models' temperatures were fitted at an end of the range, of whichever seed, if any."""
-    ends = [model for (model, _), fitted in run.temperatures.items() if fitted in TEMPERATURE_BOUNDS]
-    if not ends:
-        return []
-    low, high = TEMPERATURE_BOUNDS
-    return [
-        f"A temperature fitted for {listed(list(dict.fromkeys(ends)))} is at an end of the range that was"
-        f" searched, {low:g} to {high:,.0f}: calibrated scores mean little there."
-    ]
-
-
-def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:
-    """The teachers' mean-KLD on some images as a share of that on held-out ones, both at a temperature."""
-    return _kld(seen, temperature) / _kld(held, temperature)
-
-
-def _kld(teachers: Predictions, temperature: float) -> float:
-    return Predictions(teachers.logits / temperature, teachers.labels).mean_kld()
+    for holds, words in tests:
+        if holds():
+            return words
+    return f"its members follow their own teachers by {percent(run.follows(name) or 0.0)}{_kept(run, name)}"

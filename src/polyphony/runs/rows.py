@@ -29,8 +29,8 @@ class TableRow:
 
 @dataclass(frozen=True)
 class _Of(TableRow):
-    model: str  # "teachers", or a method
-    seed: int | None  # the teachers have none
+    model: str  # "teachers", "best teacher" (one of them), or a method
+    seed: int | None  # of a student; the number of the best teacher; none for the teachers together
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class FactorDistance(_Of):
 
 @dataclass(frozen=True)
 class Latency(TableRow):
-    """How long a model takes for a batch."""
+    """What a model's answers cost: milliseconds of one thread for a batch, and bytes of its exported file."""
 
     file: ClassVar[str] = "analysis/latency.csv"
     model: str
@@ -261,6 +261,9 @@ class Latency(TableRow):
     milliseconds: float
     batch: int
     threads: int
+    bytes: int | None = None
+    runtime: str = "PyTorch"  # or onnxruntime, with its version
+    machine: str = ""
 
 
 def columns(kind: type[DataclassInstance]) -> list[str]:

@@ -1,17 +1,18 @@
-"""How people are told of scores: the same headings, digits and words on the terminal and on the page."""
+"""Scores as text: the same names, digits and comparisons on the terminal, on the page and in files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from polyphony import metrics
-from polyphony._util.text import listed
 from polyphony.metrics import MeanSd
 from polyphony.runs.rows import Score, headings
 
-TEACHERS = "teachers"  # the model that all teachers of the ensemble are together
+TEACHERS = "teachers"  # the ensemble: all teachers that students learn from
+BEST_TEACHER = "best teacher"  # one of them: least calibrated NLL on validation images, own temperature
 CALIBRATIONS = ("calibrated", "standard")
 JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
 HEADINGS = headings(Score)
@@ -34,32 +35,71 @@ def mean_of(rows: Iterable[Score], column: str) -> MeanSd:
 
 
 def mean_text(column: str, value: MeanSd) -> str:
-    """A score's mean ± s.d. for people, or its mean alone where there is no deviation.
+    """ "0.384 ± 0.004", or the mean alone where there is no deviation.
 
-    Accuracy is in per cent; it and DEE have two digits, all else has three.
+    Accuracy is in per cent and has two digits, all else has three.
     """
-    scale, digits = 100 if column == "acc" else 1, 2 if column in ("acc", "dee") else 3
+    scale, digits = (100, 2) if column == "acc" else (1, 3)
     mean = f"{scale * value.mean:.{digits}f}"
     return mean if math.isnan(value.sd) else f"{mean} ± {scale * value.sd:.{digits}f}"
 
 
 def score_text(column: str, values: Sequence[float | None], teachers: int) -> str:
-    """A score over seeds for people; a dash for a DEE without a curve and the mean-KLD of one network.
+    """A score over seeds as text; a dash for a missing DEE and for the mean-KLD of one network.
 
-    `teachers` is how many the DEE curve was made of. Where some DEEs are past its end, the least and the
-    largest are given in place of a mean.
+    `teachers` is the number of teachers behind the DEE curve.
     """
     known = [value for value in values if value is not None]
     if not known or (column == "kld" and not any(known)):
         return "–"
-    if column == "dee" and math.inf in known:
-        ends = [f">{teachers}" if dee == math.inf else f"{dee:.2f}" for dee in (min(known), max(known))]
-        return " … ".join(dict.fromkeys(ends))
+    if column == "dee":
+        return Dee.of(known, teachers).text
     return mean_text(column, metrics.mean_sd(known))
 
 
+@dataclass(frozen=True)
+class Dee:
+    """How many teachers a model is worth: by its mean NLL over seeds, and the range over single seeds.
+
+    So it is the same function of the NLL for the teachers and for students. `teachers` is the number of
+    teachers behind the curve: a DEE past its end is infinite.
+    """
+
+    value: float
+    least: float
+    largest: float
+    teachers: int
+
+    @classmethod
+    def of(
+        cls, seeds: Sequence[float], teachers: int, nll: float = math.nan, curve: Sequence[float] = ()
+    ) -> Dee:
+        """From the DEEs of all seeds, and from their mean NLL where the curve is known; else the lower
+        median of the seeds."""
+        value = metrics.dee(nll, curve) if curve else median_low(seeds)
+        return cls(value, min(seeds), max(seeds), teachers)
+
+    @property
+    def text(self) -> str:
+        """ "3.12", ">8" """
+        return self._number(self.value, 2)
+
+    @property
+    def seeds(self) -> str:
+        """ "2.90 to 3.41"; nothing where all seeds have the same."""
+        return self.seeds_text(2, " to ")
+
+    def seeds_text(self, digits: int, between: str) -> str:
+        """The range over seeds with so many digits, and these words between its ends."""
+        ends = dict.fromkeys(self._number(end, digits) for end in (self.least, self.largest))
+        return between.join(ends) if len(ends) > 1 else ""
+
+    def _number(self, dee: float, digits: int) -> str:
+        return f">{self.teachers}" if dee == math.inf else f"{dee:.{digits}f}"
+
+
 def differ(one: BySeed, other: BySeed) -> bool:
-    """Whether the 95 % interval of two students' difference, paired by seed, leaves out zero."""
+    """Whether the 95 % interval of two students' difference, paired by seed, excludes zero."""
     apart = [one[seed] - other[seed] for seed in one if seed in other]
     if len(apart) < 2:
         return False
@@ -68,45 +108,7 @@ def differ(one: BySeed, other: BySeed) -> bool:
 
 
 def by_shared_seeds(values: Mapping[str, BySeed]) -> Mapping[str, BySeed]:
-    """The same, of the seeds that all have; as it is where there is none."""
+    """The values at the seeds that all students have; all of them where no seed is shared."""
     shared = set.intersection(*(set(each) for each in values.values()))
     kept = {name: {seed: each[seed] for seed in each if seed in shared} for name, each in values.items()}
     return kept if shared else values
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The student of least NLL, its NLL over seeds, and which of the others it cannot be told from."""
-
-    best: str
-    nll: MeanSd
-    level: tuple[str, ...]
-
-    @classmethod
-    def of(cls, nlls: Mapping[str, BySeed]) -> Standing:
-        """Where students stand by their NLLs, of the seeds that all have."""
-        nlls = by_shared_seeds(nlls)
-        means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
-        best = min(means, key=lambda name: means[name].mean)
-        others = [name for name in nlls if name != best]
-        return cls(best, means[best], tuple(name for name in others if not differ(nlls[best], nlls[name])))
-
-    @property
-    def words(self) -> str:
-        """How the best stands to the others, where there are others and a spread."""
-        interval = f"the 95 % interval of the difference, paired over {self.nll.n} seeds,"
-        if not self.level:
-            return f"ahead of every other student: {interval} leaves out zero"
-        return f"level with {listed(self.level)}: {interval} holds zero"
-
-
-TRAINED_ONCE = "every student was trained once: no difference between methods can be told from chance"
-
-
-def by_quality(nlls: Mapping[str, BySeed]) -> str:
-    """Which student has the least calibrated NLL, and with which it is level; nothing about one student."""
-    if len(nlls) < 2:
-        return ""
-    found = Standing.of(nlls)
-    best = f"The student of least calibrated NLL is {found.best} ({mean_text('nll', found.nll)})"
-    return f"{best}; {TRAINED_ONCE}." if found.nll.n == 1 else f"{best}, {found.words}."

@@ -5,7 +5,6 @@ from polyphony.study.evaluation import check_trained, evaluate_corrupted, evalua
 from polyphony.study.plan import Upto
 from polyphony.study.provenance import open_study
 from polyphony.study.run import Outcome, run_study
-from polyphony.study.score_table import verdict
 from polyphony.study.sketch import sketched
 from polyphony.study.study import Study
 
@@ -23,5 +22,4 @@ __all__ = [
     "open_study",
     "run_study",
     "sketched",
-    "verdict",
 ]

@@ -10,14 +10,13 @@ from polyphony.execute.board import Board
 from polyphony.execute.job import Graph, Job, not_done
 from polyphony.execute.runner import Runner
 from polyphony.nn import factors
-from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
+from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, TableRow
 from polyphony.runs.store import StoreError, locked
 from polyphony.study.analysis_jobs import (
     NOISES,
     SNR_STEPS,
     factors_job,
     jacobians_job,
-    latency_job,
     members_job,
     snr_job,
     transfer_job,
@@ -35,7 +34,7 @@ class Analysis:
 
     `table` is what the rows of all jobs make; without one, each job's file is the result. `obstacle` says why
     it cannot be made of a run, if so. `methods` are those whose students it can be made of, and `lacking` is
-    what the others lack. `alone`: nothing else may run meanwhile.
+    what the others lack. `short`: it takes seconds, so that a study ends with it.
     """
 
     jobs: Callable[[Study, Sequence[str], int], list[Job]]
@@ -43,7 +42,7 @@ class Analysis:
     obstacle: Callable[[Study], str | None] = lambda study: None
     methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
     lacking: str = ""
-    alone: bool = False
+    short: bool = False
 
     def files(self, study: Study, jobs: Sequence[Job]) -> list[Path]:
         """What it ends in, when its jobs are done."""
@@ -123,11 +122,12 @@ ANALYSES = {
         has_one_member,
         with_factors,
         "its members do not differ by rank-one factors",
+        short=True,
     ),
-    "latency": Analysis(lambda study, *_: [latency_job(study)], Latency, alone=True),
-    "transfer": Analysis(lambda study, *_: [transfer_job(study)], obstacle=lacks_a_source),
-    "members": Analysis(lambda study, *_: [members_job(study)]),
+    "transfer": Analysis(lambda study, *_: [transfer_job(study)], obstacle=lacks_a_source, short=True),
+    "members": Analysis(lambda study, *_: [members_job(study)], short=True),
 }
+SHORT = [name for name, each in ANALYSES.items() if each.short]
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,10 @@ def analyse(
                 left_out |= unfit(study, name, methods)
                 jobs |= {name: each.jobs(study, methods, examples)} if methods else {}
         chosen = [(ANALYSES[name], each) for name, each in jobs.items()]
-        together, alone = (
-            Graph(not_done(job for which, each in chosen if which.alone == by_itself for job in each))
-            for by_itself in (False, True)
-        )
-        runner.run(together, board)
-        runner.run(alone, board)
+        graph = Graph(not_done(job for _, each in chosen for job in each))
+        runner.run(graph, board)
         files = [path for which, each in chosen for path in which.files(study, each)]
-    return Analysed(len(together.ran) + len(alone.ran), files, left_out)
+    return Analysed(len(graph.ran), files, left_out)
 
 
 def unfit(study: Study, name: str, methods: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from polyphony import analysis
-from polyphony._util.files import processor
 from polyphony.compute.seeds import generator
 from polyphony.data import Split, pixels
 from polyphony.distill.perturb import ODS, Gaussian, Perturbation
@@ -24,13 +23,12 @@ from polyphony.ensembles import Ensemble
 from polyphony.execute.job import Job
 from polyphony.nn import factor_distance
 from polyphony.runs.predictions import prediction_path
-from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Latency, TableRow
+from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, TableRow
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import Spec, spec_key
 from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key, weights_of
 from polyphony.study.jobs import TRAIN_SHOWN
 from polyphony.study.saved import SavedRows, SavedTensors
-from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
 from polyphony.training.fit import Watch
 
@@ -43,7 +41,6 @@ NOISES: dict[str, Callable[[float], Perturbation]] = {
     "ods": lambda step_size: ODS(step_size=step_size),
 }
 IMAGES_SHOWN = 8
-LATENCY_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -205,25 +202,6 @@ def show_members(study: Study, watch: Watch) -> dict[str, Tensor]:
 def first_students(study: Study) -> dict[str, Ensemble]:
     """Every method's student of the first seed."""
     return {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods}
-
-
-def latency_job(study: Study) -> Job:
-    """Milliseconds a batch of the teachers and of every method's student; measured again elsewhere."""
-    machine = [processor(), study.device, study.threads]
-    batch = [LATENCY_BATCH, *study.splits.train.images.shape[1:]]
-    spec = {"machine": machine, "batch": batch, "params": parameter_counts(study)}
-    return analysis_job("latency", rows_of(study, Latency, spec), partial(measure_latency, study))
-
-
-def measure_latency(study: Study, watch: Watch) -> list[Latency]:
-    """A row for each model."""
-    models: dict[str, Ensemble] = {TEACHERS: study.load_teachers(study.recipe.members)}
-    models |= first_students(study)
-    shape = (LATENCY_BATCH, *study.splits.train.images.shape[1:])
-    x = torch.rand(shape, generator=generator("latency", 0)).to(study.device)
-    found = analysis.latencies(models, x.contiguous(memory_format=torch.channels_last), watch=watch)
-    params, threads = parameter_counts(study), torch.get_num_threads()
-    return [Latency(name, params[name], ms, LATENCY_BATCH, threads) for name, ms in found.items()]
 
 
 def factors_job(study: Study, methods: Sequence[str]) -> Job:

@@ -1,4 +1,4 @@
-"""How much members differ, for examples they are more or less sure of, and at each temperature."""
+"""How much members differ, by their confidence and by the temperature."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
 
 from polyphony.metrics import DirichletPredictions, DiversityBins, Predictions
+from polyphony.report.advice import share_shown
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, write
 from polyphony.report.run import Run
 from polyphony.report.style import MUTED, TEXT, Look
 from polyphony.report.tables import Numbers, binned
-from polyphony.report.verdict import share_shown
 from polyphony.runs.scores import TEACHERS
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
@@ -23,7 +23,7 @@ TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Group:
-    """What differs on some examples, in one colour."""
+    """Predictions on some images, drawn in one colour."""
 
     label: str
     colour: str
@@ -40,9 +40,9 @@ def teacher_diversity(run: Run) -> Chart | Absent:
     if not groups:
         return Absent(title, "the teachers' predictions are not in the run folder.")
     reading = (
-        "Each bar holds the examples whose least confident member has this confidence; its height is how far"
-        " apart the members are there (mean pairwise KL), its shade how many examples that is. The point of"
-        " the method: perturbed training images should show the students as much as test images do."
+        "Each bar holds the images whose least confident member has this confidence. Its height is how far"
+        " apart the members are there (mean pairwise KL); a darker bar holds more images. Perturbed training"
+        " images should reveal as much disagreement as test images do."
     )
     return diversity_chart("diversity-teachers", title, reading, groups)
 
@@ -62,31 +62,29 @@ def student_diversity(run: Run) -> Chart | Absent:
 
 
 def _reading(groups: Sequence[Group], single: Sequence[str]) -> str:
-    reading = (
-        "The same for every student on test images, all seeds together: compare with the teachers on test."
-    )
+    reading = "The same for every student on test images, all seeds together."
     if any(isinstance(group.predictions, DirichletPredictions) for group in groups):
         reading += (
-            " Where one network predicts a distribution, bars are by its mean prediction's confidence, and"
-            " the divergence is that of two draws."
+            " A network that predicts a distribution is binned by the confidence of its mean prediction; its"
+            " divergence is that of two draws."
         )
-    return reading + (f" Not shown, as one network each: {', '.join(single)}." if single else "")
+    return reading + (f" Not drawn, since they are one network each: {', '.join(single)}." if single else "")
 
 
 def external_diversity(run: Run) -> Chart | Absent:
-    """Teachers on training images that a network outside the ensemble perturbed."""
+    """Teachers on training images that were perturbed by a network outside the ensemble."""
     title = "Does the perturbation transfer?"
     words, ods = "training, ODS of an extra teacher", run.methods_with("ods")
     external = _teachers_on(run, "train+external", words, ods)
     if not external:
-        why = "no training images were perturbed by an extra teacher; 'polyphony analyse' does it."
+        why = "needs an extra teacher (teachers.extra): run 'polyphony analyse RUN transfer'."
         return Absent(title, why)
     groups = _teachers_on(run, "train", "training images")
     for method in run.methods_with("gaussian")[:1]:
         groups += _teachers_on(run, f"train+{method}", f"training, as in {method}", [method])
     reading = (
-        "ODS directions of a network outside the ensemble still pull its members apart, if the last panel is"
-        " higher than the others."
+        "In the last panel a network outside the ensemble chose the ODS directions. If it is higher than the"
+        " others, such directions make the teachers disagree too."
     )
     return diversity_chart("diversity-external", title, reading, [*groups, *external])
 
@@ -120,7 +118,7 @@ def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: flo
     for low, height, alpha in zip(plot.edges[:-1].tolist(), heights.tolist(), alphas.tolist(), strict=True):
         if height > 0:
             axes.bar(low + width / 2, height, width * 0.86, color=colour, alpha=alpha, linewidth=0)
-    axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1.0), xlabel="least member's confidence", ylabel="KL (nats)")
+    axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1.0), xlabel="least confidence", ylabel="KL (nats)")
     axes.xaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
     axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -131,20 +129,20 @@ def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: flo
 
 def shown_by_temperature(run: Run) -> Chart | Absent:
     """The teachers' mean-KLD on training images, as they are and moved, beside that on validation images."""
-    title = "What the teachers show"
+    title = "How much training images reveal"
     clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
     if clean is None or held is None or not held.mean_kld():
         return Absent(title, "the teachers' predictions are not in the run folder, or do not differ.")
     seen = {Look("training images", MUTED, "o"): clean}
     for names, each in run.moved:
         own = run.look[names[0]]
-        seen[Look(f"moved as in {', '.join(names)}", own.ink, own.marker)] = each
+        seen[Look(f"perturbed as in {', '.join(names)}", own.ink, own.marker)] = each
     shares = {look: [share_shown(each, held, t) for t in TEMPERATURES] for look, each in seen.items()}
     rows = [(look.label, *at) for look, line in shares.items() for at in zip(TEMPERATURES, line, strict=True)]
     reading = (
-        "The teachers’ mean-KLD on training images at each temperature, as a share of that on validation"
-        " images at the same one. A student cannot learn what they do not show: near 0 it learns labels; at 1"
-        " training images show as much as new ones. Temperature and perturbation are two ways up."
+        "The teachers’ mean-KLD on training images as a share of that on validation images, at each"
+        " temperature. Near 0 a student sees little more than labels; at 1 training images reveal as much as"
+        " new ones. A higher temperature and a perturbation can both raise it."
     )
     panel = Panel("", partial(_shares, shares=shares), 1.5)
     return Chart(
@@ -158,4 +156,4 @@ def _shares(axes: Axes, *, shares: Mapping[Look, Sequence[float]]) -> None:
     axes.axhline(1, color=MUTED.light, linewidth=1.0, linestyle=":")
     axes.set_xscale("log", base=2)
     axes.set_xticks(TEMPERATURES, [f"{temperature:g}" for temperature in TEMPERATURES])
-    axes.set(xlabel="temperature τ", ylabel="share of that on validation", ylim=(0, None))
+    axes.set(xlabel="temperature τ", ylabel="share of validation images", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""Whether students have their teachers' Jacobians, and how clear the gradients are that teach them."""
+"""Whether students have their teachers' Jacobians, and the signal-to-noise ratio of their gradients."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from polyphony.runs.rows import GradientSnr, JacobianCosine, columns
 
 Cosines = dict[str, Tensor]  # by method
 Curves = dict[str, tuple[Tensor, Tensor]]  # false and true positive rates, by method
-_TITLE = "Did Jacobians come across?"
-_SNR_TITLE = "How clear is the lesson?"
+_TITLE = "Jacobians of members and teachers"
+_SNR_TITLE = "Signal-to-noise ratio of gradients"
 _SNR_READING = (
-    "How much of the gradient that matches Jacobians is signal: its mean over random perturbations, divided"
-    " by its spread. Higher means fewer steps are wasted."
+    "How much of the gradient that matches Jacobians is signal: its mean over random perturbations divided by"
+    " its spread. Higher is better: fewer training steps are lost to noise."
 )
 _WORDS = {"train": "training images", "valid": "validation images", "test": "test images"}
 _POINTS = 150  # of a curve
@@ -34,10 +34,10 @@ def jacobian_matching(run: Run) -> list[Chart | PageTable | Absent]:
     """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
     rows = [row for row in run.table(JacobianCosine) if row.model in run.methods]
     if not rows:
-        return [Absent(_TITLE, "Jacobians were not compared; 'polyphony analyse RUN jacobians' does it.")]
+        return [Absent(_TITLE, "run 'polyphony analyse RUN jacobians' (minutes).")]
     against = from_scratch(run, list(dict.fromkeys(row.model for row in rows)))
     if not against:
-        return [Absent(_TITLE, "there is no student from scratch to compare with.")]
+        return [Absent(_TITLE, "the recipe has no student without teachers to compare with.")]
     splits = {split: cosines(rows, split) for split in dict.fromkeys(row.split for row in rows)}
     return [jacobian_chart(splits, against, run.look), jacobian_table(splits, against)]
 
@@ -89,9 +89,9 @@ def jacobian_chart(splits: Mapping[str, Cosines], against: Mapping[str, str], lo
             rows += [(split, method, *at) for at in zip(x.tolist(), y.tolist(), strict=True)]
     used, own = _references(against)
     reading = (
-        "A student that copied its teacher's function also bends where the teacher does: the cosine between"
-        " their Jacobians is high. The ROC asks how well that cosine tells a distilled student from one"
-        f" trained without teachers ({', '.join(used)}{own}); further to the upper left is better."
+        "A student that copies its teacher's function also changes with its input as the teacher does: the"
+        " cosine between their Jacobians is high. The ROC shows how well this cosine separates a distilled"
+        f" student from one without teachers ({', '.join(used)}{own}). Closer to the upper left is better."
     )
     numbers = Numbers(["split", "model", "false_positive_rate", "true_positive_rate"], rows)
     shown = [look[method] for method in look if any(method in each for each in splits.values())]
@@ -160,7 +160,7 @@ def gradient_snr(run: Run) -> Chart | Absent:
     """Signal-to-noise ratio of the Jacobian-matching gradient against the step size."""
     rows = run.table(GradientSnr)
     if not rows:
-        return Absent(_SNR_TITLE, "gradients were not measured; 'polyphony analyse RUN snr' does it.")
+        return Absent(_SNR_TITLE, "run 'polyphony analyse RUN snr' (minutes).")
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         lines.setdefault(row.perturbation, []).append((row.step_size, row.snr))

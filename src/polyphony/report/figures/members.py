@@ -1,4 +1,4 @@
-"""Images, and what each teacher and each member says of them, before and after the perturbation."""
+"""A few images, and the prediction of each teacher and member, before and after the perturbation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from polyphony.runs.scores import TEACHERS
 
 MOST = 3  # examples on the page
 MODELS = 7  # models under an example, the teachers among them
-_TITLE = "What the members say"
+_TITLE = "Predictions of the members"
 _PREFIX = "students."  # of a student's name in the file
 _SIDES = ("before", "after")
 _READING = (
-    "On top a training image, the perturbed one, and their difference made visible. Below, left before and"
-    " right after the perturbation: a row for each member, a column for each class, the fuller the more"
-    " probable. Rows that are alike say the same; the perturbation should make the teachers' rows differ, and"
-    " a good student's rows differ in the same way."
+    "On top a training image, the perturbed image, and their difference, amplified. Below, the predictions"
+    " before (left) and after the perturbation: a row for each member, a column for each class; a stronger"
+    " colour is a higher probability. The perturbation should make the teachers’ rows differ, and a good"
+    " student’s rows should differ in the same way."
 )
 Said = Mapping[str, Tensor]  # probabilities by model, before and after [2 m e k]
 
@@ -36,7 +36,7 @@ def member_predictions(run: Run) -> Chart | Absent:
     Of many students the best are shown, those that have members first.
     """
     if run.views is None:
-        return Absent(_TITLE, "members were not asked one by one; 'polyphony analyse RUN members' does it.")
+        return Absent(_TITLE, "run 'polyphony analyse RUN members'.")
     images, perturbed = run.views["images"], run.views["perturbed"]
     students = {name.removeprefix(_PREFIX): t for name, t in run.views.items() if name.startswith(_PREFIX)}
     said = {TEACHERS: run.views[TEACHERS], **students}
@@ -49,7 +49,7 @@ def member_predictions(run: Run) -> Chart | Absent:
             Panel(f"example {place + 1}", draw, 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0))
         )
     which = " that have members" if all(students[name].shape[1] > 1 for name in order[1:]) else ""
-    best = f" Shown are the {len(order) - 1} best students by NLL{which}; the file has all."
+    best = f" These are the {len(order) - 1} best students by NLL{which}; the file has all."
     reading = _READING + (best if len(order) < len(said) else "")
     legend = [run.look[model] for model in order]
     return Chart("members", _TITLE, reading, panels, _numbers(said), legend, width=SMALL)

@@ -1,4 +1,4 @@
-"""How good predictions are: the DEE curve with every student on it, and reliability diagrams."""
+"""The DEE curve with every student on it, and reliability diagrams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyphony.runs.scores import CALIBRATIONS, TEACHERS
 
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
 _DEE_TITLE = "How many teachers is a student worth?"
-_RELIABILITY_TITLE = "Can confidences be trusted?"
+_RELIABILITY_TITLE = "Is confidence calibrated?"
 _SEED: dict[str, Any] = {"linestyle": "", "markersize": 6.5, "markeredgewidth": 0, "alpha": 0.85, "zorder": 3}
 _MARK: dict[str, Any] = {"linewidths": 1.1, "alpha": 0.9, "zorder": 3}
 
@@ -34,7 +34,7 @@ def dee_curves(run: Run) -> Chart | Absent:
     rows: list[Sequence[Value]] = []
     for kind, curve in run.curves.items():
         points = {}
-        for model in run.methods:
+        for model in run.models[1:]:
             scored = run.scored(model, calibration=kind)
             points[model] = [(row.dee, row.nll) for row in scored if row.dee is not None]
         panels.append(Panel(kind, partial(_curve, curve=curve, points=points, look=run.look), 1.15))
@@ -42,19 +42,20 @@ def dee_curves(run: Run) -> Chart | Absent:
         for model, seeds in points.items():
             rows += [(kind, model, place, *at) for place, at in enumerate(seeds)]
     numbers = Numbers(["calibration", "model", "place", "dee", "nll"], rows)
-    return Chart("dee", _DEE_TITLE, dee_reading(run.teacher_count), panels, numbers, list(run.look.values()))
+    return Chart(
+        "dee", _DEE_TITLE, dee_reading(run.teacher_count), panels, numbers, [run.look[m] for m in run.models]
+    )
 
 
 def dee_reading(size: int) -> str:
     """How to read the curve of so many teachers."""
     sizes = "1 and 2" if size == 2 else f"1, 2, … {size}"
-    line, end = f"{sizes} teachers averaged, a mean over subsets of that size", f"all {size} together"
+    line, end = f"{sizes} teachers averaged (mean over subsets)", f"all {size} together"
     if size == 1:
-        line, end = "no teacher and of the one there is", "that teacher"
+        line, end = "no teacher and of the only one", "that teacher"
     return (
-        f"The line is the NLL of {line}; each mark is one"
-        " seed of a student at its own NLL, and below it on the axis is the number of teachers it is worth."
-        f" Marks at “>{size}” are better than {end}."
+        f"The line is the NLL of {line}. Each mark is one seed of a student; its place on the lower axis is"
+        f" the number of teachers that it is worth (DEE). Marks at “>{size}” are better than {end}."
     )
 
 
@@ -91,9 +92,9 @@ def reliability_diagrams(run: Run) -> Chart | Absent:
         return Absent(_RELIABILITY_TITLE, "the test predictions are not in the run folder.")
     header = ["model", "calibration", "confidence_above", "confidence_to", "count", "confidence", "accuracy"]
     reading = (
-        "On the diagonal, predictions made with 80% confidence are right 80% of the time; below it a model"
-        " is too sure, above it too timid. Filled marks are calibrated, rings are as predicted, seeds pooled;"
-        " larger marks hold more examples."
+        "On the diagonal, predictions with 80 % confidence are right 80 % of the time. Below it a model is"
+        " overconfident, above it underconfident. Filled marks are calibrated, rings are as predicted; all"
+        " seeds together; larger marks hold more images."
     )
     return Chart("reliability", _RELIABILITY_TITLE, reading, panels, Numbers(header, rows), width=SMALL)
 

@@ -1,4 +1,4 @@
-"""Inputs unlike those trained on: entropy on unknown classes, scores under corruption."""
+"""Images unlike the training images: entropy on unknown classes, scores under corruption."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from polyphony.runs.rows import CorruptedScore
 from polyphony.runs.scores import TEACHERS
 
 BINS = 30
-_UNKNOWN = "Does it know what it does not know?"
-_CORRUPTED = "What corruption does"
+_UNKNOWN = "Unknown classes"
+_CORRUPTED = "Corrupted images"
 Scores = dict[str, dict[tuple[str, int], float]]  # model → (corruption, severity) → mean over seeds
 
 
@@ -31,8 +31,7 @@ def entropy_histograms(run: Run) -> list[Chart | Absent]:
     predicted = [split for model, _, split in run.predictions if model == TEACHERS]
     names = [split.removeprefix(UNKNOWN) for split in predicted if split.startswith(UNKNOWN)]
     if not names or "test" not in predicted:
-        why = "no unknown classes were predicted beside test images"
-        return [Absent(_UNKNOWN, f"{why}; 'polyphony evaluate RUN --ood NAME' does it.")]
+        return [Absent(_UNKNOWN, "run 'polyphony evaluate RUN --ood NAME', for example svhn.")]
     return [entropy_chart(run, name) for name in names]
 
 
@@ -50,12 +49,12 @@ def entropy_chart(run: Run, name: str) -> Chart:
         panels.append(Panel(model, partial(draw, shares=shares[model]), 1.2))
         rows += [(model, *each) for each in binned(edges, *shares[model])]
     reading = (
-        f"Entropy of the ensemble's prediction (of the mean, not the mean of entropies): grey on test images,"
-        f" in colour on {name}, whose classes were never seen. Good is grey to the left and colour to the"
-        " right; AUROC is the chance that an unknown is less certain than a known image."
+        f"Entropy of the mean prediction: grey on test images, in colour on {name}, whose classes the models"
+        " never saw. Good models have grey on the left and colour on the right. AUROC is the probability that"
+        " an unknown image has a higher entropy than a test image."
     )
     numbers = Numbers(["model", "entropy_above", "entropy_to", "share_known", "share_unknown"], rows)
-    return Chart(f"entropy-{slug(name)}", f"{_UNKNOWN} {name}", reading, panels, numbers, width=SMALL)
+    return Chart(f"entropy-{slug(name)}", f"{_UNKNOWN}: {name}", reading, panels, numbers, width=SMALL)
 
 
 def _entropies(run: Run, model: str, name: str) -> list[Tensor]:
@@ -97,7 +96,7 @@ def corruption_boxes(run: Run) -> list[Chart | Absent]:
     """For each corrupted data set: NLL and ECE over corruption types, at each severity."""
     rows = run.table(CorruptedScore)
     if not rows:
-        why = "no corrupted images were predicted; 'polyphony evaluate RUN --corrupted NAME' does it."
+        why = "run 'polyphony evaluate RUN --corrupted NAME', for example cifar10-c."
         return [Absent(_CORRUPTED, why)]
     names = dict.fromkeys(row.data for row in rows)
     return [corruption_chart(name, [row for row in rows if row.data == name], run.look) for name in names]
@@ -113,9 +112,8 @@ def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) -> 
         panels += grouped(label, models, look, draw, 1.25)
     numbers = [(m, *at, nll[m][at], ece[m][at]) for m in models for at in sorted(nll[m])]
     reading = (
-        f"Each box is spread over {len({row.corruption for row in rows})} kinds of corruption at one severity"
-        " (line: median, box: quartiles, whiskers: all), seeds averaged; lower is better, and what matters is"
-        " how slowly it rises."
+        f"Each box holds {len({row.corruption for row in rows})} kinds of corruption at one severity (line:"
+        " median, box: quartiles, whiskers: all), means over seeds. Lower is better."
     )
     header, legend = ["model", "corruption", "severity", "nll", "ece"], [look[model] for model in models]
     title = f"{_CORRUPTED}: {name}"

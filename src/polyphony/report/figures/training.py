@@ -1,4 +1,4 @@
-"""Learning curves: how training went, epoch by epoch."""
+"""Learning curves, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS = {
     "valid_acc": "validation accuracy",
     "valid_kld": "members’ mean-KLD on validation",
 }
-_TITLE = "How training went"
+_TITLE = "Learning curves"
 
 
 def learning_curves(run: Run) -> Chart | Absent:
@@ -37,11 +37,11 @@ def learning_curves(run: Run) -> Chart | Absent:
     if not panels:
         return Absent(_TITLE, "the run folder has no training logs.")
     reading = (
-        "Lines are means over seeds and bands reach from the least to the largest; the model kept is the best"
-        " on validation near the end. An NLL that rises there means that longer training would hurt."
+        "Lines are means over seeds, bands go from the least to the largest. The saved weights are the best"
+        " on validation images near the end. An NLL that rises there means that longer training would hurt."
     )
     if any(column == "valid_kld" for column, *_ in rows):
-        reading += " Members whose mean-KLD falls towards 0 are becoming one predictor."
+        reading += " Members whose mean-KLD falls towards 0 become one predictor."
     numbers = Numbers(["score", "model", "epoch", "mean", "least", "largest"], rows)
     return Chart("learning", _TITLE, reading, panels, numbers, [run.look[model] for model in logs])
 

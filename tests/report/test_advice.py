@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from polyphony import metrics
+from polyphony.report.advice import advice, uncalibrated, undertrained, visible_disagreement
 from polyphony.report.chart import Chart
 from polyphony.report.figures.diversity import shown_by_temperature
 from polyphony.report.run import Run
-from polyphony.report.verdict import hints, take_home, uncalibrated, unlearnt
 
 
 @pytest.fixture
@@ -28,33 +28,33 @@ def said(small_run: Path, maker):
             noise = spread * maker.rng.normal(size=(3, *confident.shape))
             name = split.replace("moved", "train+kd-ods")
             maker.save(small_run, "teachers", name, (confident + noise).astype(np.float32))
-        return " ".join(hints(Run.open(small_run)))
+        return " ".join(visible_disagreement(Run.open(small_run)))
 
     return run
 
 
 def test_teachers_that_agree_on_training_images_are_said_to(said):
     words = said(train=0.5, valid=3.0, moved=3.0)
-    assert "plain distillation is shown little of it" in words
-    assert "Where kd-ods moves them, at τ = 1, they show" in words
+    assert "Plain distillation sees little of it." in words
+    assert "On images perturbed as in kd-ods (temperature 1) it is" in words
     assert "larger step" not in words
 
 
 def test_a_step_that_shows_little_is_said_to_be_small(said):
-    assert "a larger step would show more" in said(train=0.5, valid=3.0, moved=1.0)
+    assert "a larger step would reveal more" in said(train=0.5, valid=3.0, moved=1.0)
 
 
 def test_a_temperature_that_shows_it_is_named(said):
-    assert "At τ = 4 training images show" in said(train=2.0, valid=3.0)
-    assert "At τ = 4 training images show" not in said(train=0.5, valid=3.0)
+    assert "At temperature 4 it is" in said(train=2.0, valid=3.0)
+    assert "At temperature 4 it is" not in said(train=0.5, valid=3.0)
 
 
 def test_teachers_that_disagree_on_training_images_need_no_perturbation(said):
-    assert "plain distillation is shown most of it; try that first" in said(train=3.0, valid=3.0)
+    assert "Plain distillation sees most of it: try that first." in said(train=3.0, valid=3.0)
 
 
 def test_teachers_that_disagree_less_on_training_images_show_a_part(said):
-    assert "is shown a part of it." in said(train=2.5, valid=3.0)
+    assert "Plain distillation sees part of it." in said(train=2.5, valid=3.0)
 
 
 def test_a_method_is_judged_at_its_own_temperature(said, small_run: Path):
@@ -69,22 +69,21 @@ def test_a_method_is_judged_at_its_own_temperature(said, small_run: Path):
         metrics.Predictions(each, run.predictions["teachers", None, "valid"].labels).mean_kld()
         for each in logits
     )
-    (sentence,) = (words for words in hints(run) if words.startswith("Where kd-ods"))
-    assert sentence.startswith(f"Where kd-ods moves them, at τ = 4, they show {shown / there_is:.0%} of it")
+    (sentence,) = (words for words in visible_disagreement(run) if "as in kd-ods" in words)
+    share = f"{100 * shown / there_is:.0f}\N{NO-BREAK SPACE}%"
+    assert sentence.startswith(f"On images perturbed as in kd-ods (temperature 4) it is {share}")
 
 
 def test_students_that_have_not_learnt_their_training_images_are_named(small_run: Path):
-    assert unlearnt(Run.open(small_run)) == []  # whose logs do not say
+    assert undertrained(Run.open(small_run)) == []  # whose logs do not say
     for path in small_run.glob("**/log.jsonl"):
         acc = {"teachers": 1.0, "kd": 0.7}.get(path.parents[1].name, 0.2)
         path.write_text(json.dumps({"epoch": 0, "acc": acc}) + "\n")
-    (sentence,) = unlearnt(Run.open(small_run))
-    assert sentence.startswith(
-        "Students of kd (70%) end with fewer of their training images right than their"
-    )
+    (sentence,) = undertrained(Run.open(small_run))
+    assert "fewer training images right than the teachers (100\N{NO-BREAK SPACE}%): kd (70" in sentence
     for path in small_run.glob("students/kd/*/log.jsonl"):
         path.write_text(json.dumps({"epoch": 0, "acc": 0.95}) + "\n")
-    assert unlearnt(Run.open(small_run)) == []
+    assert undertrained(Run.open(small_run)) == []
 
 
 def test_a_temperature_at_an_end_of_its_range_is_remarked_on(small_run: Path):
@@ -94,10 +93,8 @@ def test_a_temperature_at_an_end_of_its_range_is_remarked_on(small_run: Path):
         file.writelines(f"kd,{seed},{sure.fit_temperature()}\n" for seed in (0, 1))
     run = Run.open(small_run)
     (sentence,) = uncalibrated(run)
-    assert sentence.startswith(
-        "A temperature fitted for kd is at an end of the range that was searched, 0.05"
-    )
-    assert sentence in take_home(run, {}).qualified
+    assert sentence.startswith("The temperature fitted for kd is at a bound of the search range (0.05 to")
+    assert sentence in advice(run)
 
 
 def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_run: Path):
@@ -121,5 +118,7 @@ def test_methods_that_move_images_alike_are_named_in_one_sentence(said, small_ru
     said(train=0.5, valid=3.0, moved=3.0)
     folder = small_run / "predictions" / "teachers"
     (folder / "train+kd-gaussian.safetensors").write_bytes((folder / "train+kd-ods.safetensors").read_bytes())
-    (sentence,) = (words for words in hints(Run.open(small_run)) if words.startswith("Where"))
-    assert sentence.startswith("Where kd-gaussian and kd-ods move them, at τ = 1, they show ")
+    (sentence,) = (
+        words for words in visible_disagreement(Run.open(small_run)) if words.startswith("On images")
+    )
+    assert sentence.startswith("On images perturbed as in kd-gaussian and kd-ods (temperature 1) it is ")

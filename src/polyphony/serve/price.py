@@ -1,0 +1,146 @@
+"""What answers cost: milliseconds and bytes of the exported file, for all models of a run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from polyphony._util.files import processor
+from polyphony.analysis import latencies
+from polyphony.report.run import Run
+from polyphony.runs.rows import Latency, to_csv
+from polyphony.runs.scores import BEST_TEACHER, TEACHERS
+from polyphony.runs.store import Trained, write_whole
+from polyphony.serve.description import Description
+from polyphony.serve.export import ExportError, export_student
+from polyphony.serve.load import assemble, describe
+from polyphony.serve.student import Student
+
+BATCHES = (1, 64)
+THREADS = 1
+COMPARED = 7  # random images on which an exported file is compared with its network
+
+
+@dataclass(frozen=True)
+class Priced:
+    """How one network answers uint8 images [b c h w], the bytes of its file, and what runs it."""
+
+    ask: Callable[[Tensor], object]
+    bytes: int
+    runtime: str
+
+
+def write_prices(folder: Path) -> Path:
+    """Measure what the models of a run cost, once a machine; returns the path of analysis/latency.csv."""
+    run, path = Run.open(folder), folder / Latency.file
+    rows = run.table(Latency)
+    if {row.model for row in rows} != set(run.models) or {row.machine for row in rows} != {processor()}:
+        write_whole(path, to_csv(measure_prices(run), Latency).encode())
+    return path
+
+
+def measure_prices(run: Run) -> list[Latency]:
+    """A row for each model and batch; models of one network and form are measured once.
+
+    All with onnxruntime, or all with PyTorch where one cannot be exported, in one thread of the CPU.
+    """
+    parts = {model: networks_of(run, model) for model in run.models}
+    loaded = {key: load() for each in parts.values() for key, load in each}
+    try:
+        priced = {key: in_onnxruntime(student) for key, student in loaded.items()}
+    except ExportError:
+        priced = {key: in_pytorch(student) for key, student in loaded.items()}
+    models = {model: [priced[key] for key, _ in each] for model, each in parts.items()}
+    shape = next(iter(loaded.values())).description.shape
+    with one_thread():
+        return [row for batch in BATCHES for row in _rows(run, models, random_images(batch, shape))]
+
+
+def networks_of(run: Run, model: str) -> list[tuple[str, Callable[[], Student]]]:
+    """The networks that a model consists of: a key that equal ones share, and what loads it."""
+    if model in (TEACHERS, BEST_TEACHER):
+        numbers = range(run.members) if model == TEACHERS else [row.seed or 0 for row in run.scored(model)]
+        return [(repr(run.recipe.teachers.network_of(j)), partial(load_teacher, run, j)) for j in numbers]
+    seed = run.scored(model)[0].seed or 0
+    return [(repr(run.recipe.form_table(model)), lambda: assemble(*describe(run, model, seed), "cpu"))]
+
+
+def load_teacher(run: Run, j: int) -> Student:
+    """Teacher j as a student of one network, so that it is exported in the same way."""
+    described = {
+        "network": run.recipe.teachers.network_of(j).model_dump(mode="json"),
+        "form": {"kind": "single"},
+        "members": 1,
+        **run.facts.images,
+        "temperature": 1.0,
+        "method": TEACHERS,
+        "seed": j,
+        "data": run.recipe.data.label,
+        "recipe": "",
+        "weights": "",
+        "scores": {},
+    }
+    weights = Trained(run.folder / TEACHERS / str(j)).weights()
+    named = {f"network.{name}": each for name, each in weights.items()}
+    return assemble(Description.read(described, run.folder), named, "cpu")
+
+
+def in_onnxruntime(student: Student) -> Priced:
+    """The student's exported file; an ExportError where there is none."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        export_student(student, path, random_images(COMPARED, student.description.shape))
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = THREADS
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        runtime = f"onnxruntime {onnxruntime.__version__}"
+        return Priced(lambda x: session.run(None, {"pixels": x.numpy()}), path.stat().st_size, runtime)
+
+
+def in_pytorch(student: Student) -> Priced:
+    """The student as it is; the bytes are those of its weights."""
+    weights = student.ensemble.state_dict().values()
+    size = sum(each.numel() * each.element_size() for each in weights)
+    return Priced(student.predict, size, f"PyTorch {torch.__version__}")
+
+
+def _rows(run: Run, models: Mapping[str, Sequence[Priced]], x: Tensor) -> Iterator[Latency]:
+    """Prices for one batch; each distinct group of networks is timed once."""
+    groups = {tuple(map(id, parts)): parts for parts in models.values()}
+    works = {str(key): partial(_ask_all, parts, x) for key, parts in groups.items()}
+    times = latencies(works)
+    for model, parts in models.items():
+        taken, size = times[str(tuple(map(id, parts)))], sum(each.bytes for each in parts)
+        row = (model, run.params(model), taken, len(x), THREADS)
+        yield Latency(*row, bytes=size, runtime=parts[0].runtime, machine=processor())
+
+
+def _ask_all(parts: Sequence[Priced], x: Tensor) -> None:
+    for each in parts:
+        each.ask(x)
+
+
+def random_images(count: int, shape: tuple[int, int, int]) -> Tensor:
+    """uint8 [n c h w], the same at every call."""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=rng)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

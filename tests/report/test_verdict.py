@@ -1,0 +1,179 @@
+"""The verdict: what came out, against one teacher and all teachers, and what to change."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyphony.report import Run
+from polyphony.report.verdict import ONCE, Standing, chosen, verdict
+
+
+@pytest.fixture
+def scored(small_run: Path, rescored) -> Callable[..., Run]:
+    """The run with these scores of a model at every seed and split."""
+
+    def run(folder: Path = small_run, **models: dict[str, float]) -> Run:
+        named = {n.replace("_", "-").replace("best-t", "best t"): cells for n, cells in models.items()}
+        return Run.open(rescored(folder, lambda row: named.get(row["model"], {})))
+
+    return run
+
+
+GOOD, ONE, ALL = {"nll": 0.384, "dee": 3.1}, {"nll": 0.412, "dee": 1.2}, {"nll": 0.378, "dee": 3.9}
+
+
+def test_the_first_sentence_compares_with_one_teacher_at_its_price(full_run: Path, scored):
+    run = scored(full_run, kd_ods=GOOD, best_teacher=ONE, teachers=ALL)
+    assert verdict(run).sentence == (
+        "kd-ods, at 1.2× the latency of one teacher, has a calibrated NLL of 0.384 on test images."
+        " Your best single network has 0.412, all 3 teachers together have 0.378."
+    )
+
+
+def test_without_a_price_it_is_compared_by_parameters(scored):
+    sentence = verdict(scored(kd_ods=GOOD)).sentence
+    assert sentence.startswith("kd-ods, at 37\N{NO-BREAK SPACE}% of the teachers’ parameters, has")
+
+
+def test_the_student_is_chosen_on_validation_images(small_run: Path, rescored):
+    best = {"split": "valid", "model": "kd"}
+    run = Run.open(rescored(small_run, lambda row: {"nll": 0.1} if best.items() <= row.items() else {}))
+    means = {m: np.mean([s.nll for s in run.scored(m, "valid")]) for m in run.methods}
+    assert chosen(run) == min(means, key=means.__getitem__) == "kd"
+
+
+def test_the_three_numbers_are_worth_price_and_whom_members_follow(full_run: Path, scored):
+    run = scored(full_run, kd_ods=GOOD, best_teacher=ONE, teachers={**ALL, "kld": 0.5})
+    worth, price, follows = verdict(run).headlines
+    assert worth.number == run.dee("kd-ods").text
+    assert (price.number, "1.2 ms against 1 ms" in price.meaning) == ("1.2×", True)
+    assert "file 0.006 MB against 0.005 MB (1 image, 1 thread, onnxruntime" in price.meaning
+    assert follows.number == "40\N{NO-BREAK SPACE}%"  # a voice of 0.2 nats, where copies have 0.5
+    kept = run.mean("kd-ods", "kld").mean / 0.5
+    assert f"it keeps {100 * kept:.0f}\N{NO-BREAK SPACE}% of the teachers’ diversity" in follows.meaning
+
+
+def test_a_student_worse_than_one_teacher_is_not_praised_for_diversity(scored):
+    run = scored(kd_ods={"nll": 1.2, "dee": 0.5, "kld": 3.0}, best_teacher=ONE)
+    found = verdict(run)
+    words = " ".join([found.sentence, *found.notes, found.students["kd-ods"]])
+    assert "diversity" not in words
+    assert "Worse than one teacher: " in words
+    assert "kd-ods" in next(note for note in found.notes if note.startswith("Worse"))
+    assert found.students["kd-ods"].startswith("Worse than your best network (NLL 1.200 against 0.412)")
+
+
+def test_a_student_better_than_one_teacher_gets_no_advice(scored):
+    good = {name: GOOD | {"kld": 0.2} for name in ("kd", "kd_gaussian", "kd_ods", "scratch")}
+    notes = " ".join(verdict(scored(**good, best_teacher=ONE, teachers={**ALL, "kld": 0.5})).notes)
+    assert "Worse" not in notes
+    assert "alike" not in notes
+
+
+def test_members_that_are_alike_are_said_to_be_and_what_to_change(scored):
+    found = verdict(scored(kd={"kld": 0.01}, teachers={"kld": 0.5}, scratch={"kld": 0.01}))
+    (note,) = (note for note in found.notes if "alike" in note)
+    assert note.startswith("The members of kd are almost alike")
+    assert 'perturb = "ods"' in note
+    assert found.students["kd"].endswith("its members are almost alike.")
+
+
+def test_a_student_from_scratch_is_not_said_to_follow_anybody(small_run: Path):
+    words = verdict(Run.open(small_run)).students["scratch"]
+    assert words.endswith("trained on labels alone, so its members follow no teacher.")
+
+
+def test_teachers_that_do_not_disagree_leave_nothing_to_keep_or_follow(scored):
+    found = verdict(scored(teachers={"kld": 0.0}))
+    assert found.headlines[2].number == "–"
+    words = [found.sentence, *found.notes, *(each.meaning for each in found.headlines)]
+    assert not any("nan" in each or "diversity" in each for each in words)
+
+
+def test_how_many_seeds_beat_the_best_teacher_is_said(small_run: Path, rescored):
+    nlls = {("kd", "0"): 0.3, ("kd", "1"): 0.5, ("best teacher", "1"): 0.4}
+    folder = rescored(small_run, lambda row: {"nll": nlls.get((row["model"], row["seed"]), 0.9)})
+    assert "kd is better than your best network in 1 of 2 seeds." in verdict(Run.open(folder)).notes
+
+
+def test_one_seed_says_that_a_difference_may_be_chance(small_run: Path):
+    lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if ",1," not in line or line.startswith("best teacher")]
+    (small_run / "scores.csv").write_text("".join(kept))
+    assert verdict(Run.open(small_run)).notes[0] == ONCE
+
+
+def test_a_run_scored_before_there_was_a_best_teacher_has_a_verdict(small_run: Path):
+    lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
+    (small_run / "scores.csv").write_text("".join(line for line in lines if "best teacher" not in line))
+    found = verdict(Run.open(small_run))
+    assert ". All 3 teachers together have " in found.sentence
+    assert "worth" in found.students["kd"]
+
+
+def test_one_teacher_is_spoken_of_as_one(small_run: Path):
+    path = small_run / "recipe.json"
+    path.write_text(path.read_text().replace('"members": 3', '"members": 1'))
+    lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
+    (small_run / "scores.csv").write_text("".join(line for line in lines if "best teacher" not in line))
+    (small_run / "analysis" / "dee.csv").unlink()  # which is of three
+    assert "Its one teacher has " in verdict(Run.open(small_run)).sentence
+
+
+# Which student is the best
+
+
+def by_seed(values: list[float]) -> dict[int | None, float]:
+    return dict(enumerate(values))
+
+
+@given(st.lists(st.lists(st.floats(0, 3), min_size=2, max_size=4), min_size=1, max_size=5))
+def test_level_are_those_whose_paired_difference_may_be_zero(draws: list[list[float]]):
+    found = Standing.of({str(place): by_seed(each) for place, each in enumerate(draws)})
+    draws = [each[: min(map(len, draws))] for each in draws]  # of the seeds that all have
+    means = [statistics.fmean(each) for each in draws]
+    first = int(found.best)
+    assert means[first] == min(means)
+    for place, each in enumerate(draws):
+        apart = [mine - best for mine, best in zip(each, draws[first], strict=True)]
+        if place != first and np.std(apart) > 1e-9:
+            p = scipy.stats.ttest_1samp(apart, 0).pvalue
+            assert abs(p - 0.05) < 1e-6 or (str(place) in found.level) == (p > 0.05)
+
+
+def test_seeds_that_not_all_have_do_not_make_a_student_the_best():
+    nlls = {"a": by_seed([0.50, 0.51, 0.10]), "b": by_seed([0.40, 0.409])}
+    found = Standing.of(nlls)
+    assert (found.best, found.nll.n, found.level) == ("b", 2, ())
+    assert Standing.of({"a": {0: 0.5}, "b": {1: 0.2}}).best == "b"
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ((0.21, 0.25), "but is not clearly better than kd-gaussian and kd-ods: the 95 % interval"),
+        ((0.41, 0.4301), "and is clearly better than every other student: the 95 % interval"),
+    ],
+)
+def test_the_student_of_least_nll_is_named_with_those_it_is_not_clearly_better_than(
+    small_run: Path, rescored, others: tuple[float, float], words: str
+):
+    def change(row: dict[str, str]) -> dict[str, float]:
+        if row["seed"] not in ("0", "1") or row["model"] == "best teacher":
+            return {}
+        seed = int(row["seed"])
+        nlls = {"kd": (0.2, 0.22), "scratch": (0.5, 0.521)}
+        return {"nll": nlls.get(row["model"], others)[seed]}
+
+    notes = verdict(Run.open(rescored(small_run, change))).notes
+    (note,) = (note for note in notes if note.startswith("On test images"))
+    assert note.startswith("On test images kd has the lowest NLL (0.210 ± 0.014)")
+    assert words in note
