@@ -460,5 +460,5 @@ def test_how_many_classes_there_are_is_part_of_a_training_where_labels_do_not_sa
 
 
 def test_a_folder_without_a_recipe_is_refused_with_what_makes_one(tmp_path):
-    with pytest.raises(StoreError, match=r"recipe.json is not there: .* is not a run folder"):
+    with pytest.raises(StoreError, match=r"recipe.json is not there"):
         open_study(tmp_path, None, "cpu")

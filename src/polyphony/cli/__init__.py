@@ -79,7 +79,7 @@ def sentence(error: Exception, verb: str) -> str:
     """The error as one sentence, with what to type where the library cannot know it."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
         command = " ".join(["polyphony", *(error.command_chain or ())])
-        return f"{command} needs {error.argument.name}, which {command} --help explains"
+        return f"{command} needs {error.argument.name}: see '{command} --help'"
     if isinstance(error, MISUSED):  # before PyTorch is imported
         return str(error)
     from polyphony.data import MissingDataError

@@ -108,7 +108,7 @@ def stored_recipe(folder: Path, code: bool = True) -> Recipe:
     """The recipe of a run; without code, nothing that it names is imported."""
     path = folder / "recipe.json"
     if not path.is_file():
-        raise FileError(path, f"is not there: {folder} is not a run folder")
+        raise FileError(path, "is not there")
     table = read_json(path).get("recipe")
     if not isinstance(table, dict):
         raise FileError(path, "does not hold a recipe")
