@@ -1,4 +1,7 @@
-"""Numeric arrays from MATLAB's .mat files of version 5, unpacked no further than such a file may."""
+"""Numeric arrays from MATLAB's .mat files of version 5, unpacked up to a limit.
+
+SciPy's reader is not used: it has no limit, and crashes the process on cells that are nested 100,000 deep.
+"""
 
 from __future__ import annotations
 

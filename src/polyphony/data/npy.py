@@ -1,60 +1,49 @@
-"""Arrays of plain numbers or text from .npy files, mapped or from a stream; objects are refused unread."""
+"""Plain arrays from .npy files, memory-mapped or from a stream. Python objects are rejected unread."""
 
 from __future__ import annotations
 
 import math
-import re
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.lib import format as npy
 
 from polyphony.data.errors import DataError
 from polyphony.data.files import damaged, regular
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HEADER = 10_000  # bytes, numpy's own bound
-Layout = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]  # type, shape, order, where it begins
+Layout = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]
+QUIET = partial(warnings.catch_warnings, action="ignore")  # of headers that Python 2 has written
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by version
 
 
 def mapped(file: Path) -> Array:
     """The array in a file, mapped copy-on-write."""
-    with damaged(file, ".npy file", "get it again"), regular(file).open("rb") as stream:
-        kind, shape, order, offset = _layout(stream, file.stat().st_size, str(file))
-        return np.memmap(file, kind, "c", offset, shape, order)
+    with damaged(file, ".npy file", "get it again"), QUIET(), regular(file).open("rb") as stream:
+        kind, shape, order = _layout(stream, file.stat().st_size, str(file))
+        return np.memmap(file, kind, "c", stream.tell(), shape, order)
 
 
 def read(stream: IO[bytes], size: int, where: str) -> Array:
     """The array in a stream of `size` bytes."""
-    with damaged(where, ".npy file", "save it again"):
-        kind, shape, order, _ = _layout(stream, size, where)
-        content = np.empty(math.prod(shape) * kind.itemsize, np.uint8)
-        rest = content.data
-        while block := stream.read(1 << 20):
-            rest[: len(block)], rest = block, rest[len(block) :]
-        if rest:
-            raise EOFError("it ends too early")
-        return content.view(kind).reshape(shape, order=order)
+    with damaged(where, ".npy file", "save it again"), QUIET():
+        _layout(stream, size, where)
+        stream.seek(0)
+        found: Array = npy.read_array(stream, allow_pickle=False)
+        return found
 
 
 def _layout(stream: IO[bytes], size: int, where: str) -> Layout:
-    """What the header says, if it is that of an array of exactly so many bytes."""
-    magic = stream.read(8)
-    width = 2 if magic[6:7] == b"\1" else 4
-    length = int.from_bytes(stream.read(width), "little")
-    text = stream.read(min(length, HEADER)).decode("latin1")
-    named = re.search(r"'descr': *'([<>=|]?[?biufcmMOSUV]\d{0,9})'", text)
-    fortran = re.search(r"'fortran_order': *(True|False)", text)
-    sides = re.search(r"'shape': *\(([\dL, ]{0,200})\)", text)
-    if magic[:6] != b"\x93NUMPY" or len(text) != length or not named or not fortran or not sides:
-        raise ValueError("its header is not that of a plain array")
-    if "O" in named[1]:
+    """Type, shape and order by the header; ValueError unless the array has exactly the bytes that follow it.
+
+    So no header can make the reader take more memory than the file has bytes.
+    """
+    shape, fortran, kind = HEADERS[npy.read_magic(stream)](stream)
+    if kind.hasobject:
         raise DataError(f"{where} holds objects; it was not read, save plain arrays instead")
-    kind, shape, offset = (
-        np.dtype(named[1]),
-        tuple(map(int, re.findall(r"\d+", sides[1]))),
-        8 + width + length,
-    )
-    if len(shape) > 8 or math.prod(shape) * kind.itemsize != size - offset:
+    if kind.names or len(shape) > 8 or math.prod(shape) * kind.itemsize != size - stream.tell():
         raise ValueError(f"its {size:,} bytes are not those of its header")
-    return kind, shape, "F" if fortran[1] == "True" else "C", offset
+    return kind, shape, "F" if fortran else "C"

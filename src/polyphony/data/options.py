@@ -112,14 +112,15 @@ def left_out(split: Split, options: Options) -> Tensor:
 def first_images(split: Split, count: int, what: str, advice: str) -> Split:
     """The first `count` images; DataError with the advice if they lack classes because of the images' order.
 
-    That is so where the images of each class stand together. A few images in another order may lack a class.
+    That is so where the images of each class stand together, two or more of a class on average. In another
+    order a few images may lack a class.
     """
     if count < 1:
         raise DataError(f"the first {count} {what} images are none; take one or more")
     part = split[:count]
     classes, kept = len(split.labels.unique()), len(part.labels.unique())
     in_order_of_class = 1 + int((split.labels.diff() != 0).sum()) == classes
-    if kept < classes and in_order_of_class:
+    if kept < classes and in_order_of_class and len(split) >= 2 * classes:
         raise DataError(
             f"the first {len(part):,} {what} images are of {kept} of the {classes} classes only, "
             f"because the images are in the order of their classes; {advice}"

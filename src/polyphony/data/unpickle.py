@@ -1,7 +1,8 @@
-"""Reads CIFAR's pickles without trusting them: the result can hold nothing but plain values and arrays.
+"""Reads CIFAR's pickles without trusting them: the result holds only plain values and arrays.
 
-Python's own unpickler is not used. The standard library tells a pickle's instructions apart, and the machine
-below obeys those that an honest file has: no name is looked up, nothing is called, and no instruction takes
+`pickle.Unpickler` with an allow-list of names is not enough: a small file can make it hash nested tuples for
+ever, or reserve gigabytes for its memo. Here the standard library splits a pickle into instructions, and the
+machine below runs those that an honest file has: it looks up no name, calls nothing, and no instruction takes
 more time or memory than the bytes it stands for.
 """
 
