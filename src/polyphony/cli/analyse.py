@@ -1,4 +1,4 @@
-"""The verb that looks into a run's models: analyse."""
+"""The verb that measures more of a run's models than scores: analyse."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def analyse(
     /,
     *what: What,
     examples: Annotated[
-        int, Parameter(validator=AtLeastOne, help="Images of each split whose Jacobians are compared.")
+        int, Parameter(validator=AtLeastOne, help="Number of images of each split for jacobians.")
     ] = 500,
     data: DataRoot = None,
     where: Where = Where(),
 ) -> None:
-    """Look into the models of a run: what the report shows beyond scores. A second call does what is missing.
+    """Measure more of a run's models than scores; the page shows it. A second call does only what is missing.
 
     Parameters
     ----------
     what
-        jacobians: do members change with their input as their teachers do; snr: how clear are the gradients
-        that perturbations give; transfer: do directions of an extra teacher make the teachers disagree;
-        members: what each says of a few images; latency: milliseconds and file sizes; factors: how far apart
-        are the members' weights. All of them unless some are named.
+        jacobians: how similar members and teachers react to changes of an image; snr: signal-to-noise ratio
+        of the gradients; transfer: whether directions of an extra teacher make the teachers disagree;
+        members: the answers of each member on a few images; latency: milliseconds and file sizes; factors:
+        distance between the members' weights (default: all).
     """
     from polyphony.serve.price import write_prices
     from polyphony.study import open_study
