@@ -96,7 +96,7 @@ def measured_rows() -> Iterator[Row]:
         _, estimate = costs(study)
         _, (*_, student, loss) = trainings(sketched_on("cpu", study))
         x = torch.rand_like(blank(study, study.recipe.student.batch, "cpu"))
-        steps = -(-len(study.splits.train) // len(x))
+        steps = -(-len(study.data().train) // len(x))
         seconds = []
         for _ in range(4):
             start = time.process_time()

@@ -150,7 +150,7 @@ STRIPES = Dataset("stripes", "Stripes", "", "none", (Place("", read, cached=Fals
         {
             "cli/where.py": {
                 '    device: Device = "auto"': "    aloud: bool = False\n",
-                "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads)\n",
+                "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads())\n",
                 "from polyphony._util.files import": "from polyphony.execute.aloud import Aloud\n",
             }
         },

@@ -117,7 +117,7 @@ def test_every_recipe_of_the_paper_is_shipped_and_nothing_else_but_desk_studies(
 @pytest.mark.parametrize(("name", "method"), list(trainings()))
 def test_two_steps_change_every_weight_and_leave_predictions(name, method):
     study = shrunk(tiny(name))
-    recipe, splits = study.recipe, study.splits
+    recipe, splits = study.recipe, study.data()
     student = study.fresh_student(method, torch.Generator().manual_seed(1))
     before = {key: value.clone() for key, value in student.named_parameters()}
     teacher = study.network(recipe.teachers.network, torch.Generator().manual_seed(2))

@@ -73,7 +73,7 @@ def form(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def images(run: Path) -> Split:
     """The run's test images."""
-    return open_study(run, None, "cpu").splits.test
+    return open_study(run, None, "cpu").data().test
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def test_the_folder_of_a_model_need_not_be_there_nor_be_as_it_was(tmp_path):
     def study():
         made = Study(read_recipe(tmp_path / "own.toml"), tmp_path / "run")
         run_study(made, Here(1), Mock())
-        return made.splits.test.images
+        return made.data().test.images
 
     images = study()
     before = load_student(tmp_path / "run").predict(images)

@@ -59,7 +59,7 @@ def test_jacobians_are_those_of_the_saved_models(analysed):
     teachers = analysed.load_teachers(2)
     for row in rows[3::17]:
         i, j = int(row["example"]), int(row["member"])
-        x = pixels(getattr(analysed.splits, row["split"]).some(6).images[i : i + 1]).double()
+        x = pixels(getattr(analysed.data(), row["split"]).some(6).images[i : i + 1]).double()
         student = analysed.load_student(row["model"], int(row["seed"])).eval()
         networks = teachers.networks[j].double(), student.member(j).double()
         t, s = (jacobian(lambda v, net=net: net(v).softmax(-1), x).flatten() for net in networks)
@@ -80,7 +80,7 @@ def test_snr_covers_both_perturbations_around_the_recipes_step(analysed):
 
 def test_transfer_takes_its_directions_from_the_extra_teacher(analysed):
     saved = load_file(analysed.folder / "predictions" / "teachers" / "train+external.safetensors")
-    networks, train = list(analysed.load_teachers(3).networks), analysed.splits.train
+    networks, train = list(analysed.load_teachers(3).networks), analysed.data().train
     teachers, extra = DeepEnsemble(networks[:2]), DeepEnsemble(networks[2:])
     x, rng = pixels(train.images), generator("perturbed training images", 0)
     with torch.no_grad():

@@ -151,7 +151,7 @@ def test_the_estimate_is_near_what_a_training_takes(tmp_path):
     settings = ("teachers.network.width=8", "teachers.epochs=4", "teachers.warm_up=1", "threads=1")
     study = Study(read_recipe("digits", settings), tmp_path)
     estimate = costs(study)[0].seconds
-    model, splits = Single(study.network(study.recipe.teachers.network_of(0))), study.splits
+    model, splits = Single(study.network(study.recipe.teachers.network_of(0))), study.data()
     plan = study.plan(study.recipe.teachers)
     taken = []
     for _ in range(2):  # the first in a process takes longer
@@ -208,7 +208,7 @@ def test_a_network_that_needs_numbers_is_counted_with_them(tmp_path, monkeypatch
     network = "teachers.network={ kind = 'python', name = 'choosy_network:Choosy' }"
     study = Study(read_recipe("digits", [network, "methods={scratch = {}}", "seeds=[0]"]), tmp_path)
     teacher = costs(study)[0]
-    images = len(study.splits.train) * study.recipe.teachers.epochs
+    images = len(study.data().train) * study.recipe.teachers.epochs
     assert teacher.flops == images * 2 * 2 * 64 * 10  # forward, and the gradient of the one that was used
     assert blank(study, 3, "meta").shape == (3, 1, 8, 8)
 

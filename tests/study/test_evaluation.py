@@ -19,7 +19,7 @@ from polyphony.runs.rows import UnknownScore, columns
 from polyphony.runs.store import StoreError
 from polyphony.study import Study, run_study
 from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
-from polyphony.study.shifts import Corruptions
+from polyphony.study.shifts import corruptions
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {
@@ -44,7 +44,7 @@ def trained(here, quiet, tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"), root)
         run_study(study, here, quiet)
-        list(regenerate("digits", study.splits.test, root / "digits-c-regenerated"))
+        list(regenerate("digits", study.data().test, root / "digits-c-regenerated"))
         yield study
 
 
@@ -78,11 +78,11 @@ def test_unknown_scores_are_those_of_the_models_themselves(trained, here, quiet)
     rows = evaluate_unknown(trained, source, here, quiet)
     saved = table(trained.folder / "analysis" / "ood.csv")
     assert list(saved[0]) == columns(UnknownScore)
-    unknown = load_unknown(source, trained.splits.test, trained.data_root).images
+    unknown = load_unknown(source, trained.data().test, trained.data_root).images
     assert unknown.shape[1:] == (1, 8, 8)  # 12 × 12 noise at the run's size
     truth = np.r_[np.zeros(40), np.ones(len(unknown))]
     for model, seed in WHO:
-        images = torch.cat([trained.splits.test.images, unknown, trained.splits.valid.images])
+        images = torch.cat([trained.data().test.images, unknown, trained.data().valid.images])
         logits = member_logits(trained, model, seed, images)
         p = softmax(logits, -1)
         mean, count = p.mean(0), 40 + len(unknown)
@@ -133,7 +133,7 @@ def test_corrupted_scores_are_those_of_the_models_themselves(trained, here, quie
     ]  # fmt: skip
     assert len(saved) == len(rows) == 3 * 15 * 5
     assert {row.data for row in rows} == {"digits-c-regenerated"}  # never under the official name
-    labels = trained.splits.test.labels.numpy()
+    labels = trained.data().test.labels.numpy()
     for row in rows[7::31]:
         made = np.load(trained.data_root / "digits-c-regenerated" / f"{row.corruption}.npy")
         images = made[(row.severity - 1) * 40 : row.severity * 40].transpose(0, 3, 1, 2).copy()
@@ -167,7 +167,7 @@ def test_a_limit_takes_the_first_images(trained, here, quiet):
 def test_images_corrupted_at_another_size_are_of_the_run(trained):
     smaller = {**RECIPE, "data": {**RECIPE["data"], "resolution": 4}}
     study = Study(check(smaller, "tiny"), trained.folder, trained.data_root)
-    fog = Corruptions(study, "digits-c").images("corrupted-digits-c-regenerated-fog-3")
+    fog = corruptions(study, "digits-c").images("corrupted-digits-c-regenerated-fog-3")
     made = np.load(trained.data_root / "digits-c-regenerated" / "fog.npy")[80:120, :, :, 0]
     assert np.abs(fog.images[:, 0].numpy() - made.reshape(40, 4, 2, 4, 2).mean((2, 4))).max() <= 0.5
 
@@ -178,11 +178,11 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, here, quiet
     with pytest.raises(DataError, match="cifar10-c is not of the run's data: ask for digits-c"):
         evaluate_corrupted(trained, "cifar10-c", here, quiet)
     other = replace(trained, data_root=tmp_path)
-    list(regenerate("digits", other.splits.train[:40], tmp_path / "digits-c-regenerated"))
+    list(regenerate("digits", other.data().train[:40], tmp_path / "digits-c-regenerated"))
     with pytest.raises(DataError, match="not corrupted versions of this run's test images"):
         evaluate_corrupted(other, "digits-c", here, quiet)
     other = replace(trained, data_root=tmp_path / "same labels")
-    negative = Split(255 - other.splits.test.images, other.splits.test.labels)
+    negative = Split(255 - other.data().test.images, other.data().test.labels)
     list(regenerate("digits", negative, other.data_root / "digits-c-regenerated"))
     with pytest.raises(DataError, match="digits-c-regenerated are not corrupted versions of this run's test"):
         evaluate_corrupted(other, "digits-c", here, quiet)

@@ -138,7 +138,7 @@ def test_they_are_kept_with_the_run_and_teach_a_student(folder):
     assert done["spec"]["kind"] == "given teacher"
     study = Study(read_recipe(folder / "own.toml"), folder / "run")
     teachers = study.load_teachers(2)
-    digits = study.splits
+    digits = study.data()
     right = teachers(pixels(digits.test.images).expand(2, -1, -1, -1, -1)).argmax(-1) == digits.test.labels
     assert right.double().mean() > 0.7
     assert "teachers" in (folder / "run" / "scores.csv").read_text()
@@ -488,7 +488,7 @@ def test_students_of_every_form_that_may_begin_as_good_as_the_teacher_do(folder)
     )
     recipe = read_recipe(folder / "own.toml", ["student.start=teacher", f"methods={{ {methods} }}"])
     study = Study(recipe, folder / "run")
-    test = study.splits.test
+    test = study.data().test
 
     def right(model) -> float:
         return float((predict(model, test).logits.argmax(-1) == test.labels).double().mean())

@@ -50,7 +50,7 @@ def test_what_says_nothing_of_the_images_is_one_sentence(tmp_path, monkeypatch, 
 
 def test_scores_of_groups_follow_the_column_through_every_evaluation(finished, run, tmp_path):
     folder = shutil.copytree(finished[0].folder, tmp_path / "run")
-    images = len(finished[0].splits.test)
+    images = len(finished[0].data().test)
     groups = ["first", "second"] * (images // 2) + ["second"] * (images % 2)
     write(tmp_path / "g.csv", "half\n" + "\n".join(groups) + "\n")
     add_groups(folder, f"{tmp_path / 'g.csv'}:half", images)

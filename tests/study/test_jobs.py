@@ -12,7 +12,7 @@ from polyphony.study import Study, analysis_jobs, jobs
 from polyphony.study.analysis_jobs import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import TrainStudent
-from polyphony.study.shifts import Unknown
+from polyphony.study.shifts import unknown
 from polyphony.training.fit import Unwatched
 
 SETTINGS = (
@@ -74,8 +74,8 @@ def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, m
 @pytest.mark.parametrize(
     "look",
     [
-        lambda study: PredictShifted(study, "teachers", None, Unknown(study, "mnist")).job({"x": ""}),
-        lambda study: PredictShifted(study, "ods", 0, Unknown(study, "mnist")).job({"x": ""}),
+        lambda study: PredictShifted(study, "teachers", None, unknown(study, "mnist")).job({"x": ""}),
+        lambda study: PredictShifted(study, "ods", 0, unknown(study, "mnist")).job({"x": ""}),
         lambda study: jacobians_job(study, "ods", 0, 5),
         lambda study: snr_job(study, "ods", 1.0, ("ods", 0)),
         transfer_job,

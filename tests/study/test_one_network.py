@@ -50,10 +50,10 @@ def alphas(study: Study, method: str, images: torch.Tensor) -> np.ndarray:
 
 def test_scores_hold_the_mean_prediction_and_the_divergence_of_draws(finished):
     study, outcome = finished
-    labels = study.splits.test.labels.numpy()
+    labels = study.data().test.labels.numpy()
     for row in outcome.scores:
         if row.split == "test" and row.calibration == "standard" and row.model in DIRICHLET:
-            alpha = alphas(study, row.model, study.splits.test.images)
+            alpha = alphas(study, row.model, study.data().test.images)
             mean = alpha / alpha.sum(-1, keepdims=True)
             assert row.nll == pytest.approx(-np.log(mean[np.arange(40), labels]).mean(), rel=1e-4)
             assert row.kld == pytest.approx((9 / alpha.sum(-1)).mean(), rel=1e-4)
@@ -75,10 +75,10 @@ def test_unknown_inputs_are_told_by_the_dirichlets_own_information(finished, her
     study, _ = finished
     source = str(study.data_root / "noise.npz")
     rows = evaluate_unknown(study, source, here, quiet)
-    unknown = load_unknown(source, study.splits.test, study.data_root).images
+    unknown = load_unknown(source, study.data().test, study.data_root).images
     truth = np.r_[np.zeros(40), np.ones(len(unknown))]
     for method in DIRICHLET:
-        alpha = alphas(study, method, torch.cat([study.splits.test.images, unknown]))
+        alpha = alphas(study, method, torch.cat([study.data().test.images, unknown]))
         total = alpha.sum(-1, keepdims=True)
         mean = alpha / total
         shared = -(mean * (special.digamma(alpha + 1) - special.digamma(total + 1))).sum(-1)

@@ -14,7 +14,7 @@ from polyphony.study import Study
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.plan import Upto, part, plan
-from polyphony.study.shifts import Unknown
+from polyphony.study.shifts import unknown
 
 PRINTS = Fingerprints({"train": "a", "valid": "b", "test": "c"})
 THREE = "methods={scratch={}, kd={perturb='clean'}, far={perturb='ods', source='extra'}}"
@@ -108,9 +108,9 @@ def test_other_images_are_other_results(tiny_recipe, tmp_path, split, changed):
 
 def test_a_job_holds_the_recipe_and_not_the_data(tmp_path):
     study = Study(read_recipe("digits"), tmp_path)
-    assert study.splits.test.images.numel() > 50_000  # bytes
+    assert study.data().test.images.numel() > 50_000  # bytes
     jobs = plan(study, fingerprints(study))
-    for job in [*jobs, PredictShifted(study, "kd", 0, Unknown(study, "mnist"))]:
+    for job in [*jobs, PredictShifted(study, "kd", 0, unknown(study, "mnist"))]:
         sent = pickle.dumps(job)
         assert len(sent) < 10_000, job
         assert pickle.loads(sent) == job

@@ -165,7 +165,7 @@ def test_provenance_tells_recipe_data_versions_and_machine(finished):
     study = finished[0]
     record = json.loads((study.folder / "recipe.json").read_text())
     assert record["recipe"]["data"]["per_class"] == 5
-    assert record["data"]["train"] == study.splits.train.fingerprint
+    assert record["data"]["train"] == study.data().train.fingerprint
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert record["machine"]["device"] == "cpu"
 
@@ -202,7 +202,7 @@ def test_a_teacher_is_what_fit_makes_of_the_same_generators(finished):
     network = study.network(study.recipe.teachers.network, generator("teacher weights", 1))
     model = Single(network)
     plan = study.plan(study.recipe.teachers)
-    splits = study.splits
+    splits = study.data()
     fit(model, CrossEntropy(), splits.train, splits.valid, plan, generator("teacher", 1))
     saved = study.teacher(1).weights()
     assert all(torch.equal(value, saved[name]) for name, value in network.state_dict().items())
@@ -234,8 +234,8 @@ def test_streams_of_randomness_are_told_apart_by_kind_and_seed():
 
 
 def test_normalisation_is_the_training_pixels(finished):
-    x = pixels(finished[0].splits.train.images).double()
-    mean, std = finished[0].splits.train.statistics
+    x = pixels(finished[0].data().train.images).double()
+    mean, std = finished[0].data().train.statistics
     assert mean == pytest.approx(x.mean((0, 2, 3)).tolist())
     assert std == pytest.approx(x.std((0, 2, 3), correction=0).tolist())
     saved = finished[0].teacher(0).weights()

@@ -38,7 +38,7 @@ def test_only_methods_with_a_share_train_on_them(run, images, tmp_path):
     before, after = settings(tmp_path / "plain", *names), settings(tmp_path / "more", *names)
     assert before[:2] == after[:2]
     assert "unlabelled" not in before[2]
-    assert after[2]["unlabelled"] == study.splits.unlabelled.fingerprint
+    assert after[2]["unlabelled"] == study.data().unlabelled.fingerprint
     assert after[2]["method"]["share"] == 0.5
     nlls = [
         {row.model: row.nll for row in each.scores if (row.split, row.calibration) == ("test", "standard")}
@@ -57,7 +57,7 @@ def test_only_methods_with_a_share_train_on_them(run, images, tmp_path):
 def test_a_share_makes_an_epoch_longer(tiny_recipe, images, tmp_path):
     recipe = tiny_recipe("seeds=[0]", TWO, f"data.unlabelled={images}", "methods.more.share=0.75")
     study = Study(recipe, tmp_path)
-    batch, images = recipe.student.batch, len(study.splits.train)
+    batch, images = recipe.student.batch, len(study.data().train)
     own = batch - round(0.75 * batch)
     assert study.student_steps("more") == recipe.student.epochs * math.ceil(images / own)
     found = {each.name: each.flops for each in costs(study)}

@@ -171,7 +171,7 @@ def test_trainings_with_other_settings_are_another_search(tmp_path):
 def test_what_was_found_on_other_images_does_not_count(tmp_path, monkeypatch, split):
     search = searching(tmp_path)
     go_on(search, 2)
-    splits = Sweep(search.swept, tmp_path).study([search.swept.own]).splits
+    splits = Sweep(search.swept, tmp_path).study([search.swept.own]).data()
     images = getattr(splits, split)
     changed = replace(splits, **{split: replace(images, images=255 - images.images)})
     monkeypatch.setattr(of_study, "load_splits", lambda data, root: changed)

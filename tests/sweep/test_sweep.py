@@ -134,7 +134,7 @@ class Forbidden(Split):
 
 def test_the_test_images_stay_unseen(swept, tiny, sweep_through, tmp_path, monkeypatch):
     sweep = tiny(tmp_path / "digits-sweep", **HALF)
-    splits = sweep.study([sweep.swept.own]).splits
+    splits = sweep.study([sweep.swept.own]).data()
     unseen = replace(splits, test=Forbidden(splits.test))
     with pytest.raises(AssertionError, match="looked at test images"):
         unseen.test.images  # noqa: B018

@@ -34,7 +34,7 @@ def export(
     from polyphony.study import open_study
 
     student = load_student(folder, method, seed).licensed(licence)
-    export_student(student, to, open_study(folder, data, "cpu").splits.test.images, pixels)
+    export_student(student, to, open_study(folder, data, "cpu").data().test.images, pixels)
     terminal.line(f"{to}: {student.words}, as in Python on test images.")
 
 
@@ -56,7 +56,7 @@ def pack(
     from polyphony.serve.pack import pack_student
     from polyphony.study import open_study
 
-    images = open_study(folder, data, "cpu").splits.test.images
+    images = open_study(folder, data, "cpu").data().test.images
     student = pack_student(folder, method, seed, to, images, licence)
     code = sorted(str(path.relative_to(to)) for path in to.rglob("*.py"))
     terminal.line(f"{to}: {student.words}{f', with its code, {listed(code)}' if code else ''}.")

@@ -75,7 +75,7 @@ def evaluate(
     study = open_study(folder, data, chosen_for(where))
     check_trained(study)
     for source in groups:
-        add_groups(study.folder, source, len(study.splits.test))
+        add_groups(study.folder, source, len(study.data().test))
     with runner(study, where) as place:
         run_to(study, "EVALUATE", place, redo=False)
         for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
@@ -111,7 +111,7 @@ def show(
         study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
         study = outlined_if_absent(study)
         sketch = sketched(study)
-        found, at_once = costs(study, sketch), default_workers(study.device, study.threads)
+        found, at_once = costs(study, sketch), default_workers(study.device, study.threads())
     counts, shares = sketch.parameter_counts, sketch.member_shares
     if as_json:
         trainings = [asdict(cost) for cost in found]
@@ -151,13 +151,13 @@ def outlined_if_absent(study: Study) -> Study:
     from polyphony.data import DataError, MissingDataError
 
     try:
-        study.splits  # noqa: B018 (raises if the data is missing)
+        study.data()
     except MissingDataError as error:
         try:
             outlined = study.outlined()
         except DataError:
             raise error from None
-        count = len(outlined.splits.train)
+        count = len(outlined.data().train)
         terminal.note(f"{missing_data(error)}. Counted with the official {count:,} training images instead.")
         return outlined
     return study
@@ -179,7 +179,7 @@ def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Stu
     terminal.say(f"Polyphony {__version__}: {recipe}")
     with terminal.working("Loading PyTorch and the data"):
         study = prepare(recipe, running)
-        study.splits  # noqa: B018 (loaded here, while the spinner runs)
+        study.data()
     if running.dry_run:
         show_plan(jobs_of(study, upto), study.folder)
         return study

@@ -70,11 +70,11 @@ def runner(study: Study, where: Where) -> Runner:
             f" torchrun --nproc-per-node {processes(where)} -m polyphony"
         )
     if group.size > 1:
-        return Together(study.threads, group=group)
-    at_once = where.workers or default_workers(study.device, study.threads, where.gpus_per_job or 1.0)
+        return Together(study.threads(), group=group)
+    at_once = where.workers or default_workers(study.device, study.threads(), where.gpus_per_job or 1.0)
     if at_once == 1:
-        return Here(study.threads)
-    threads = study.threads if on_cpu else max(1, cores() // at_once)
+        return Here(study.threads())
+    threads = study.threads() if on_cpu else max(1, cores() // at_once)
     return Processes(at_once, threads, visible_gpus(study.device))
 
 
@@ -84,7 +84,7 @@ def share(study: Study, where: Where) -> Share:
 
     count, on_cpu = processes(where), study.device == "cpu"
     gpus = where.gpus_per_job or (0.0 if on_cpu else float(count))
-    return Share(count * (study.threads if on_cpu else 1), gpus, where.memory_per_job, count)
+    return Share(count * (study.threads() if on_cpu else 1), gpus, where.memory_per_job, count)
 
 
 def processes(where: Where) -> int:

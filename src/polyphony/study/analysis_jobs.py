@@ -96,7 +96,7 @@ def jacobians_job(study: Study, method: str, seed: int, examples: int) -> Job:
 
 def images_compared(study: Study, examples: int) -> dict[str, Split]:
     """Images of each split, evenly spaced, whose Jacobians are compared."""
-    return {"train": study.splits.train.some(examples), "valid": study.splits.valid.some(examples)}
+    return {"train": study.data().train.some(examples), "valid": study.data().valid.some(examples)}
 
 
 def match_jacobians(
@@ -120,7 +120,7 @@ def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) ->
     """The SNR of a student's gradient under one perturbation, at so many times the recipe's ODS step size."""
     spec = {
         "weights": hashes_with_teachers(study, *student),
-        "images": study.splits.train.some(SNR_BATCH).fingerprint,
+        "images": study.data().train.some(SNR_BATCH).fingerprint,
         "setting": [*ods_setting(study), scale, SNR_SAMPLES],
     }
     saved = rows_of(study, GradientSnr, spec, f"-{noise}-{scale:g}")
@@ -133,7 +133,7 @@ def measure_snr(
 ) -> list[GradientSnr]:
     """One row."""
     base, temperature = ods_setting(study)
-    batch, step_size = study.splits.train.some(SNR_BATCH), scale * base
+    batch, step_size = study.data().train.some(SNR_BATCH), scale * base
     found = analysis.gradient_snr(
         study.load_student(*student),
         study.load_teachers(study.recipe.members),
@@ -156,7 +156,7 @@ def transfer_job(study: Study) -> Job:
             *model_hashes(study, TEACHERS, None),
             weights_of(study.teacher(study.recipe.members)),
         ],
-        "split": study.splits.train.some(TRAIN_SHOWN).fingerprint,
+        "split": study.data().train.some(TRAIN_SHOWN).fingerprint,
         "external": ods_setting(study),
     }
     saved = SavedTensors(prediction_path(study.folder, TEACHERS, None, "train+external"), spec_key(spec))
@@ -167,7 +167,7 @@ def measure_transfer(study: Study, watch: Watch) -> dict[str, Tensor]:
     """Their logits, and the labels."""
     members, rng = study.recipe.members, generator("perturbed training images", 0)
     teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
-    images = study.splits.train.some(TRAIN_SHOWN)
+    images = study.data().train.some(TRAIN_SHOWN)
     found = analysis.external_predictions(teachers, source, images, *ods_setting(study), rng)
     return {"logits": found.logits, "labels": found.labels}
 
@@ -182,7 +182,7 @@ def members_job(study: Study) -> Job:
 
 def images_shown(study: Study) -> Split:
     """Training images drawn at random."""
-    train = study.splits.train
+    train = study.data().train
     return train[torch.randperm(len(train), generator=generator("images shown", 0))[:IMAGES_SHOWN]]
 
 

@@ -89,9 +89,9 @@ def estimates(study: Study, sketch: Sketch) -> list[Cost]:
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
         looked, stepping = looking(model), counting.of(partial(step, model, loss, x))
-        batch, valid = study.plan(schedule).batch, len(study.splits.valid)
+        batch, valid = study.plan(schedule).batch, len(study.data().valid)
         share = study.unlabelled_share(name) if name in study.recipe.methods else 0.0
-        images = round(len(study.splits.train) * batch / labelled_rows(batch, share))
+        images = round(len(study.data().train) * batch / labelled_rows(batch, share))
         seconds = speed.seconds(stepping, images, batch)
         seconds += speed.seconds(looked, valid, BATCH)
         flops, seconds = schedule.epochs * images * stepping.flops, schedule.epochs * seconds
@@ -168,7 +168,7 @@ def look(model: Ensemble, x: Tensor) -> None:
 
 def blank(study: Study, images: int, device: str) -> Tensor:
     """Images of the study's shape. [b c h w]"""
-    shape = (images, *study.splits.train.images.shape[1:])
+    shape = (images, *study.data().train.images.shape[1:])
     return torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last)
 
 
@@ -190,7 +190,7 @@ def measured_speed(study: Study, plain: Ensemble, count: Count) -> Speed:
         speed = fitted_speed(measure, count, study.recipe.student.batch)
     finally:
         torch.set_num_threads(threads)
-    return Speed(speed.call, speed.flop / study.threads) if on_cpu else speed
+    return Speed(speed.call, speed.flop / study.threads()) if on_cpu else speed
 
 
 def all_zeros(model: Ensemble, device: str) -> Ensemble:

@@ -168,7 +168,7 @@ def estimated(setting: Setting, text: str) -> list[float]:
     folder = setting.file.absolute().parent
     recipe = check({"name": setting.file.stem, **tomllib.loads(text)}, setting.file.name, folder)
     study = Study(recipe, folder, device=choose_device(), data_instead=setting.networks.splits)
-    return [cost.seconds / default_workers(study.device, study.threads) for cost in costs(study)]
+    return [cost.seconds / default_workers(study.device, study.threads()) for cost in costs(study)]
 
 
 def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) -> str:

@@ -25,7 +25,7 @@ from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.plan import plan, predictions_of
 from polyphony.study.saved import SavedPredictions, SavedRows, load_rows, write_table
-from polyphony.study.shifts import Corruptions, Shift, Unknown
+from polyphony.study.shifts import Corruptions, Shift, Unknown, corruptions, unknown
 from polyphony.study.study import Study
 from polyphony.training.fit import Watch
 from polyphony.training.predict import predict
@@ -93,7 +93,7 @@ def evaluate_unknown(
 
     `name` is a data set or a path; `limit` takes its first images only. Known are all test images of the run.
     """
-    shift = Unknown(study, name, limit)
+    shift = unknown(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         known = [job for job in plan(study, fingerprints(study)) if is_held_out(job.work)]
@@ -116,7 +116,7 @@ def evaluate_corrupted(
     `name` is the run's data with "-c": the official images where they are, else those made here, which are
     called regenerated in files and rows. `limit` takes the first test images only.
     """
-    shift = Corruptions(study, name, limit)
+    shift = corruptions(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
         runner.run(Graph(not_done(jobs.values())), board)
@@ -227,4 +227,4 @@ def predictions_in(job: Job) -> dict[str, Predictions]:
 def models_key(study: Study) -> str:
     """The hash of all weights, and of the images that are known."""
     weights = [[model, seed, hashes] for (model, seed), hashes in weight_hashes(study).items()]
-    return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.splits.test.fingerprint})
+    return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.data().test.fingerprint})

@@ -26,7 +26,7 @@ class Fingerprints:
 
 def fingerprints(study: Study) -> Fingerprints:
     """The hashes of a study's images, and of its pretrained teachers' files; raises what cannot be read."""
-    splits, teachers = study.splits, study.recipe.teachers
+    splits, teachers = study.data(), study.recipe.teachers
     count, labels = len(splits.classes), (splits.train.labels, splits.valid.labels)
     shown = 1 + max(int(each.max()) for each in labels)
     given = teachers.weights if isinstance(teachers, GivenTeachers) else ()

@@ -100,7 +100,7 @@ class TrainTeacher(Training):
         """Keep weights that were trained elsewhere, if they know the data's classes."""
         study = self.study
         network = study.network(study.recipe.teachers.network_of(self.j))
-        take_in(network, path, study.splits.valid, study.splits.classes, study.device)
+        take_in(network, path, study.data().valid, study.data().classes, study.device)
         finish(stage, network, self.origin())
         watch.epoch({})
 
@@ -175,7 +175,7 @@ class TrainStudent(Training):
         rng = generator("match", 0)
         with arithmetic(deterministic=study.recipe.deterministic):
             return group_from_environment().from_first(
-                lambda: match_step_size(make, teachers, study.splits, method.temperature, rng, share)
+                lambda: match_step_size(make, teachers, study.data(), method.temperature, rng, share)
             )
 
     def perturbation(self, method: Distillation) -> Callable[[float], Perturbation]:
@@ -257,7 +257,7 @@ class Predict:
 
     def load_images(self) -> Split:
         """The images themselves."""
-        splits = self.study.splits
+        splits = self.study.data()
         held_out = {"valid": splits.valid, "test": splits.test}
         others = splits.unlabelled if self.images.split == "unlabelled" else None
         return held_out.get(self.images.split) or (others or splits.train).some(TRAIN_SHOWN)
@@ -272,7 +272,7 @@ def train(
     study: Study, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
 ) -> list[dict[str, float]]:
     """Fit a model in its stage's folder, with the processes of this one's group."""
-    splits = study.splits
+    splits = study.data()
     mixed = splits.unlabelled if plan.unlabelled else None
     return fit(
         model,

@@ -47,7 +47,7 @@ def machine(study: Study) -> dict[str, Any]:
         "processor": processor(),
         "cores": cores(),
         "device": study.device,
-        "threads": study.threads,
+        "threads": study.threads(),
         "processes": group_from_environment().size,
         "precision": study.recipe.precision,
         "deterministic": study.recipe.deterministic,
@@ -59,7 +59,7 @@ def machine(study: Study) -> dict[str, Any]:
 
 def write_provenance(study: Study, prints: Fingerprints) -> None:
     """recipe.json: the resolved recipe, the data, versions and machine."""
-    splits = study.splits
+    splits = study.data()
     record = {
         "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
         "data": {"origin": splits.origin, **prints.images},

@@ -34,7 +34,7 @@ def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
-    write_trust(study.folder, saved, temperatures, study.splits.classes)
+    write_trust(study.folder, saved, temperatures, study.data().classes)
     if unlabelled:
         klds = unlabelled.mean_kld(), saved[TEACHERS, None, "valid"].mean_kld()
         shown = UnlabelledKld(len(unlabelled.labels), *klds)

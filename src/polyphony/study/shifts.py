@@ -18,7 +18,7 @@ from polyphony.study.study import Study, load_splits
 
 
 class Shift(Protocol):
-    """Images a study was not trained for, in splits."""
+    """Images a study was not trained for, in splits. It is sent with jobs, and so it does not hold them."""
 
     @property
     def name(self) -> str:
@@ -38,11 +38,8 @@ class Unknown:
 
     study: Study
     source: str
-    limit: int | None = None
-
-    @property
-    def name(self) -> str:
-        return identify(self.source).name
+    limit: int | None
+    name: str
 
     @property
     def splits(self) -> Sequence[str]:
@@ -52,35 +49,24 @@ class Unknown:
         return read_unknown(self.study.recipe.data, self.study.data_root, self.source, self.limit)
 
 
+def unknown(study: Study, source: str, limit: int | None = None) -> Unknown:
+    """The images of a data set by its name or path."""
+    return Unknown(study, source, limit, identify(source).name)
+
+
 @dataclass(frozen=True)
 class Corruptions:
     """The test images under every corruption and severity, or the first so many of them."""
 
     study: Study
-    source: str
-    limit: int | None = None
-
-    @property
-    def name(self) -> str:
-        """DATA-c for the official images, DATA-c-regenerated for those made here, whatever was asked for."""
-        origin = "-regenerated" if self.corrupted.origin == "regenerated" else ""
-        return f"{self.study.splits.name}-c{origin}"
-
-    @property
-    def corrupted(self) -> Corrupted:
-        """The reader of the images."""
-        study = self.study
-        asked = self.source.removesuffix("-regenerated").removesuffix("-c")
-        if asked != study.splits.name:
-            raise DataError(
-                f"{self.source} is not of the run's data: ask for {study.splits.name}-c, its own test images"
-            )
-        return read_corrupted(study.recipe.data, study.data_root, self.limit)
+    limit: int | None
+    name: str
+    corruptions: tuple[str, ...]
 
     @property
     def conditions(self) -> dict[str, tuple[str, int]]:
         """Split → (corruption, severity)"""
-        each = product(self.corrupted.parts, SEVERITIES)
+        each = product(self.corruptions, SEVERITIES)
         return {f"{CORRUPTED}{self.name}-{part}-{severity}": (part, severity) for part, severity in each}
 
     @property
@@ -88,10 +74,24 @@ class Corruptions:
         return list(self.conditions)
 
     def images(self, split: str) -> Split:
-        images, test = self.corrupted[self.conditions[split]], self.study.splits.test
+        found = read_corrupted(self.study.recipe.data, self.study.data_root, self.limit)
+        images, test = found[self.conditions[split]], self.study.data().test
         if not images.labels.equal(test.labels[: len(images)]):
             raise not_of_the_run(self.name)
         return images
+
+
+def corruptions(study: Study, source: str, limit: int | None = None) -> Corruptions:
+    """The corrupted test images of a run, by the name DATA-c: the official ones, or else regenerated ones.
+
+    Regenerated images are called DATA-c-regenerated, whatever was asked for.
+    """
+    name = study.data().name
+    if source.removesuffix("-regenerated").removesuffix("-c") != name:
+        raise DataError(f"{source} is not of the run's data: ask for {name}-c, its own test images")
+    found = read_corrupted(study.recipe.data, study.data_root, limit)
+    origin = "-regenerated" if found.origin == "regenerated" else ""
+    return Corruptions(study, limit, f"{name}-c{origin}", tuple(found.parts))
 
 
 @lru_cache(maxsize=1)

@@ -34,8 +34,7 @@ class Study:
     device: str = "cpu"
     data_instead: Splits | None = field(default=None, repr=False)  # of the recipe's, where models are counted
 
-    @property
-    def splits(self) -> Splits:
+    def data(self) -> Splits:
         """The data, read once a process."""
         return self.data_instead or load_splits(self.recipe.data, self.data_root)
 
@@ -49,10 +48,9 @@ class Study:
         """(method, seed) of every student."""
         return [(name, seed) for name in self.recipe.methods for seed in self.recipe.seeds]
 
-    @property
     def threads(self) -> int:
-        """Threads a process."""
-        height, width = self.splits.train.images.shape[-2:]
+        """Threads a process: the recipe's, or one for small images, else all cores."""
+        height, width = self.data().train.images.shape[-2:]
         return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else cores())
 
     def teacher_folder(self, j: int) -> Path:
@@ -73,10 +71,10 @@ class Study:
 
     def plan(self, schedule: Schedule) -> Plan:
         """How a schedule of the recipe is followed on this data."""
-        if schedule.batch > len(self.splits.train):
+        if schedule.batch > len(self.data().train):
             raise RecipeError(
                 f"{self.recipe.name}: a batch of {schedule.batch} is larger than"
-                f" the data's {len(self.splits.train)} training images"
+                f" the data's {len(self.data().train)} training images"
             )
         recipe = self.recipe
         computed = recipe.model_dump(include={"precision", "deterministic", "way", "compile"})
@@ -90,13 +88,13 @@ class Study:
     def student_steps(self, method: str) -> int:
         """How many steps the training of a method's student has."""
         schedule, share = self.recipe.schedule(method), self.unlabelled_share(method)
-        return epoch_steps(self.splits.train, schedule.batch, share) * schedule.epochs
+        return epoch_steps(self.data().train, schedule.batch, share) * schedule.epochs
 
     def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
         """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
-        shape = tuple(self.splits.train.images.shape[1:])
-        network = table.fitted(len(self.splits.classes), shape, rng, copies)
-        table.normalize(network, *(copies * values for values in self.splits.train.statistics))
+        shape = tuple(self.data().train.images.shape[1:])
+        network = table.fitted(len(self.data().classes), shape, rng, copies)
+        table.normalize(network, *(copies * values for values in self.data().train.statistics))
         return network
 
     def fresh_student(self, name: str, rng: torch.Generator) -> Ensemble:
@@ -157,7 +155,7 @@ class Study:
 
     def with_one_image(self) -> Study:
         """The study with its first image alone, whose networks are built at once, and on any device."""
-        splits = replace(self.splits, train=self.splits.train[:1])
+        splits = replace(self.data(), train=self.data().train[:1])
         splits.train.statistics  # noqa: B018 (worked out here, once)
         return replace(self, data_instead=splits)
 

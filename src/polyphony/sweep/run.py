@@ -26,7 +26,7 @@ from polyphony.study.run import Work, check_plans
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration
 from polyphony.study.study import Study
-from polyphony.sweep.search import Search, check_search
+from polyphony.sweep.search import Search, check_search, open_search
 from polyphony.training.tally import DivergedError
 
 
@@ -53,7 +53,7 @@ class Sweep:
     def search(self, prints: Fingerprints) -> Search:
         """The points as optuna proposes them."""
         images = {split: prints.images[split] for split in ("train", "valid")}
-        return Search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
+        return open_search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
 
     def study(self, points: Sequence[Point]) -> Study:
         """The study whose methods are these points."""

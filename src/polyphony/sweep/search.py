@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,34 +51,7 @@ class Search:
     """
 
     swept: Swept
-    journal: Path
-    trained_on: Spec  # what, besides the recipe, an NLL depends on: the images, and how training works
-
-    @cached_property
-    def study(self) -> optuna.Study:
-        """Optuna's view of the journal; what is not about these trainings is another study there."""
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        mend(self.journal)
-        storage = JournalStorage(JournalFileBackend(str(self.journal)))
-        study = optuna.create_study(storage=storage, study_name=self.key, load_if_exists=True)
-        self._give_up_half_asked(study)
-        begun = any(trial.state != optuna.trial.TrialState.FAIL for trial in study.get_trials(deepcopy=False))
-        if not begun and self.includes(self.swept.own):
-            study.enqueue_trial({name: getattr(self.swept.own, name) for name in self.swept.varied})
-        return study
-
-    @property
-    def key(self) -> str:
-        """The hash of all that the points have in common."""
-        recipe = self.swept.recipe
-        fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"} - ROUNDING)
-        method = recipe.methods[self.swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
-        kept = {name: self.swept.values[name] for name in PARAMETERS if name not in self.swept.varied}
-        return spec_key({"recipe": fixed, "method": method, "kept": kept, "trained_on": self.trained_on})
+    study: optuna.Study
 
     def includes(self, point: Point) -> bool:
         """Whether a point lies in the ranges."""
@@ -146,13 +118,19 @@ class Search:
             {name: FloatDistribution(*ends, log=name != "alpha") for name, ends in self.ranges.items()}
         )
 
-    def _give_up_half_asked(self, study: optuna.Study) -> None:
-        """End trials whose parameters a killed process had not written: the sampler must not count them."""
+    def repair(self) -> None:
+        """End trials whose parameters a killed process had not written: the sampler must not count them.
+
+        A search that has asked for nothing yet begins at the recipe's own point.
+        """
         from optuna.trial import TrialState
 
-        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             if not self._is_whole(trial):
-                study.tell(trial.number, state=TrialState.FAIL)
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        begun = any(trial.state != TrialState.FAIL for trial in self.study.get_trials(deepcopy=False))
+        if not begun and self.includes(self.swept.own):
+            self.study.enqueue_trial({name: getattr(self.swept.own, name) for name in self.swept.varied})
 
     def _is_whole(self, trial: optuna.trial.FrozenTrial) -> bool:
         return trial.params.keys() >= set(self.swept.varied)
@@ -163,6 +141,32 @@ class Search:
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         """All trials that have their parameters."""
         return [trial for trial in self.study.get_trials(deepcopy=False) if self._is_whole(trial)]
+
+
+def open_search(swept: Swept, journal: Path, trained_on: Spec) -> Search:
+    """The search that a journal file keeps; other trainings are another study in the same file.
+
+    `trained_on` is what an NLL depends on besides the recipe: the images, and the version of the code.
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    mend(journal)
+    storage, name = JournalStorage(JournalFileBackend(str(journal))), search_key(swept, trained_on)
+    search = Search(swept, optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
+    search.repair()
+    return search
+
+
+def search_key(swept: Swept, trained_on: Spec) -> str:
+    """The hash of all that the points of a search have in common."""
+    recipe = swept.recipe
+    fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"} - ROUNDING)
+    method = recipe.methods[swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
+    kept = {name: swept.values[name] for name in PARAMETERS if name not in swept.varied}
+    return spec_key({"recipe": fixed, "method": method, "kept": kept, "trained_on": trained_on})
 
 
 def rounded(parameter: str, value: float) -> float:
