@@ -194,16 +194,6 @@ def test_the_front_runs_once_on_the_rows_of_one_member(name: str, mode: str):
     assert rows["head" if "head" in rows else "classifier"] == MEMBERS * ROWS
 
 
-def test_a_folded_front_runs_once():
-    model = student("resnet, a stage").folded()
-    model(shared())
-    calls = [count_rows(network)[0] for network in model.network.networks]
-    model(shared())
-    assert (calls[0]["stem"], calls[0]["stages.0"], calls[0]["stages.1"]) == (1, 1, 1)
-    assert [each["stages.0.0.conv1"] for each in calls] == [1, 0, 0]
-    assert [each["stages.1"] for each in calls] == [1, 1, 1]
-
-
 def test_a_norm_in_the_front_counts_the_rows_of_one_member():
     for name in ("plain", "a skip"):
         model = student(name).train()

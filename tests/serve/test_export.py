@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, Single, load_student
+from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, Single, load_student, resnet
 from polyphony.recipe import foreign_table
 from polyphony.serve import ExportError, Student, export_student
 from polyphony.serve.description import Description
@@ -147,6 +147,45 @@ def test_a_pt2_file_answers_as_python_does(pictures, tmp_path):
             np.testing.assert_allclose(value, getattr(expected, name), atol=1e-5, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def file_of(pictures, tmp_path_factory):
+    """Where an ensemble is written, and to what it is as a file."""
+
+    def write(ensemble, suffix=".onnx", **options):
+        to = tmp_path_factory.mktemp("file") / f"student{suffix}"
+        export_student(student_of(ensemble), to, pictures, **options)
+        return to
+
+    return write
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_file_holds_every_shared_weight_once(suffix, file_of):
+    """A hundred thousand numbers and more, in layers of which some are smaller than exporters fold."""
+    torch.manual_seed(0)
+    one, four = Single(resnet(8, CLASSES, width=48)), BatchEnsemble(resnet(8, CLASSES, width=48), 4)
+    sizes = [file_of(each, suffix).stat().st_size for each in (one, four)]
+    assert sizes[1] <= 1.05 * sizes[0]
+    half = file_of(four, suffix, half=True)
+    assert half.stat().st_size <= 0.55 * sizes[0]
+
+
+def test_members_are_written_as_factors_of_one_weight(exported):
+    _, to = exported("batch ensemble")
+    graph = onnx.load(to).graph
+    sizes = [int(np.prod(each.dims)) for each in graph.initializer]
+    assert sizes.count(4 * 3 * 3 * 3) == 1
+    assert sizes.count(36 * CLASSES) == 1
+
+
+@pytest.mark.parametrize("options", [{"branch": "stages.1"}, {"keep": ("stem", "stages.0")}])
+def test_layers_before_the_first_members_run_once(options, file_of):
+    """The stem and two convolutions of the first stage; four others for each of three members."""
+    student = BatchEnsemble(resnet(8, CLASSES, width=4), 3, **options)
+    nodes = onnx.load(file_of(student)).graph.node
+    assert sum(node.op_type == "Conv" for node in nodes) == 3 + 3 * 4
+
+
 class Does(nn.Module):
     """A classifier that does something else at its end."""
 
@@ -173,6 +212,32 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(what, to, sa
     with pytest.raises(ExportError, match=re.escape(said)) as raised:
         export_student(student_of(Single(Does(what))), tmp_path / to, pictures)
     assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+class WrongAsAFile(nn.Module):
+    """A classifier that answers otherwise in a file: its first class of image i has `off` more there."""
+
+    def __init__(self, i, off):
+        super().__init__()
+        self.layer, self.i, self.off = nn.Linear(3 * 64, CLASSES), i, off
+
+    def forward(self, x):
+        here = (torch.arange(x.shape[0])[:, None] == self.i) * (torch.arange(CLASSES) == 0)
+        return self.layer(x.flatten(1)) + here * (self.off if torch.compiler.is_exporting() else 0)
+
+
+@pytest.mark.parametrize(
+    ("i", "off", "to", "said"),
+    [
+        (0, 1e-3, "a.pt2", "at a batch of 1"),
+        (5, 0.1, "a.pt2", "at a batch of 7"),
+        (1, 1, "a.onnx", "batch of 2"),
+    ],
+)
+def test_a_file_that_is_wrong_is_not_written(i, off, to, said, pictures, tmp_path):
+    with pytest.raises(ExportError, match=f"differ from the student's by .* {said}"):
+        export_student(student_of(Single(WrongAsAFile(i, off))), tmp_path / to, pictures)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
-from polyphony.nn import Front, Tails
 from polyphony.nn.folding import fold_norms
 
 
@@ -42,6 +41,9 @@ class DeepEnsemble(Ensemble):
         check_leading(x, self.members)
         return torch.stack([self.ask(j, rows) for j, rows in enumerate(x)])
 
+    def ask_all(self, x: Tensor) -> Tensor:
+        return torch.stack([self.ask(j, x) for j in range(self.members)])
+
     def ask(self, j: int, x: Tensor) -> Tensor:
         """Network j's logits. [b c h w] → [b k]"""
         return self.runners[j](self.networks[j], x)
@@ -49,29 +51,6 @@ class DeepEnsemble(Ensemble):
     def folded(self) -> DeepEnsemble:
         """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""
         return DeepEnsemble([fold_norms(network) for network in self.networks])
-
-
-class Branched(Ensemble):
-    """M plain networks whose fronts are the same, frozen; the front runs once for rows that all members see.
-
-    This is what a BatchEnsemble with a branch is after training.
-    """
-
-    def __init__(self, networks: Sequence[nn.Module], front: Front) -> None:
-        super().__init__()
-        self.members = len(networks)
-        self.network = Tails(networks, front).requires_grad_(False)
-        self.run = NetworkRunner(self.network)
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[m b c h w] → [m b k]"""
-        check_leading(x, self.members)
-        return self.run.members(self.network, x)
-
-    def folded(self) -> Branched:
-        """The same, quicker: copies with BatchNorm folded into convolutions."""
-        return Branched([fold_norms(network) for network in self.network.networks], self.network.front)
 
 
 class Single(Ensemble):

@@ -8,7 +8,7 @@ from polyphony.nn.members import add_members
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import MemberBatchNorm, RankOneConv2d, RankOneLinear
 from polyphony.nn.resnet import ResNet, resnet
-from polyphony.nn.running import AtOnce, Front, InTurn, Members, Tails
+from polyphony.nn.running import AtOnce, Front, InTurn, Members
 from polyphony.nn.trial import check_members
 from polyphony.nn.wide_resnet import WideResNet, wide_resnet
 
@@ -26,7 +26,6 @@ __all__ = [
     "RankOneLinear",
     "ResNet",
     "Size",
-    "Tails",
     "WideResNet",
     "adapt",
     "add_members",

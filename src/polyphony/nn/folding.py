@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_conv_bn_weights
 
 from polyphony.nn.adapter import Adapted, logits_of
 from polyphony.nn.conversion import replace
 from polyphony.nn.probe import images, sizes
+from polyphony.nn.rank_one import MemberBatchNorm, OfMembers, RankOneConv2d, is_plain
 
 ALIKE = 1e-2  # of the largest logit: rounding is far below, another network far above
 
@@ -28,17 +30,17 @@ def fold_norms(network: nn.Module) -> nn.Module:
     folded = copy.deepcopy(network)
     traceable = folded.network if isinstance(folded, Adapted) else folded
     pairs = foldable(traceable)
-    for conv, norm in pairs:
-        replace(folded, {conv: fuse_conv_bn_eval(conv, norm), norm: nn.Identity()}.get)
+    for conv, norm, both in pairs:
+        replace(folded, {conv: both, norm: nn.Identity()}.get)
     return folded if pairs and answers_alike(network, folded) else network
 
 
-def foldable(network: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions with the BatchNorms that alone follow them, each called once."""
-    if not any(type(module) is nn.BatchNorm2d for module in network.modules()):
+def foldable(network: nn.Module) -> list[tuple[nn.Module, nn.Module, nn.Module]]:
+    """Convolutions with the BatchNorms that alone follow them, each called once, and what does both."""
+    if not any(type(module) in (nn.BatchNorm2d, MemberBatchNorm) for module in network.modules()):
         return []
     try:
-        graph = fx.Tracer().trace(network)
+        graph = MemberTracer().trace(network)
     except Exception:  # whatever tracing trips over in a stranger's forward, the network itself works
         return []
     nodes = [node for node in graph.nodes if node.op == "call_module"]
@@ -48,12 +50,52 @@ def foldable(network: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
         before = node.args[0] if node.args else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
             continue
-        conv, norm = (network.get_submodule(str(each.target)) for each in (before, node))
         if used[node.target] * used[before.target] != 1:
             continue
-        if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and norm.track_running_stats:
-            found.append((conv, norm))
+        conv, norm = (network.get_submodule(str(each.target)) for each in (before, node))
+        if (both := fused(conv, norm)) is not None:
+            found.append((conv, norm, both))
     return found
+
+
+class MemberTracer(fx.Tracer):
+    """Traces the calls of layers of members, not what is inside them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, OfMembers) or super().is_leaf_module(m, module_qualified_name)
+
+
+def fused(conv: nn.Module, norm: nn.Module) -> nn.Module | None:
+    """The convolution that does what these two do one after the other, if there is one."""
+    norms = [*norm.norms] if isinstance(norm, MemberBatchNorm) else [norm]
+    plain = [each for each in norms if type(each) is nn.BatchNorm2d and each.track_running_stats]
+    if len(plain) < len(norms):
+        return None
+    if type(conv) is nn.Conv2d and isinstance(norm, nn.BatchNorm2d):
+        return fuse_conv_bn_eval(conv, norm)
+    if isinstance(conv, RankOneConv2d) and is_plain(conv.shared):
+        return fused_factors(conv, conv.members // len(plain) * plain)
+    return None
+
+
+def fused_factors(layer: RankOneConv2d, norms: Sequence[nn.BatchNorm2d]) -> RankOneConv2d:
+    """A copy of a layer of members, each followed by its norm, with the norms in its factors s and biases."""
+    both, bias = copy.deepcopy(layer), layer._parameters["bias"]
+    parts = [
+        fuse_conv_bn_weights(
+            layer.s[j][:, None],
+            None if bias is None else bias[j],
+            norm.running_mean,  # type: ignore[arg-type]
+            norm.running_var,  # type: ignore[arg-type]
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
+        for j, norm in enumerate(norms)
+    ]
+    both.s = nn.Parameter(torch.stack([s[:, 0] for s, _ in parts]))
+    both.bias = nn.Parameter(torch.stack([shift for _, shift in parts]))
+    return both
 
 
 def answers_alike(network: nn.Module, folded: nn.Module) -> bool:

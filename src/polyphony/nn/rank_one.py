@@ -120,9 +120,7 @@ class RankOne(OfMembers):
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The shared layer's own forward with another weight and bias, which a subclass may prepare first."""
-        own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        out: Tensor = functional_call(self.shared, own, (x,))
-        return out
+        return run_with(self.shared, x, weight, bias)
 
     def merge(self, j: int) -> nn.Module:
         plain = copy.deepcopy(self.shared)
@@ -145,12 +143,6 @@ class RankOneConv2d(RankOne):
         inputs = r.unflatten(1, (self.shared.groups, 1, -1))
         scale: Tensor = (outputs * inputs).flatten(1, 2)[..., None, None]
         return scale
-
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if is_plain(self.shared):
-            out: Tensor = self.shared._conv_forward(x, weight, bias)
-            return out
-        return super().run(x, weight, bias)
 
 
 class RankOneLinear(RankOne):
@@ -201,6 +193,16 @@ def set_way(model: nn.Module, way: Way) -> None:
     """Let all rank-one layers of a model scale weights or activations: the same function but for rounding."""
     for layer in rank_ones(model):
         layer.way = way
+
+
+def run_with(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A layer's own forward with another weight and bias."""
+    if is_plain(layer):
+        run = layer._conv_forward if isinstance(layer, nn.Conv2d) else F.linear
+        return run(x, weight, bias)
+    own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    out: Tensor = functional_call(layer, own, (x,))
+    return out
 
 
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -100,17 +100,6 @@ class InTurn(Members):
             return run_each(self.turns(), x, self.members, shared, self.front)
         finally:
             self.give_turn(NOBODY)
-
-
-class Tails(Members):
-    """M plain networks whose fronts are the same, which runs once for shared rows."""
-
-    def __init__(self, networks: Sequence[nn.Module], front: Front) -> None:
-        super().__init__()
-        self.networks, self.front = nn.ModuleList(networks), front
-
-    def forward(self, x: Tensor, shared: bool = False) -> Tensor:
-        return run_each(self.networks, x, len(self.networks), shared, self.front)
 
 
 def run_each(

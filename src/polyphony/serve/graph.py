@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from polyphony.ensembles import Ensemble
 from polyphony.metrics import DirichletPredictions
-from polyphony.serve.student import Student
+from polyphony.serve.student import Answers, Student
 
 Levels = Literal["uint8", "float32"]
+
+OUTPUTS = tuple(field.name for field in fields(Answers) if field.type == "Tensor")
 
 STEPS = 8  # by which a digamma's argument is raised, to where its series holds
 
@@ -19,21 +24,25 @@ STEPS = 8  # by which a digamma's argument is raised, to where its series holds
 class AnswerGraph(nn.Module):
     """A student's answers from pixels [b c h w] of its size: uint8, or float32 in [0, 1].
 
-    The same numbers as `Student.predict` gives, in float32: what they mean is said of `Answers`. Members are
-    plain networks, BatchNorm is folded, normalisation and temperature are inside.
+    The same numbers as `Student.predict` gives, in float32: what they mean is said of `Answers`. BatchNorm is
+    folded, normalisation and temperature are inside. With `half`, weights are kept as float16.
     """
 
-    def __init__(self, student: Student, levels: Levels) -> None:
+    temperature: Tensor
+
+    def __init__(self, student: Student, levels: Levels, half: bool = False) -> None:
         super().__init__()
         self.ensemble = student.ensemble.folded().cpu().eval().requires_grad_(False)
-        self.temperature = student.temperature
+        if half:
+            store_as_half(self.ensemble)
+        self.register_buffer("temperature", torch.tensor(student.temperature))
         self.dirichlet = student.ensemble.predicts is DirichletPredictions
         self.scale = 255 if levels == "uint8" else 1
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """The outputs by name, in the order of `Answers`."""
         x = pixels.float() / self.scale
-        logits = self.ensemble(x.expand(self.ensemble.members, *x.shape)).float()
+        logits = self.ensemble.ask_all(x).float()
         each = logits.log_softmax(-1)
         mean = each.logsumexp(0) - math.log(self.ensemble.members)
         scaled = (mean / self.temperature).log_softmax(-1)
@@ -48,6 +57,27 @@ class AnswerGraph(nn.Module):
             "mutual_information": apart.clamp_min(0),
             "members": members,
         }
+
+
+def store_as_half(ensemble: Ensemble) -> None:
+    """Keep all weights that are no vectors as float16, and widen them where they are used."""
+    halves: dict[nn.Parameter, nn.Parameter] = {}  # of one that several modules share, one
+    for module in list(ensemble.modules()):
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.dtype == torch.float32 and weight.dim() > 1:
+                parametrize.register_parametrization(module, name, Widened(), unsafe=True)
+                kept: Any = module.parametrizations[name]  # type: ignore[index]
+                kept.original0 = halves.setdefault(weight, kept.original0)
+
+
+class Widened(nn.Module):
+    """A weight as float32 that is kept as float16."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.float()
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor]:
+        return (weight.half(),)  # of several, PyTorch lets the type change
 
 
 def dirichlet_information(log_alpha: Tensor) -> Tensor:
