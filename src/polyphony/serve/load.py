@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def load_student(
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         run = Run.open(folder)
-        return assemble(*describe(run, *choose(run, method, seed)), device)
+        choice = choose(run, method, seed)
+        return replace(assemble(*describe(run, choice.method, choice.seed), device), choice=choice.words)
     student = load_packed(folder, device, code=code)
     if method not in (None, student.description.method) or seed not in (None, student.description.seed):
         raise StoreError(f"{folder} holds another student: {student.words}")
@@ -120,18 +122,33 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
         raise StoreError(f"the weights of '{description.method}' do not fit its network: {fault}")
 
 
-def choose(run: Run, method: str | None, seed: int | None) -> tuple[str, int]:
-    """Which student is meant: what is left open is as in the one of least calibrated validation NLL."""
+@dataclass(frozen=True)
+class Choice:
+    """A student, and by how much it was better than others where somebody had to choose."""
+
+    method: str
+    seed: int
+    words: str = ""
+
+
+def choose(run: Run, method: str | None, seed: int | None) -> Choice:
+    """The student of a method and seed; what is not given is that of the lowest calibrated validation NLL."""
     if method is not None and method not in run.methods:
         raise StoreError(f"{run.folder} has no method '{method}'; {suggestion(method, run.methods)}")
     if seed is not None and seed not in run.recipe.seeds:
         raise StoreError(f"{run.folder} has no seed {seed}; it has {', '.join(map(str, run.recipe.seeds))}")
     scored = [row for name in run.methods if method in (None, name) for row in run.scored(name, "valid")]
     nll = {(row.model, row.seed): row.nll for row in scored if row.seed is not None}
-    meant = [student for student in nll if seed in (None, student[1])]
+    meant = sorted((student for student in nll if seed in (None, student[1])), key=lambda each: nll[each])
     if not meant:
         raise FileError(run.folder / Score.file, "has no validation scores of that student")
-    return min(meant, key=lambda student: nll[student])
+    best = meant[0]
+    others = [each for each in meant if (each[0] != best[0] if method is None else each != best)]
+    if not others:
+        return Choice(*best)
+    place = "method" if method is None else "seed"
+    next_best = f"{place} {others[0][method is not None]}: {nll[others[0]]:.4f}"
+    return Choice(*best, f"lowest calibrated validation NLL, {nll[best]:.4f} (next {next_best})")
 
 
 def trained_student(run: Run, method: str, seed: int) -> Trained:

@@ -91,6 +91,7 @@ class Student:
 
     ensemble: Ensemble
     description: Description
+    choice: str = ""  # why it was chosen among several of a run, if it was
 
     @property
     def classes(self) -> tuple[str, ...]:
