@@ -249,7 +249,8 @@ def test_a_missing_extra_is_named(pictures, tmp_path, monkeypatch):
         export_student(student_of(Single(network())), tmp_path / "a.onnx", pictures)
 
 
-def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path):
+def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("polyphony.study.study.load", lambda *_: pytest.fail("the data was read"))
     told = say("export", run, "single", "--to", tmp_path / "s.onnx", "--licence", "MIT")
     assert told.code == 0, told
     assert "the student of single, seed 0" in told.out
@@ -259,6 +260,31 @@ def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path):
         probabilities, load_student(run, "single").predict(images.images[:9]).probabilities, atol=1e-5
     )
     assert session.get_modelmeta().custom_metadata_map["licence"] == "MIT"
+
+
+def test_a_file_is_replaced_by_force_alone_and_the_best_student_is_named(say, refused, run, tmp_path):
+    to = tmp_path / "s.pt2"
+    to.write_text("mine")
+    refused(say("export", run, "--out", to), "is there already: give --out another name, or --force")
+    assert to.read_text() == "mine"
+    told = say("export", run, "--out", to, "--force")
+    assert told.code == 0, told
+    best = load_student(run)
+    assert f"Chosen: {best.description.method}, seed 0: lowest calibrated validation NLL" in told.err
+    assert to.stat().st_size > 1000
+
+
+def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path):
+    to = tmp_path / "s.onnx"
+    told = say("export", run, "be", "--out", to, "--int8", "--allow", "1")
+    assert told.code == 0, told
+    assert re.search(r"NLL +│ +\d\.\d{4} +│ +\d\.\d{4}", told.out)
+    assert "70 test images; left in float32: " in told.out
+    assert "Rank correlation of the mutual information with float32: " in told.out
+    assert onnxruntime.InferenceSession(to).get_modelmeta().custom_metadata_map["precision"] == "int8"
+    to.unlink()
+    refused(say("export", run, "be", "--out", to, "--int8", "--allow", "-9"), "where -9 is allowed")
+    assert not to.exists()
 
 
 @pytest.mark.parametrize(

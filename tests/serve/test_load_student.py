@@ -21,7 +21,7 @@ from polyphony.report.run import Run
 from polyphony.runs.rows import Score, from_csv, to_csv
 from polyphony.runs.store import ChangedError, StoreError
 from polyphony.serve import AnswerError
-from polyphony.serve.load import choose
+from polyphony.serve.load import Choice, choose
 from polyphony.study import Study, run_study
 
 
@@ -72,9 +72,17 @@ def test_what_is_left_open_is_the_best_on_validation_images(run, tmp_path):
     misleading = [replace(row, seed=1, nll=0.0) for row in rows if row.split == "test"]
     (tmp_path / Score.file).write_text(to_csv([*rows, *better, *misleading], Score))
     copy = Run(tmp_path)
-    assert choose(copy, "hydra", None) == ("hydra", 1)
-    assert choose(copy, "hydra", 0) == ("hydra", 0)
-    assert choose(copy, "be", None) == ("be", 0)
+    chosen = choose(copy, "hydra", None)
+    assert (chosen.method, chosen.seed) == ("hydra", 1)
+    low, high = sorted(
+        row.nll
+        for row in [*better, *valid]
+        if (row.model, row.split, row.calibration) == ("hydra", "valid", "calibrated")
+    )
+    assert chosen.words == f"lowest calibrated validation NLL, {low:.4f} (next seed 0: {high:.4f})"
+    assert choose(copy, "hydra", 0) == Choice("hydra", 0)
+    assert choose(copy, "be", None) == Choice("be", 0)
+    assert choose(copy, None, None).words.partition("(next method ")[2].startswith(best.model)
 
 
 OF_A_FOLDER = """

@@ -15,15 +15,16 @@ from polyphony import load_student
 from polyphony.recipe import foreign_table
 from polyphony.report.run import Run
 from polyphony.runs.store import StoreError
+from polyphony.serve.load import load_samples
 from polyphony.serve.pack import card
 
 
 @pytest.fixture(scope="module")
-def packed(run, images, tmp_path_factory):
-    from polyphony.serve.pack import pack_student
+def packed(run, tmp_path_factory):
+    from polyphony.serve.pack import Packing, pack_student
 
     to = tmp_path_factory.mktemp("pack") / "digits-hydra"
-    pack_student(run, "hydra", None, to, images.images, "MIT")
+    pack_student(run, "hydra", None, to, load_samples(run), Packing("MIT"))
     return to
 
 
@@ -63,7 +64,24 @@ def test_nothing_is_left_where_packing_fails_and_nothing_is_replaced(say, refuse
     refused(say("pack", run, "hidra", "--to", tmp_path / "a"), "did you mean 'hydra'?")
     (tmp_path / "b").mkdir()
     refused(say("pack", run, "hydra", "--to", tmp_path / "b"), "is there already")
+    refused(say("pack", run, "hydra", "--to", tmp_path / "b", "--force"), "only a packed student is replaced")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".cache") == ["b"]
+
+
+def test_a_packed_student_is_replaced_by_force_and_may_hold_int8(say, run, packed, images, tmp_path):
+    to = shutil.copytree(packed, tmp_path / "mine")
+    (to / "note.txt").write_text("mine")
+    told = say("pack", run, "be", "--out", to, "--force", "--int8", "--allow", "1")
+    assert told.code == 0, told
+    assert "left in float32" in told.out
+    assert not (to / "note.txt").exists()
+    assert load_student(to).description.method == "be"
+    float32, int8 = (
+        onnxruntime.InferenceSession(to / name).run(["members"], {"pixels": images.images.numpy()})[0]
+        for name in ("model.onnx", "model-int8.onnx")
+    )
+    assert 0 < np.abs(float32 - int8).max() < 0.3
+    assert "`model-int8.onnx` is the same student with int8" in (to / "README.md").read_text()
 
 
 def spoil_weights(folder):

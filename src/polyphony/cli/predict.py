@@ -63,7 +63,7 @@ def predict(
         sys.path.append("")  # which may lie in this folder, where it is not in the packed one
     student = load_student(folder, method, seed, device=chosen(device), code=code)
     rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
-    terminal.note(f"Asked {student.words}.")
+    terminal.note(f"Asked {student.words}{f': {student.choice}' if student.choice else ''}.")
     if page:
         write_whole(page, contact_sheet(student, rows, pictures).encode())
         terminal.note(f"Page: {page}")

@@ -60,7 +60,7 @@ class Ensemble(nn.Module):
 
     def ask_all(self, x: Tensor) -> Tensor:
         """Every member's logits of the same images. [b c h w] → [m b k]"""
-        return self(x.expand(self.members, *x.shape))
+        return self(x[None] if self.members == 1 else x.expand(self.members, *x.shape))
 
     def folded(self) -> Ensemble:
         """The same in eval mode, quicker: a copy with BatchNorm folded into convolutions."""

@@ -42,7 +42,8 @@ class DeepEnsemble(Ensemble):
         return torch.stack([self.ask(j, rows) for j, rows in enumerate(x)])
 
     def ask_all(self, x: Tensor) -> Tensor:
-        return torch.stack([self.ask(j, x) for j in range(self.members)])
+        logits: Tensor = torch.cat([self.ask(j, x) for j in range(self.members)])
+        return logits.view(self.members, -1, logits.shape[-1])
 
     def ask(self, j: int, x: Tensor) -> Tensor:
         """Network j's logits. [b c h w] → [b k]"""

@@ -100,6 +100,11 @@ def compressed(archive: io.BytesIO) -> bytes:
     return buffer.getvalue()
 
 
+def pixels_of(images: Tensor, levels: Levels) -> Tensor:
+    """Images, uint8 [n c h w], as a file takes them."""
+    return images if levels == "uint8" else images.float() / 255
+
+
 def metadata(student: Student, levels: Levels) -> dict[str, str]:
     """What a file says of itself, each value as text: JSON but for words."""
     told = student.description.to_config() | {"levels": levels}
@@ -111,7 +116,7 @@ def compare(student: Student, run: Run, images: Tensor, levels: Levels, toleranc
     allowed = tolerance / min(1.0, student.temperature)
     for batch in BATCHES:
         some = images[torch.arange(batch) % len(images)]
-        answers = run(some if levels == "uint8" else some.float() / 255)
+        answers = run(pixels_of(some, levels))
         expected = student.predict(some)
         for name, found in answers.items():
             apart = float((found - getattr(expected, name)).abs().max())

@@ -19,6 +19,7 @@ from polyphony.recipe.python import PythonTable, own_code
 from polyphony.recipe.sources import KEPT
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score, Temperature, Threshold, headings
+from polyphony.runs.samples import Samples, read_samples
 from polyphony.runs.store import (
     ChangedError,
     CodeError,
@@ -34,6 +35,7 @@ from polyphony.runs.store import (
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
 from polyphony.serve.thresholds import Thresholds
+from polyphony.study import open_study
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
 
@@ -120,6 +122,18 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
     if size > 2 * most:
         fault = f"it has more than {size:,} numbers, and there are {most:,}"
         raise StoreError(f"the weights of '{description.method}' do not fit its network: {fault}")
+
+
+def load_samples(folder: Path, data_root: Path | None = None) -> Samples:
+    """The images that a run's students are compared on: those that the run keeps.
+
+    With a `data_root`, and of a run that keeps none, all validation and test images of the data set there.
+    """
+    samples = None if data_root else read_samples(folder)
+    if samples is not None:
+        return samples
+    splits = open_study(folder, data_root, "cpu").splits
+    return replace(Samples.of(splits), valid=splits.valid, test=splits.test)
 
 
 @dataclass(frozen=True)

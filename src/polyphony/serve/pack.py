@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
 
 from polyphony._util.files import whole_folder
 from polyphony._util.text import counted
@@ -14,14 +13,16 @@ from polyphony.recipe.python import keep_code, own_code
 from polyphony.report.figures.diversity import Group, diversity_chart
 from polyphony.report.run import Run
 from polyphony.runs.rows import Score, headings
+from polyphony.runs.samples import Samples
 from polyphony.runs.scores import TEACHERS, score_text
 from polyphony.runs.store import StoreError
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
+from polyphony.serve.int8 import ALLOWED, Int8, quantise_student
 from polyphony.serve.load import CONFIG, WEIGHTS, assemble, choose, describe, trained_student
 from polyphony.serve.student import Student
 
-GRAPH, CARD, FIGURE = "model.onnx", "README.md", "diversity.svg"
+GRAPH, GRAPH_INT8, CARD, FIGURE = "model.onnx", "model-int8.onnx", "README.md", "diversity.svg"
 CARD_TEXT = """---
 library_name: polyphony
 pipeline_tag: image-classification
@@ -61,36 +62,59 @@ session = onnxruntime.InferenceSession("{name}/{graph}")
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
 probabilities, entropy, mutual_information, members = session.run(None, {{"pixels": pixels}})
 ```
-
+{int8}
 Recipe {told.recipe:.12}, weights {told.weights:.12} (SHA-256).
 """
 
 
+@dataclass(frozen=True)
+class Packing:
+    """What a packed folder is to hold beside a student, and whether it may replace another."""
+
+    licence: str = ""
+    int8: bool = False
+    allow: float = ALLOWED
+    force: bool = False
+
+
 def pack_student(
-    folder: Path, method: str | None, seed: int | None, to: Path, images: Tensor, licence: str = ""
-) -> Student:
+    folder: Path,
+    method: str | None,
+    seed: int | None,
+    to: Path,
+    samples: Samples,
+    packing: Packing,
+) -> tuple[Student, Int8 | None]:
     """Make a folder of a run's student: config.json, model.safetensors, model.onnx, README.md, a figure.
 
-    Code of the user's own that builds it is put there too. Images, uint8 [n c h w], are what the ONNX file is
-    compared with the student on. A StoreError if there is something at `to` already.
+    Code of the user's own that builds it is put there too. The ONNX file is compared with the student on the
+    samples' test images; an int8 file is made from all samples. Raises a StoreError if there is something at
+    `to` already, unless that is a packed student and `force` replaces it.
     """
-    if to.exists():
-        raise StoreError(f"{to} is there already: name a folder that is not")
+    if to.exists() and not (packing.force and (to / CONFIG).is_file()):
+        raise StoreError(f"{to} is there already, and only a packed student is replaced, by force")
     run = Run.open(folder)
-    chosen = choose(run, method, seed)
-    description, weights = describe(run, *chosen)
+    choice = choose(run, method, seed)
+    description, weights = describe(run, choice.method, choice.seed)
     description = description.model_copy(update={"network": description.network.portable()})
-    student = assemble(description, weights, "cpu").licensed(licence)
+    student = replace(assemble(description, weights, "cpu"), choice=choice.words).licensed(packing.licence)
+    quantised = quantise_student(student, samples) if packing.int8 else None
     with whole_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
-        shutil.copyfile(trained_student(run, *chosen).folder / "weights.safetensors", beside / WEIGHTS)
+        trained = trained_student(run, choice.method, choice.seed).folder
+        shutil.copyfile(trained / "weights.safetensors", beside / WEIGHTS)
         keep_code(student.description, beside)
-        export_student(student, beside / GRAPH, images)
+        export_student(student, beside / GRAPH, samples.test.images)
+        if quantised:
+            quantised.write(beside / GRAPH_INT8, packing.allow)
         drawn = diversity(run, student.description)
         if drawn:
             (beside / FIGURE).write_bytes(drawn)
-        (beside / CARD).write_text(card(run, student, to.name, bool(drawn)), encoding="utf-8")
-    return student
+        said = card(run, student, to.name, figure=bool(drawn), quantised=quantised)
+        (beside / CARD).write_text(said, encoding="utf-8")
+        if packing.force and to.exists():
+            shutil.rmtree(to)
+    return student, quantised
 
 
 def diversity(run: Run, description: Description) -> bytes | None:
@@ -107,7 +131,7 @@ def diversity(run: Run, description: Description) -> bytes | None:
     return diversity_chart("diversity", "Diversity", "", groups).files()["diversity.svg"]
 
 
-def card(run: Run, student: Student, name: str, figure: bool) -> str:
+def card(run: Run, student: Student, name: str, *, figure: bool, quantised: Int8 | None = None) -> str:
     """The model card: what it is, its scores beside the teachers', how to load it."""
     told, heads, own = student.description, headings(Score), own_code(student.description)
     rows = {"teachers": (TEACHERS, None), "student": (told.method, told.seed)}
@@ -127,6 +151,17 @@ def card(run: Run, student: Student, name: str, figure: bool) -> str:
         picture=f"\n![Diversity of the teachers and of the student]({FIGURE})\n" if figure else "",
         shape=", ".join(map(str, told.shape)),
         graph=GRAPH,
+        int8=int8_words(quantised) if quantised else "",
+    )
+
+
+def int8_words(quantised: Int8) -> str:
+    """What a card says of the int8 file."""
+    before, after = quantised.before, quantised.after
+    return (
+        f"\n`{GRAPH_INT8}` is the same student with int8 weights and activations. Calibrated, on"
+        f" {quantised.images:,} test images: accuracy {after.acc:.2%} (float32 {before.acc:.2%}),"
+        f" NLL {after.nll:.4f} (float32 {before.nll:.4f}).\n"
     )
 
 

@@ -11,6 +11,7 @@ from polyphony.execute.job import Graph, Job, not_done
 from polyphony.execute.runner import Runner
 from polyphony.recipe import Schedule
 from polyphony.runs.rows import Score
+from polyphony.runs.samples import keep_samples
 from polyphony.runs.store import Stage, locked, results_in, run_of
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Training
@@ -48,6 +49,7 @@ def run_study(
             clear_the_way(jobs, board, redo)
         work.run(part(jobs, upto), lambda: write_provenance(study, prints))
         write_provenance(study, prints)
+        keep_samples(study.folder, study.splits, prints.images)
         rows = write_scores(study, jobs) if upto == Upto.EVALUATE else []
     return Outcome(len(work.ran), len(work.found), work.adopted, rows)
 

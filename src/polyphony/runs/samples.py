@@ -1,0 +1,66 @@
+"""A few images of each split that a run keeps, so that students can be exported without the data set."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+
+from polyphony._util.text import first_line
+from polyphony.data.splits import Split, Splits
+from polyphony.runs.store import damaged, opened, write_whole
+
+FILE = "samples.safetensors"
+COUNTS = {"train": 512, "valid": 2000, "test": 2000}  # the most images of a split
+MOST_BYTES = 8 << 20  # and the most bytes of their pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Training images to calibrate int8 on, validation images for temperatures, test images to compare on."""
+
+    train: Split
+    valid: Split
+    test: Split
+
+    @classmethod
+    def of(cls, splits: Splits) -> Samples:
+        """The images of a data set that a run keeps, evenly spaced."""
+        image = math.prod(splits.train.images.shape[1:])
+        most = {name: max(1, min(count, MOST_BYTES // image)) for name, count in COUNTS.items()}
+        return cls(**{name: getattr(splits, name).some(count) for name, count in most.items()})
+
+
+def keep_samples(folder: Path, splits: Splits, fingerprints: Mapping[str, str]) -> None:
+    """Write the run's samples, unless those of the same data are there."""
+    path, key = folder / FILE, json.dumps(dict(sorted(fingerprints.items())))
+    if path.exists():
+        with opened(path) as file:
+            if (file.metadata() or {}).get("key") == key:
+                return
+    samples = Samples.of(splits)
+    tensors = {
+        f"{name}.{part}": getattr(getattr(samples, name), part).contiguous()
+        for name in COUNTS
+        for part in ("images", "labels")
+    }
+    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key}))
+
+
+def read_samples(folder: Path) -> Samples | None:
+    """The samples that a run keeps; none of a run that is older than they are."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    try:
+        return Samples(
+            **{name: Split(tensors[f"{name}.images"], tensors[f"{name}.labels"]) for name in COUNTS}
+        )
+    except (KeyError, ValueError) as error:
+        raise damaged(path, first_line(error)) from error

@@ -1,0 +1,196 @@
+"""An int8 student answers nearly as before, is calibrated again, and is written only if it is good."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from polyphony import BatchEnsemble, Single, Split, resnet
+from polyphony.metrics import Predictions
+from polyphony.runs.samples import Samples
+from polyphony.serve import ExportError, Student
+from polyphony.serve.description import Description
+from polyphony.serve.int8 import Int8, may_be_slow, quantise_student
+
+CLASSES, SHAPE = 5, (3, 8, 8)
+
+
+def student_of(ensemble) -> Student:
+    said = {
+        "network": {"kind": "resnet", "depth": 8},
+        "form": {"kind": "batch_ensemble"},
+        "members": ensemble.members,
+        "classes": ["a", "b", "c", "d", "ü"],
+        "shape": SHAPE,
+        "temperature": 1.7,
+        "method": "kd",
+        "seed": 0,
+        "data": "own",
+        "recipe": "r",
+        "weights": "w",
+        "scores": {"acc": 0.5},
+    }
+    return Student(ensemble.eval(), Description.read(said, "a test"))
+
+
+@pytest.fixture(scope="module")
+def student() -> Student:
+    """One with members, whose norms have seen images, so that activations have the usual sizes."""
+    torch.manual_seed(0)
+    ensemble = BatchEnsemble(resnet(8, CLASSES, width=16), 3, branch="stages.1").train()
+    for _ in range(20):
+        ensemble(torch.rand(3, 16, *SHAPE))
+    return student_of(ensemble)
+
+
+@pytest.fixture(scope="module")
+def samples(student) -> Samples:
+    """Random images with the labels that the student thinks likely."""
+    rng = torch.Generator().manual_seed(1)
+
+    def split(count):
+        images = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=rng)
+        labels = torch.multinomial(student.predict(images).probabilities, 1, generator=rng)[:, 0]
+        return Split(images, labels)
+
+    return Samples(split(128), split(200), split(200))
+
+
+@pytest.fixture(scope="module")
+def made(student, samples) -> Int8:
+    return quantise_student(student, samples)
+
+
+def test_its_answers_are_nearly_those_of_the_student(made, student, samples):
+    session = onnxruntime.InferenceSession(made.data)
+    found = dict(
+        zip(
+            [o.name for o in session.get_outputs()],
+            session.run(None, {"pixels": samples.test.images.numpy()}),
+            strict=True,
+        )
+    )
+    expected = student.predict(samples.test.images)
+    apart = np.abs(found["members"] - expected.members.numpy())
+    assert 1e-4 < apart.max() < 0.1
+    assert apart.mean() < 0.01
+    kinds = {node.op_type for node in onnx.load_from_string(made.data).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    assert made.rank_correlation == pytest.approx(
+        spearman(found["mutual_information"], expected.mutual_information), abs=1e-3
+    )
+    assert made.rank_correlation > 0.9
+
+
+def spearman(first, second):
+    ranks = [np.argsort(np.argsort(np.asarray(each))) for each in (first, second)]
+    return np.corrcoef(*ranks)[0, 1]
+
+
+def test_its_temperature_is_fitted_with_its_own_answers(made, samples):
+    session = onnxruntime.InferenceSession(made.data)
+    said = session.get_modelmeta().custom_metadata_map
+    (members,) = session.run(["members"], {"pixels": samples.valid.images.numpy()})
+    logs = torch.from_numpy(members).double().log()
+    best = Predictions(logs, samples.valid.labels).fit_temperature()
+    assert float(said["temperature"]) == pytest.approx(best, rel=1e-3)
+    assert made.after.temperature == pytest.approx(best, rel=1e-3)
+    probabilities, members = session.run(
+        ["probabilities", "members"], {"pixels": samples.test.images.numpy()}
+    )
+    scaled = members.astype(np.float64).mean(0) ** (1 / best)
+    np.testing.assert_allclose(probabilities, scaled / scaled.sum(-1, keepdims=True), atol=1e-4)
+    right = probabilities[np.arange(200), samples.test.labels]
+    assert made.after.nll == pytest.approx(-np.log(right).mean(), abs=1e-4)
+    assert json.loads(said["int8"])["images"] == 200
+    assert said["precision"] == "int8"
+
+
+def test_it_is_smaller_and_the_classifier_keeps_its_precision(made):
+    graph = onnx.load_from_string(made.data).graph
+    kinds = {each.name: each.data_type for each in graph.initializer}
+    (shares,) = {kinds.get(node.input[1]) for node in graph.node if node.op_type == "Gemm"}
+    assert shares == onnx.TensorProto.FLOAT
+    assert made.in_float == "the classifier"
+    assert sum(kind == onnx.TensorProto.INT8 for kind in kinds.values()) >= 3 + 3 * 4
+
+
+def test_a_file_that_is_worse_is_not_written(made, tmp_path):
+    worse = replace(made, after=replace(made.after, nll=made.before.nll + 0.015))
+    with pytest.raises(
+        ExportError, match=r"raises the calibrated NLL on test images by 0\.0150 .* 0\.01 is allowed"
+    ):
+        worse.write(tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+    worse.write(tmp_path / "a.onnx", allow=0.02)
+    assert (tmp_path / "a.onnx").read_bytes() == made.data
+
+
+class Wide(nn.Module):
+    """A network whose first layer int8 ruins: one channel is ten thousand times as large, and not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False)
+        self.classifier = nn.Linear(8, CLASSES, bias=False)
+        self.first.weight.data[:, 0] = 0
+        self.register_buffer("scale", torch.tensor([1e4, 1, 1])[:, None, None])
+
+    def forward(self, x):
+        return 50 * self.classifier(self.second(self.first((x - 0.5) * self.scale)).mean((2, 3)))
+
+
+def test_layers_that_hurt_stay_in_float(samples):
+    torch.manual_seed(3)
+    hurt = student_of(Single(Wide()))
+    labelled = {
+        name: Split(each.images, hurt.predict(each.images).labels) for name, each in vars(samples).items()
+    }
+    made = quantise_student(hurt, Samples(**labelled))
+    assert made.in_float == "the classifier and the first layer"
+    assert made.after.acc == pytest.approx(made.before.acc, abs=0.05)
+
+
+class Nothing(nn.Module):
+    """A network without weights."""
+
+    def forward(self, x):
+        return x.flatten(1)[:, :CLASSES]
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "spoil", "said"),
+    [
+        (Single(Nothing()), {}, "there is nothing to make int8"),
+        (Single(nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))), {"train": 0}, "must be uint8"),
+    ],
+)
+def test_what_cannot_be_int8_is_one_sentence(ensemble, spoil, said, samples):
+    given = replace(samples, **{name: getattr(samples, name)[:count] for name, count in spoil.items()})
+    with pytest.raises(ExportError, match=said):
+        quantise_student(student_of(ensemble), given)
+
+
+def test_quantisation_is_silent(student, samples, capfd, caplog):
+    quantise_student(student, replace(samples, train=samples.train[:64]))
+    assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "slow"), [("avx2", True), ("avx2 avx512_vnni", False), ("avx_vnni", False)]
+)
+def test_a_processor_without_vnni_is_known(flags, slow, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert may_be_slow(tmp_path / "cpuinfo") is slow
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert not may_be_slow(tmp_path / "cpuinfo")
