@@ -12,6 +12,7 @@ import copy
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -197,9 +198,10 @@ def set_way(model: nn.Module, way: Way) -> None:
 
 def run_with(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A layer's own forward with another weight and bias."""
+    if is_plain(layer) and isinstance(layer, nn.Conv2d):
+        return layer._conv_forward(x, weight, bias)
     if is_plain(layer):
-        run = layer._conv_forward if isinstance(layer, nn.Conv2d) else F.linear
-        return run(x, weight, bias)
+        return F.linear(x, weight, bias)
     own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     out: Tensor = functional_call(layer, own, (x,))
     return out

@@ -19,9 +19,10 @@ from polyphony.runs.rows import Latency, to_csv
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 from polyphony.runs.store import Trained, write_whole
 from polyphony.serve.description import Description
-from polyphony.serve.export import ExportError, export_student
+from polyphony.serve.export import export_student
 from polyphony.serve.load import assemble, describe
 from polyphony.serve.student import Student
+from polyphony.serve.trace import ExportError
 
 BATCHES = (1, 64)
 THREADS = 1
