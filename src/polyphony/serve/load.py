@@ -132,7 +132,7 @@ def load_samples(folder: Path, data_root: Path | None = None) -> Samples:
     samples = None if data_root else read_samples(folder)
     if samples is not None:
         return samples
-    splits = open_study(folder, data_root, "cpu").splits
+    splits = open_study(folder, data_root, "cpu").data()
     return replace(Samples.of(splits), valid=splits.valid, test=splits.test)
 
 

@@ -49,7 +49,7 @@ def run_study(
             clear_the_way(jobs, board, redo)
         work.run(part(jobs, upto), lambda: write_provenance(study, prints))
         write_provenance(study, prints)
-        keep_samples(study.folder, study.splits, prints.images)
+        keep_samples(study.folder, study.data(), prints.images)
         rows = write_scores(study, jobs) if upto == Upto.EVALUATE else []
     return Outcome(len(work.ran), len(work.found), work.adopted, rows)
 
