@@ -282,6 +282,19 @@ def test_classes_in_another_order_are_refused(place, capsys):
     assert "classes in another order" in said
 
 
+def test_images_without_labels_are_written_and_all_but_one_method_take_them(place, capsys):
+    (place / "camera").mkdir()
+    Image.new("RGB", (20, 20), (60, 65, 70)).save(place / "camera" / "a.png")
+    init = ("init", "pictures", "0.pt", "1.pt", "--network", "draft_nets:make")
+    assert command(*init, "--unlabelled", "camera") == 0
+    assert "1 images without labels in camera" in capsys.readouterr().out
+    recipe = read_recipe(place / "own.toml")
+    assert recipe.data.unlabelled == str(place / "camera")
+    shares = {name: recipe.distillation(name).share for name in recipe.methods}
+    assert [name for name, share in shares.items() if share == 0] == ["ods-labelled"]
+    assert set(shares.values()) == {0.0, 0.5}
+
+
 def test_preprocessing_that_is_given_is_taken(place, capsys):
     own = ("--mean", "0.485,0.456,0.406", "--std", "0.2", "--order", "rgb", "--size", "10")
     init = ("init", "pictures", "0.pt#state_dict", "1.pt", "--network", "draft_nets:make")

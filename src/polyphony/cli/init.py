@@ -24,6 +24,9 @@ def init(
     ] = None,
     std: Annotated[str | None, Parameter(help="Standard deviation: 0.25, or 0.2,0.2,0.2.")] = None,
     order: Annotated[Literal["rgb", "bgr"] | None, Parameter(help="Order of the channels.")] = None,
+    unlabelled: Annotated[
+        Path | None, Parameter(help="Images without labels that also teach: a folder, or an .npz.")
+    ] = None,
 ) -> None:
     """Write a recipe that distils trained networks, after checking them on validation images.
 
@@ -46,7 +49,7 @@ def init(
     from polyphony.study.preprocessing import Given
 
     given = Given(size, numbers("--mean", mean), numbers("--std", std), order)
-    text = draft(images, weights, network, out, given, terminal.line)
+    text = draft(images, weights, network, out, given, terminal.line, unlabelled)
     write_whole(out, text.encode())
     terminal.line(f"Recipe: {out}. Next: polyphony show {out}")
 

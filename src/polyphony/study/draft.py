@@ -18,6 +18,7 @@ from polyphony._util.text import counted, duration, printable
 from polyphony.compute.devices import choose_device
 from polyphony.data import Splits
 from polyphony.data.images import SUFFIXES
+from polyphony.data.unlabelled import read_unlabelled
 from polyphony.execute import default_workers
 from polyphony.recipe import RecipeError, foreign_table
 from polyphony.recipe.points import toml
@@ -71,6 +72,10 @@ ods-12 = {{ perturb = "ods", step_size = "12/255" }}
 ods-wide = {{ perturb = "ods", step_size = "3/255", form = "batch_ensemble" }}
 """
 BORN = 5  # methods of the template
+LABELLED = """\
+# Without the images that have no labels, for comparison.
+ods-labelled = { perturb = "ods", step_size = "3/255", share = 0 }
+"""
 FRESH = """\
 # From fresh weights: may be better where the teachers have memorised their training images.
 kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = {n} }}
@@ -95,6 +100,7 @@ class Setting:
     channels: int | None
     flip: bool
     file: Path
+    unlabelled: Path | None = None
 
     @property
     def convolves(self) -> bool:
@@ -104,19 +110,28 @@ class Setting:
         return any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
 
 
-def draft(images: Path, weights: Sequence[Path], network: str, file: Path, given: Given, say: Say) -> str:
+def draft(
+    images: Path,
+    weights: Sequence[Path],
+    network: str,
+    file: Path,
+    given: Given,
+    say: Say,
+    unlabelled: Path | None = None,
+) -> str:
     """The recipe that distils these networks, which know the classes of these images, into one.
 
     `network` is "module:function", "module:Class", "timm:NAME" or "transformers:FOLDER"; `file` is where the
-    recipe will be, beside which modules are looked for. Every finding goes to `say`, a line each, and into
-    the recipe. RecipeError, WeightsError or DataError where the networks cannot be distilled.
+    recipe will be, beside which modules are looked for; `unlabelled` are images without labels. Every finding
+    goes to `say`, a line each, and into the recipe. RecipeError, WeightsError or DataError where the networks
+    cannot be distilled.
     """
     if len(weights) < 2:
         raise RecipeError(
             f"an ensemble has two networks or more, not {counted(len(weights), 'file')} of weights"
         )
     check_name(file)
-    for path in (images, *weights):
+    for path in (images, *weights, *([unlabelled] if unlabelled else [])):
         check_text(path)
     refuse_copies(weights)
     findings: list[str] = []
@@ -132,7 +147,10 @@ def draft(images: Path, weights: Sequence[Path], network: str, file: Path, given
     tell_images(networks.splits, tell)
     networks = networks.normalised(tell).checked(tell)
     flip = networks.know_mirrored(tell)
-    setting = Setting(networks, source, side, channels, flip, file)
+    if unlabelled:
+        count = len(read_unlabelled(unlabelled, tuple(networks.splits.train.images.shape[1:])))
+        tell(f"{count:,} images without labels in {unlabelled}: half of each batch.")
+    setting = Setting(networks, source, side, channels, flip, file, unlabelled)
     return affordable(setting, findings, tell)
 
 
@@ -157,7 +175,8 @@ def affordable(setting: Setting, findings: list[str], say: Say) -> str:
     except RecipeError as fault:  # which the user mends in the recipe
         say(f"The time to train students cannot be estimated: {fault}.")
         return written(setting, findings, fresh=False, seeds=1)
-    total = {(fresh, seeds): seeds * sum(seconds[: None if fresh else BORN]) for fresh, seeds in plans}
+    born = BORN + (setting.unlabelled is not None)
+    total = {(fresh, seeds): seeds * sum(seconds[: None if fresh else born]) for fresh, seeds in plans}
     plan = next((plan for plan in plans if total[plan] <= AFFORDABLE), plans[-1])
     say(f"Estimated time to train all students on this machine: {duration(total[plan])}.")
     return written(setting, findings, *plan)
@@ -179,7 +198,8 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
     fewest, most = EPOCHS
     epochs = min(most, max(fewest, round(STEPS * batch / shape[0])))
     told = networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
-    options = {"resolution": setting.side, "channels": setting.channels}
+    more = setting.unlabelled and toml(str(setting.unlabelled.absolute()))
+    options = {"resolution": setting.side, "channels": setting.channels, "unlabelled": more}
     text = TEMPLATE.format(
         members=len(networks.weights),
         findings="\n".join(f"# {printable(finding)}" for finding in findings),
@@ -195,6 +215,7 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
         batch=batch,
         rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
     )
+    text += LABELLED if setting.unlabelled else ""
     return text + (FRESH.format(n=LONGER * epochs) if fresh else "")
 
 

@@ -1,0 +1,189 @@
+"""Tables for people who act on an uncertainty: selective prediction, prediction sets, classes and groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+from polyphony.report.run import Run
+from polyphony.report.tables import PageTable, slug
+from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, UnlabelledKld
+from polyphony.runs.scores import TEACHERS
+
+MOST_GROUPS = 20  # rows of a table of classes or groups
+_DASH = "–"
+_BY = {"doubt": "confidence", "entropy": "entropy", "mutual_information": "mutual information"}
+
+
+def share(values: Iterable[float | None], digits: int = 1) -> str:
+    """The mean of the values that are there, in per cent."""
+    known = [value for value in values if value is not None]
+    return f"{100 * fmean(known):.{digits}f} %" if known else _DASH
+
+
+def number(values: Iterable[float | None], digits: int = 2) -> str:
+    """The mean of the values that are there."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.{digits}f}" if known else _DASH
+
+
+def selective_table(run: Run) -> list[PageTable]:
+    """Error rates at chosen coverages by confidence, and the uncertainty that validation images prefer."""
+    rows = [row for row in run.table(SelectiveScore) if row.calibration == "calibrated"]
+    body = []
+    for model in run.models if rows else ():
+        scored = run.scored(model)
+        best = best_uncertainty([row for row in rows if (row.model, row.split) == (model, "valid")])
+        cells = {
+            "Model": model,
+            "error ↓": share([1 - row.acc for row in scored]),
+            "error at 90 % ↓": share([row.error_90 for row in scored]),
+            "error at 80 % ↓": share([row.error_80 for row in scored]),
+            "coverage at 5 % errors ↑": share([row.coverage_5 for row in scored]),
+            "AURC ↓": number([row.aurc for row in scored], 4),
+            "excess AURC ↓": number([row.excess_aurc for row in scored], 4),
+            "AUROC of errors ↑": number([row.error_auroc for row in scored], 3),
+            "best order": _BY.get(best or "", _DASH),
+        }
+        body.append(cells)
+    caption = (
+        "Selective prediction on test images by calibrated confidence, means over seeds. Error at 80 %: the"
+        " error rate among the 80 % of images with the highest confidence. Excess AURC: AURC minus that of"
+        " the best possible order. Best order: the uncertainty with the lowest AURC on validation images."
+    )
+    return [PageTable.of("selective", caption, list(body[0]), [row.values() for row in body])] if body else []
+
+
+def best_uncertainty(rows: Iterable[SelectiveScore]) -> str | None:
+    """The uncertainty with the lowest AURC, mean over seeds; none without rows."""
+    areas: dict[str, list[float]] = {}
+    for row in rows:
+        areas.setdefault(row.score, []).append(row.aurc)
+    return min(areas, key=lambda score: fmean(areas[score]), default=None)
+
+
+def set_tables(run: Run) -> list[PageTable]:
+    """Coverage and size of prediction sets: of all images, then by class."""
+    rows = run.table(SetScore)
+    if not rows:
+        return []
+    wanted = sorted({row.wanted for row in rows})
+    return [
+        _sets(run, rows, wanted),
+        *(table for each in wanted for table in _sets_by_class(run, rows, each)),
+    ]
+
+
+def _sets(run: Run, rows: Sequence[SetScore], wanted: Sequence[float]) -> PageTable:
+    body = []
+    for model in run.models:
+        for score in dict.fromkeys(row.score for row in rows):
+            mine = [row for row in rows if (row.model, row.score, row.label) == (model, score, None)]
+            cells = {"Model": model, "sets": score.upper()}
+            for each in wanted:
+                at = [row for row in mine if row.wanted == each]
+                cells[f"coverage at {each:.0%}"] = share([row.coverage for row in at])
+                cells[f"size at {each:.0%} ↓"] = number([row.size for row in at])
+                cells[f"empty at {each:.0%}"] = share([row.empty for row in at])
+            body.append(cells)
+    caption = (
+        "Prediction sets on test images, means over seeds. A set holds the true class with at least the"
+        f" wanted probability on average over images (marginal). {rows[0].calibrated:,} validation images"
+        f" gave the thresholds, {rows[0].fitted:,} others fitted the temperature. Size: mean number of"
+        " classes; at the same coverage smaller is better. LAC: all classes above one probability. APS:"
+        " adapts to the image, never empty."
+    )
+    return PageTable.of("sets", caption, list(body[0]), [row.values() for row in body])
+
+
+def _sets_by_class(run: Run, rows: Sequence[SetScore], wanted: float) -> list[PageTable]:
+    mine = [row for row in rows if (row.score, row.wanted) == ("lac", wanted) and row.label is not None]
+    by_label: dict[str, list[SetScore]] = {}
+    for row in mine:
+        by_label.setdefault(str(row.label), []).append(row)
+    labels, words = lowest(by_label, lambda row: row.coverage)
+    cells: dict[str, Callable[[list[SetScore]], str]] = {
+        "coverage": lambda found: share(row.coverage for row in found),
+        "size": lambda found: number(row.size for row in found),
+    }
+    tables = []
+    for what, text in cells.items():
+        body = [
+            [label, *(text([row for row in by_label[label] if row.model == model]) for model in run.models)]
+            for label in labels
+        ]
+        caption = f"LAC sets at {wanted:.0%} by class: {what}, means over seeds.{words}"
+        name = f"sets-{round(100 * wanted)}-{what}"
+        tables.append(PageTable.of(name, caption, ["Class", *run.models], body))
+    return tables
+
+
+def lowest(
+    groups: dict[str, list[SetScore]] | dict[str, list[GroupedScore]], read: Callable[..., float]
+) -> tuple[list[str], str]:
+    """The groups that a table shows, in their order, and a sentence where these are not all."""
+    ranked = sorted(groups, key=lambda group: fmean(map(read, groups[group])))[:MOST_GROUPS]
+    words = f" Only the {MOST_GROUPS} lowest of {len(groups)} are shown." if len(groups) > MOST_GROUPS else ""
+    return [group for group in groups if group in ranked], words
+
+
+def group_tables(run: Run, student: str) -> list[PageTable]:
+    """One method's students on each class, and on each group that the user named."""
+    rows = run.table(GroupedScore)
+    return [
+        _groups(student, by, rows) for by in dict.fromkeys(row.by for row in rows if row.model == student)
+    ]
+
+
+def _groups(student: str, by: str, rows: Sequence[GroupedScore]) -> PageTable:
+    groups: dict[str, list[GroupedScore]] = {}
+    teachers = {row.group: row.acc for row in rows if (row.model, row.by) == (TEACHERS, by)}
+    for row in rows:
+        if (row.model, row.by) == (student, by):
+            groups.setdefault(row.group, []).append(row)
+    shown, words = lowest(groups, lambda row: row.acc)
+    body = [
+        [
+            group,
+            f"{groups[group][0].n:,}",
+            share(row.acc for row in groups[group]),
+            share([teachers.get(group)]),
+            number((row.ece for row in groups[group]), 3),
+            share(row.confidence for row in groups[group]),
+            _confusion(groups[group]),
+        ]
+        for group in shown
+    ]
+    caption = (
+        f"{student} on test images by {by}, calibrated, means over seeds, beside the teachers’ accuracy."
+        f" Confusion: the most frequent error and its count.{words}"
+    )
+    header = [by, "images", "accuracy ↑", "teachers’ ↑", "ECE ↓", "confidence", "confusion"]
+    return PageTable.of(f"groups-{slug(by)}", caption, header, body)
+
+
+def _confusion(rows: Sequence[GroupedScore]) -> str:
+    """ "shirt → coat (31)": the error that most seeds make most often."""
+    pairs = Counter((row.label, row.answer) for row in rows if row.label is not None)
+    if not pairs:
+        return _DASH
+    label, answer = pairs.most_common(1)[0][0]
+    times = fmean(row.times for row in rows if (row.label, row.answer) == (label, answer))
+    return f"{label} → {answer} ({times:.0f})"
+
+
+def unlabelled_table(run: Run) -> list[PageTable]:
+    """How much of their disagreement the teachers show on images without labels."""
+    body = [
+        [f"{row.n:,} images", f"{row.kld:.3f}", f"{row.valid_kld:.3f}", f"{row.kld / row.valid_kld:.0%}"]
+        for row in run.table(UnlabelledKld)
+        if row.valid_kld
+    ]
+    caption = (
+        "Images without labels: the teachers’ mean-KLD on them as a share of that on validation images. A low"
+        " share: they reveal little disagreement, as training images do. Above 100 %: they differ from the"
+        " validation images."
+    )
+    header = ["Without labels", "mean-KLD", "mean-KLD, validation", "share"]
+    return [PageTable.of("unlabelled", caption, header, body)] if body else []
