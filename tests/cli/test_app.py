@@ -51,6 +51,8 @@ def test_show_as_json_is_one_object(say, tiny_digits):
     shown = json.loads(say("show", "digits", "--device", "cpu", "--json", *settings).out)
     assert shown["recipe"] == read_recipe("digits", tiny_digits).model_dump(mode="json", exclude_none=True)
     assert shown["parameters"].keys() == {"teachers", *shown["recipe"]["methods"]}
+    assert [each["name"] for each in shown["answers"]][:2] == ["one teacher", "teachers"]
+    assert all(each["multiply_adds"] > 0 and each["milliseconds"] > 0 for each in shown["answers"])
     assert {cost["name"] for cost in shown["costs"]} == {"teacher", *shown["recipe"]["methods"]}
     assert all(cost["seconds"] > 0 for cost in shown["costs"])
 

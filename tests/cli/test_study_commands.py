@@ -152,7 +152,7 @@ def test_show_prints_the_recipe_the_parameters_and_the_cost_and_writes_nothing(s
     assert recipe["student"]["step_size"] == pytest.approx(24 / 255)
     # ResNet-8 of width 2: stem 18, blocks 36·2 + 72+144 + 288+576, norms 2·(2 + 2·2 + 2·4 + 2·8), head 90
     assert f"{2 * (18 + 72 + 216 + 864 + 60 + 90):,}" in shown.out
-    for name in ("teacher", "scratch", "kd", "kd-ods"):
+    for name in ("one teacher", "multiply-", "weights", "teacher", "scratch", "kd", "kd-ods"):
         assert name in shown.out
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 

@@ -74,6 +74,7 @@ def test_a_report_is_a_page_and_every_figure_and_table_as_files(reported: Path):
     names = {path.name for path in (reported / "figures").iterdir()}
     charts = {
         "diversity-teachers", "diversity-students", "diversity-external", "members", "dee", "price", "costs",
+        "risk-coverage",
         "reliability", "entropy-svhn", "corrupted-digits-c", "jacobians", "snr", "learning", "shown",
     }  # fmt: skip
     tables = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -12,6 +13,7 @@ import pytest
 
 from polyphony.report.figures.trust import COVERAGES, risk_coverage
 from polyphony.report.run import Run
+from polyphony.report.score_tables import unknown_tables
 from polyphony.report.tables import PageTable
 from polyphony.report.trust_tables import (
     MOST_GROUPS,
@@ -21,7 +23,16 @@ from polyphony.report.trust_tables import (
     set_tables,
     unlabelled_table,
 )
-from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, UnlabelledKld
+from polyphony.report.verdict import chosen, verdict
+from polyphony.runs.rows import (
+    GroupedScore,
+    Score,
+    SelectiveScore,
+    SetScore,
+    Temperature,
+    UnknownScore,
+    UnlabelledKld,
+)
 from polyphony.study.groups import add_groups
 from polyphony.study.saved import write_table
 from polyphony.study.trust import write_trust
@@ -60,7 +71,7 @@ def test_selective_prediction_is_that_of_scores_csv(run):
         assert row["error ↓"] == f"{100 * fmean(1 - each.acc for each in run.scored(model)):.1f} %"
         areas = {
             score: fmean(r.aurc for r in rows if (r.model, r.score) == (model, score))
-            for score in {r.score for r in rows}
+            for score in {r.score for r in rows if r.model == model}
         }
         best = {"doubt": "confidence", "entropy": "entropy", "mutual_information": "mutual information"}
         assert row["best order"] == best[min(areas, key=areas.get)]
@@ -93,8 +104,8 @@ def test_sets_of_all_images_and_of_every_class(run):
 
 
 def test_classes_and_groups_of_one_student(run):
-    by_class, by_camera = group_tables(run, "kd")
-    rows = [row for row in run.table(GroupedScore) if row.model == "kd"]
+    by_class, by_camera = group_tables(run)
+    rows = [row for row in run.table(GroupedScore) if row.model == chosen(run)]
     assert [row["class"] for row in cells(by_class)] == list(CLASSES)
     assert {row["camera"]: row["images"] for row in cells(by_camera)} == {"old": "40", "new": "80"}
     for row in cells(by_class):
@@ -142,4 +153,30 @@ def test_the_curve_is_the_mean_over_seeds(run):
 
 def test_a_run_of_before_has_none_of_the_tables(small_run):
     run = Run.open(small_run)
-    assert [*selective_table(run), *set_tables(run), *group_tables(run, "kd"), *unlabelled_table(run)] == []
+    assert [*selective_table(run), *set_tables(run), *group_tables(run), *unlabelled_table(run)] == []
+
+
+def test_the_verdict_compares_errors_at_80_percent_coverage_with_the_best_teacher(run):
+    assert "At 80 %" not in verdict(run).sentence
+    errors = {"best teacher": 0.1, chosen(run): 0.086}
+    rows = [replace(row, error_80=errors.get(row.model, 0.5)) for row in run.scores]
+    if not run.scored("best teacher"):
+        alike = [row for row in rows if row.model == chosen(run) and row.seed == 0]
+        rows += [replace(row, model="best teacher", seed=1, error_80=0.1) for row in alike]
+    write_table(run.folder, Score, rows)
+    said = verdict(Run.open(run.folder)).sentence.replace("\N{NO-BREAK SPACE}", " ")
+    assert said.endswith("At 80 % coverage it makes 14 % fewer errors than your best single network.")
+
+
+def test_the_best_score_of_unknown_images_is_bold(run):
+    scores = {"entropy": 0, "energy": 1}
+    rows = [
+        UnknownScore("kd", s, "svhn", name, 0.9, 0.8, 0.1, 0.2, 1.0, best)
+        for s in (0, 1)
+        for name, best in scores.items()
+    ]
+    write_table(run.folder, UnknownScore, rows)
+    (table,) = unknown_tables(Run.open(run.folder))
+    (row,) = table.rows
+    bold = [name for name, cell in zip(table.header, row, strict=True) if cell.best]
+    assert bold == ["AUROC, energy ↑"]

@@ -15,7 +15,8 @@ from torch import nn
 from polyphony.compute.seeds import generator
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Ensemble, Single
-from polyphony.nn import resnet
+from polyphony.nn import ConversionError, add_members, resnet
+from polyphony.nn.counting import FEW, Count, Counting
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.study import Study, costs, sketched
 from polyphony.study.cost import (
@@ -25,10 +26,11 @@ from polyphony.study.cost import (
     blank,
     estimates,
     fitted_speed,
+    learn,
     measured_speed,
+    prices,
     step,
 )
-from polyphony.study.counting import FEW, Count, Counting
 from polyphony.study.sketch import sketched_on
 from polyphony.training.fit import fit
 
@@ -76,6 +78,62 @@ def test_the_papers_largest_recipe_is_counted_within_seconds():
     start = time.process_time()
     costs(study, sketched(study))
     assert time.process_time() - start < 30  # 3 on a machine that does nothing else; by doing a step, minutes
+
+
+BRANCHED = """
+members = 3
+seeds = [0]
+[data]
+name = "digits"
+[teachers]
+network = { kind = "resnet", depth = 8, width = 2 }
+epochs = 1
+batch = 8
+learning_rate = 0.1
+[student]
+epochs = 1
+batch = 8
+learning_rate = 0.1
+[methods]
+everywhere = { perturb = "ods" }
+branch = { perturb = "ods", form = { kind = "batch_ensemble", branch = "stages.1" } }
+hydra = { perturb = "ods", form = "hydra" }
+merged = { perturb = "ods", form = "latent_be" }
+"""
+
+
+@pytest.fixture
+def branched(tmp_path) -> Study:
+    (tmp_path / "branched.toml").write_text(BRANCHED)
+    return Study(read_recipe(str(tmp_path / "branched.toml")), tmp_path / "run")
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_an_answer_takes_the_multiply_adds_of_its_layers_and_a_shared_front_once(branched, device):
+    found = {answer.name: answer for answer in prices(branched, sketched_on(device, branched))}
+    assert list(found) == ["one teacher", "teachers", "everywhere", "branch", "hydra", "merged"]
+    network = resnet(8, 10, 1, 2)
+    *trunk, classifier = macs_of_layers(network, branched.splits.train.images[:1].float())
+    one, front = sum(trunk) + classifier, sum(trunk[:3])  # the stem, and the two layers of the first stage
+    assert {name: answer.multiply_adds for name, answer in found.items()} == {
+        "one teacher": one,
+        "teachers": 3 * one,
+        "everywhere": 3 * one,
+        "branch": front + 3 * (one - front),
+        "hydra": one + 2 * classifier,
+        "merged": one,
+    }
+    size = sum(value.nbytes for value in network.state_dict().values())
+    assert (found["one teacher"].weights, found["teachers"].weights) == (size, 3 * size)
+    assert found["merged"].weights == size
+    assert all(answer.milliseconds > 0 for answer in found.values())
+    assert found["branch"].milliseconds < found["everywhere"].milliseconds
+
+
+def test_what_cannot_be_added_is_noticed_without_numbers():
+    """A branch inside a block is refused on the meta device, too, where nothing is written."""
+    with torch.device("meta"), Counting(), pytest.raises(ConversionError, match="is used after it, too"):
+        add_members(resnet(8, 10), 2, branch="stages.1.0.conv1")
 
 
 # Time
@@ -180,7 +238,7 @@ class Noting(Ensemble):
 def test_a_step_is_measured_at_the_recipes_precision(tmp_path, precision, dtype):
     study = Study(read_recipe("digits", [f"precision='{precision}'"]), tmp_path)
     Noting.seen.clear()
-    measured_speed(study, Noting(), COUNT)
+    measured_speed(study, Noting(), COUNT, learn)
     assert set(Noting.seen) == {dtype}
     assert not torch.is_autocast_enabled("cpu")
 

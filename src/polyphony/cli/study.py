@@ -95,13 +95,13 @@ def show(
     code: Annotated[bool, Parameter(help="Import the Python code that the recipe names.")] = True,
     as_json: Annotated[bool, flag("Print recipe, parameter counts and costs as JSON.", "--json")] = False,
 ) -> None:
-    """Print a recipe with all its settings, its parameter counts and its cost on this machine.
+    """Print a recipe with all its settings, what one answer of each model costs, and what its trainings cost.
 
     With --no-code, no code of the recipe runs: it is safe to look at a recipe from somebody else.
     """
     from polyphony.execute import default_workers
     from polyphony.recipe import read_recipe
-    from polyphony.study import costs, sketched
+    from polyphony.study import answers, costs, sketched
 
     if not code:
         read = read_recipe(recipe, overrides, code=False)
@@ -111,17 +111,27 @@ def show(
         study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
         study = outlined_if_absent(study)
         sketch = sketched(study)
+<<<<<<< ours
         found, at_once = costs(study, sketch), default_workers(study.device, study.threads())
+=======
+        found, at_once = costs(study, sketch), default_workers(study.device, study.threads)
+        answered = answers(study, sketch)
+>>>>>>> theirs
     counts, shares = sketch.parameter_counts, sketch.member_shares
     if as_json:
         trainings = [asdict(cost) for cost in found]
         terminal.show_json(
-            study.recipe, parameters=counts, with_members=shares, costs=trainings, at_once=at_once
+            study.recipe,
+            parameters=counts,
+            with_members=shares,
+            answers=[asdict(answer) for answer in answered],
+            costs=trainings,
+            at_once=at_once,
         )
     else:
         terminal.show_recipe(study.recipe)
         terminal.line(plan_words(study))
-        terminal.show_parameters(counts, shares)
+        terminal.show_answers(answered, shares)
         terminal.show_costs(found, at_once)
 
 

@@ -19,8 +19,13 @@ from polyphony._util.text import sentence as one_sentence
 
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
+<<<<<<< ours
     from polyphony.report.run import Run
     from polyphony.study import Cost, Outcome, Study
+=======
+    from polyphony.runs.rows import Score
+    from polyphony.study import Answer, Cost, Outcome, Study
+>>>>>>> theirs
     from polyphony.sweep import SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
@@ -83,12 +88,17 @@ def show_json(recipe: Recipe, **more: object) -> None:
     plain(json.dumps({"recipe": table, **more}, indent=1))
 
 
-def show_parameters(counts: dict[str, int], shares: dict[str, float]) -> None:
-    """How many parameters teachers and students have, and which share of the weights has rank-one members."""
-    table = Table("model", "parameters", "with members", title="Parameters")
-    for model, parameters in counts.items():
-        table.add_row(model, f"{parameters:,}", f"{shares[model]:.1%}" if model in shares else "–")
+def show_answers(answers: Sequence[Answer], shares: dict[str, float]) -> None:
+    """What one image costs, and which share of the weights has rank-one members."""
+    heads = ("model", "parameters", "with\nmembers", "multiply-\nadds", "weights", "time\nhere")
+    table = Table(*heads, title="One answer")
+    for each in answers:
+        share = f"{shares[each.name]:.1%}" if each.name in shares else "–"
+        size = f"{each.weights / 1e6:,.3g} MB"
+        adds, time = f"{each.multiply_adds / 1e6:,.3g} M", f"{each.milliseconds:.2g} ms"
+        table.add_row(each.name, f"{each.parameters:,}", share, adds, size, time)
     console.print(table)
+    line("Times are estimates for one image in PyTorch, judging by a few measured passes.")
 
 
 def show_costs(costs: Sequence[Cost], at_once: int) -> None:

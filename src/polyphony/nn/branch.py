@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from polyphony._util.text import suggestion
 from polyphony.nn.conversion import ConversionError
+from polyphony.nn.counting import Counting
 from polyphony.nn.probe import Size, on_random_images
 from polyphony.nn.running import Front
 
@@ -68,9 +67,9 @@ def boundaries(network: nn.Module, x: Tensor, share: float) -> list[tuple[float,
 
     Of modules that begin with the same operation, one inside the other, there is only the outermost.
     """
-    with Flops() as counter:
-        calls = called(network, x, lambda: counter.total)
-    total = max(1, counter.total)
+    with Counting() as counting:
+        calls = called(network, x, lambda: counting.flops)
+    total = max(1, counting.flops)
     times = Counter(call.name for call in calls)
     begin = {call.name: call.flops for call in calls if times[call.name] == 1 and call.flops}
     outermost = [
@@ -80,28 +79,6 @@ def boundaries(network: nn.Module, x: Tensor, share: float) -> list[tuple[float,
     ]
     apart = {name: abs(begin[name] / total - share) for name in outermost}
     return [(apart[name], front_of(calls, name)) for name in sorted(apart, key=apart.__getitem__)]
-
-
-class Flops(TorchDispatchMode):
-    """Counts operations of products and convolutions by PyTorch's formulas.
-
-    PyTorch's own FlopCounterMode imports its compiler, which takes seconds; so does any mode that skips it.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count it."""
-        out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        self.total += formula(*args, **(kwargs or {}), out_val=out) if formula else 0
-        return out
 
 
 def called(network: nn.Module, x: Tensor, flops: Callable[[], int] = lambda: 0) -> list[Call]:

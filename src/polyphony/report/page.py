@@ -25,6 +25,7 @@ from polyphony.report.figures.price import other_costs, quality_for_price
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import learning_curves
+from polyphony.report.figures.trust import risk_coverage
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
 from polyphony.report.run import Run
@@ -37,6 +38,7 @@ from polyphony.report.score_tables import (
 )
 from polyphony.report.style import INKS
 from polyphony.report.tables import PageTable
+from polyphony.report.trust_tables import group_tables, selective_table, set_tables, unlabelled_table
 from polyphony.report.verdict import verdict
 
 Piece = Chart | PageTable | Absent
@@ -97,12 +99,18 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
         ),
     ),
     (
+        "When to trust it",
+        "trust",
+        (risk_coverage, selective_table, set_tables, group_tables),
+    ),
+    (
         "Members and diversity",
         "diversity",
         (
             members_table,
             teacher_diversity,
             shown_by_temperature,
+            unlabelled_table,
             student_diversity,
             external_diversity,
             member_predictions,

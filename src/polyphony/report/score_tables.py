@@ -35,6 +35,8 @@ _UNKNOWN = {
     ("entropy", "auroc"): "AUROC, entropy ↑",
     ("mutual_information", "auroc"): "AUROC, mutual inf. ↑",
     ("doubt", "auroc"): "AUROC, confidence ↑",
+    ("energy", "auroc"): "AUROC, energy ↑",
+    ("max_logit", "auroc"): "AUROC, max logit ↑",
     ("entropy", "aupr"): "AUPR, entropy ↑",
     ("entropy", "fpr95"): "FPR95, entropy ↓",
 }
@@ -185,20 +187,24 @@ def unknown_tables(run: Run) -> list[PageTable]:
 
 def _unknown(run: Run, name: str) -> PageTable:
     rows = [row for row in run.table(UnknownScore) if row.unknown == name]
-    body = []
+    body: list[list[Cell | str]] = []
     for model in run.models:
         if mine := [row for row in rows if row.model == model]:
             body.append([model, *(_told_apart(mine, by, column) for by, column in _UNKNOWN)])
     caption = (
-        f"Telling {name} (unknown: the positive class) from test images by an uncertainty: the entropy of the"
-        " mean, the members' mutual information, or low confidence; mean ± s.d. over seeds."
+        f"Telling {name} (unknown: the positive class) from test images: by the entropy or the confidence of"
+        " the mean prediction, the members’ mutual information, or the energy or the maximum of their mean"
+        " logits; mean ± s.d. over seeds. Bold: the best score of a model on validation images and a fifth"
+        " of the unknown ones, in most seeds."
     )
     return PageTable.of(f"unknown-{slug(name)}", caption, ["Model", *_UNKNOWN.values()], body)
 
 
-def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> str:
+def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> Cell:
     values = [getattr(row, column) for row in rows if row.score == by]
-    return mean_text(column, metrics.mean_sd(values)) if values else _DASH
+    best = Counter(row.score for row in rows if row.best).most_common(1)
+    text = mean_text(column, metrics.mean_sd(values)) if values else _DASH
+    return Cell(text, best=column == "auroc" and [by] == [score for score, _ in best])
 
 
 def corrupted_tables(run: Run) -> list[PageTable]:

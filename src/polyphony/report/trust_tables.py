@@ -8,6 +8,7 @@ from statistics import fmean
 
 from polyphony.report.run import Run
 from polyphony.report.tables import PageTable, slug
+from polyphony.report.verdict import chosen
 from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, UnlabelledKld
 from polyphony.runs.scores import TEACHERS
 
@@ -128,9 +129,9 @@ def lowest(
     return [group for group in groups if group in ranked], words
 
 
-def group_tables(run: Run, student: str) -> list[PageTable]:
-    """One method's students on each class, and on each group that the user named."""
-    rows = run.table(GroupedScore)
+def group_tables(run: Run) -> list[PageTable]:
+    """The student chosen on validation images on each class, and on each group that the user named."""
+    rows, student = run.table(GroupedScore), chosen(run)
     return [
         _groups(student, by, rows) for by in dict.fromkeys(row.by for row in rows if row.model == student)
     ]

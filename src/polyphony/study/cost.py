@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,15 @@ from polyphony._util.files import memory
 from polyphony.data import batch_count, labelled_rows
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
+from polyphony.nn.counting import FEW, Count, Counting
 from polyphony.recipe import RecipeError, Schedule
-from polyphony.study.counting import FEW, Count
-from polyphony.study.sketch import Sketch, sketched, sketched_on
+from polyphony.runs.scores import TEACHERS
+from polyphony.study.sketch import Sketch, parameters, sketched, sketched_on
 from polyphony.study.study import Study, built_once
 from polyphony.training.fit import Loss
 from polyphony.training.predict import BATCH
+
+Estimate = TypeVar("Estimate")
 
 MOST_FLOPS = 4e9  # of a measured step, if it is not one of a few images
 REPEATS, ENOUGH = 3, 0.3  # how often a step is measured, unless it has taken so many seconds
@@ -57,35 +61,76 @@ class Speed:
         return batch_count(images, batch) * count.calls * self.call + images * count.flops * self.flop
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One image's: multiply-adds, the bytes of the weights, and milliseconds on this machine (PyTorch)."""
+
+    name: str
+    parameters: int
+    multiply_adds: float
+    weights: int
+    milliseconds: float
+
+
 class TooLargeError(RecipeError):
     """A step takes more memory than this machine has."""
 
 
 def costs(study: Study, sketch: Sketch | None = None) -> list[Cost]:
     """What one teacher, unless they are given, and one student of each method takes."""
-    sketch = sketch or sketched(study)
+    return with_numbers_if_needed(estimates, study, sketch or sketched(study))
+
+
+def answers(study: Study, sketch: Sketch) -> list[Answer]:
+    """What one image takes: of one teacher, of all together, of each method's student."""
+    return with_numbers_if_needed(prices, study, sketch)
+
+
+def with_numbers_if_needed(
+    estimate: Callable[[Study, Sketch], list[Estimate]], study: Study, sketch: Sketch
+) -> list[Estimate]:
+    """An estimate by models without numbers, or with them for a network of one's own that needs them."""
     try:
-        return estimates(study, sketch)
+        return estimate(study, sketch)
     except RecipeError:
         raise
-    except Exception:  # a network of one's own may not do without numbers
-        return estimates(study, sketched_on("cpu", study))
+    except Exception:  # whatever a stranger's code trips over
+        return estimate(study, sketched_on("cpu", study))
+
+
+def prices(study: Study, sketch: Sketch) -> list[Answer]:
+    """The answers, counted on the device of the models and timed on the study's."""
+    counting, x = sketch.counting, blank(study, FEW, sketch.device)
+    looking = partial(look_twice, counting, x=x)
+    speed = measured_speed(study, sketch.plain, looking(sketch.plain), look)
+
+    def answer(name: str, models: Sequence[Ensemble]) -> Answer:
+        counts = [looking(model) for model in models]
+        calls, flops = sum(count.calls for count in counts), sum(count.flops for count in counts)
+        weights = [value for model in models for value in model.state_dict().values()]
+        return Answer(
+            name,
+            sum(map(parameters, models)),
+            flops / 2,
+            sum(value.nbytes for value in weights),
+            1000 * speed.seconds(Count(calls, flops), images=1, batch=1),
+        )
+
+    teachers = [Single(network) for network in sketch.networks.values()]
+    students = [answer(name, [student]) for name, student in sketch.trained.items()]
+    return [answer("one teacher", teachers[:1]), answer(TEACHERS, teachers), *students]
 
 
 def estimates(study: Study, sketch: Sketch) -> list[Cost]:
     """The costs, counted on the device of the models and timed on the study's."""
     counting, x = sketch.counting, blank(study, FEW, sketch.device)
-    plain = Single(sketch.build(lambda: sketch.study.network(study.recipe.student_network)))
+    plain = sketch.plain
     weights = 3 * sum(weight.nbytes for weight in plain.parameters())
     with counting:
         an_image = (kept(plain, blank(study, 2 * FEW, sketch.device)) - kept(plain, x)) // FEW
     check_memory(study, weights + FEW * an_image)
-    speed = measured_speed(study, plain, counting.of(partial(step, plain, CrossEntropy(), x)))
-
-    @cache  # several methods may have the same student
-    def looking(model: Ensemble) -> Count:
-        counting.of(partial(look, model, x))  # the first images of a size are tried: no part of a step
-        return counting.of(partial(look, model, x))
+    speed = measured_speed(study, plain, counting.of(partial(learn, plain, x)), learn)
+    looking = cache(partial(look_twice, counting, x=x))  # several methods may have the same student
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
         looked, stepping = looking(model), counting.of(partial(step, model, loss, x))
@@ -129,6 +174,11 @@ def untaught_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ense
     return study.recipe.form(name).loss(teachers, method, perturb, max(1, study.student_steps(name)))
 
 
+def learn(model: Ensemble, x: Tensor) -> Tensor:
+    """A step on the labels."""
+    return step(model, CrossEntropy(), x)
+
+
 def step(model: Ensemble, loss: Loss, x: Tensor) -> Tensor:
     """A loss and its gradients."""
     y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
@@ -147,7 +197,7 @@ def kept(model: Ensemble, x: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        step(model, CrossEntropy(), x)
+        learn(model, x)
     return sum(sizes)
 
 
@@ -160,10 +210,16 @@ def check_memory(study: Study, size: int) -> None:
         )
 
 
-def look(model: Ensemble, x: Tensor) -> None:
-    """What all members predict."""
+def look(model: Ensemble, x: Tensor) -> Tensor:
+    """What all members predict, as one number."""
     with torch.no_grad(), evaluating(model):
-        model(x.expand(model.members, *x.shape))
+        return model(x.expand(model.members, *x.shape)).sum()
+
+
+def look_twice(counting: Counting, model: Ensemble, x: Tensor) -> Count:
+    """What a look takes after the first, in which images of a new size are tried."""
+    counting.of(partial(look, model, x))
+    return counting.of(partial(look, model, x))
 
 
 def blank(study: Study, images: int, device: str) -> Tensor:
@@ -172,8 +228,10 @@ def blank(study: Study, images: int, device: str) -> Tensor:
     return torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last)
 
 
-def measured_speed(study: Study, plain: Ensemble, count: Count) -> Speed:
-    """How fast a network trains here, in one thread where there are threads, which share arithmetic alone."""
+def measured_speed(
+    study: Study, plain: Ensemble, count: Count, use: Callable[[Ensemble, Tensor], Tensor]
+) -> Speed:
+    """How fast a network is used here: in one thread where there are several, which share arithmetic alone."""
     model = all_zeros(plain, study.device)
     precision, on_cpu = getattr(torch, study.recipe.precision, torch.float32), study.device == "cpu"
 
@@ -181,7 +239,7 @@ def measured_speed(study: Study, plain: Ensemble, count: Count) -> Speed:
         x, clock = blank(study, images, study.device), time.process_time if on_cpu else time.perf_counter
         start = clock()
         with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
-            step(model, CrossEntropy(), x).item()  # waits for the device
+            use(model, x).item()  # waits for the device
         return clock() - start
 
     threads = torch.get_num_threads()

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from polyphony.ensembles import Ensemble
+from polyphony.ensembles import Ensemble, Single
 from polyphony.nn import member_share
+from polyphony.nn.counting import Counting
 from polyphony.runs.scores import TEACHERS
-from polyphony.study.counting import Counting
 from polyphony.study.study import Study, built_once
 
 Built = TypeVar("Built")
@@ -45,12 +45,21 @@ class Sketch:
         return self.build(self.study.blank_students)
 
     @cached_property
+    def trained(self) -> dict[str, Ensemble]:
+        """The student of each method as it predicts."""
+        form, students = self.study.recipe.form, self.students.items()
+        return self.build(lambda: {name: form(name).trained(student) for name, student in students})
+
+    @cached_property
+    def plain(self) -> Ensemble:
+        """The students' network without members."""
+        return Single(self.build(lambda: self.study.network(self.study.recipe.student_network)))
+
+    @cached_property
     def parameter_counts(self) -> dict[str, int]:
         """Parameters of the teachers together, and of each method's student as it predicts."""
-        form, students = self.study.recipe.form, self.students.items()
-        trained = self.build(lambda: {name: form(name).trained(student) for name, student in students})
         teachers = sum(map(parameters, self.networks.values()))
-        return {TEACHERS: teachers} | {name: parameters(student) for name, student in trained.items()}
+        return {TEACHERS: teachers} | {name: parameters(student) for name, student in self.trained.items()}
 
     @cached_property
     def member_shares(self) -> dict[str, float]:

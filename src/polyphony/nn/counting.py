@@ -33,17 +33,21 @@ class Shape(NamedTuple):
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations, and the arithmetic of matrix products and convolutions, backward passes included.
+    """Counts operations, and the arithmetic of products and convolutions by PyTorch's formulas.
 
-    On the meta device, an operation that was seen with the same shapes is not run again, which is slow there:
-    its outputs are their shapes, and nothing is written.
-    (PyTorch's FlopCounterMode has hooks that fail inside torch.autograd.grad.)
+    On the meta device an operation on shapes that it has seen is not run again, which would be slow: its
+    outputs are made of their shapes. PyTorch's FlopCounterMode runs all of them, and its hooks fail inside
+    torch.autograd.grad.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.flops = 0, 0
         self.seen: dict[Any, tuple[int, Any]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip PyTorch's compiler would import it, which takes seconds
 
     def of(self, run: Callable[[], object]) -> Count:
         """What something that is done with a few images takes."""
@@ -53,21 +57,23 @@ class Counting(TorchDispatchMode):
         return Count(self.calls, self.flops / FEW)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, or say what it would give, and count it."""
+        """Run an operation, or make what it would give, and count it."""
         kwargs = kwargs or {}
         self.calls += 1
-        if aliases(func):
-            return args[0] if fills(func) and args[0].is_meta else func(*args, **kwargs)
+        fills = aliases(func) and writes(func) and args[0].is_meta
+        if aliases(func) and not fills:
+            return func(*args, **kwargs)
         key = (func, shapes(args), shapes(kwargs))
         if key in self.seen:
             flops, kept = self.seen[key]
-            out = blanks(kept)
-        else:
-            out = func(*args, **kwargs)
-            formula = flop_registry.get(func._overloadpacket)
-            flops = formula(*args, **kwargs, out_val=out) if formula else 0
-            if is_blank(out):
-                self.seen[key] = flops, shapes(out)
+            self.flops += flops
+            return args[0] if fills else blanks(kept)
+        draws = fills and not any(isinstance(value, Tensor) for value in args[1:])
+        out = args[0] if draws else func(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        flops = formula(*args, **kwargs, out_val=out) if formula else 0
+        if is_blank(out):
+            self.seen[key] = flops, shapes(out)
         self.flops += flops
         return out
 
@@ -79,7 +85,7 @@ def aliases(func: Any) -> bool:
 
 
 @cache
-def fills(func: Any) -> bool:
+def writes(func: Any) -> bool:
     """Whether an operation writes numbers into its first argument, and leaves its shape."""
     return func._schema.name.endswith("_") and torch.Tag.inplace_view not in func.tags
 
