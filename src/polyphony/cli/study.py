@@ -111,12 +111,8 @@ def show(
         study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
         study = outlined_if_absent(study)
         sketch = sketched(study)
-<<<<<<< ours
         found, at_once = costs(study, sketch), default_workers(study.device, study.threads())
-=======
-        found, at_once = costs(study, sketch), default_workers(study.device, study.threads)
         answered = answers(study, sketch)
->>>>>>> theirs
     counts, shares = sketch.parameter_counts, sketch.member_shares
     if as_json:
         trainings = [asdict(cost) for cost in found]

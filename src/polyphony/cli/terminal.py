@@ -19,13 +19,8 @@ from polyphony._util.text import sentence as one_sentence
 
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
-<<<<<<< ours
     from polyphony.report.run import Run
-    from polyphony.study import Cost, Outcome, Study
-=======
-    from polyphony.runs.rows import Score
     from polyphony.study import Answer, Cost, Outcome, Study
->>>>>>> theirs
     from polyphony.sweep import SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32

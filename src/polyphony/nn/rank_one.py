@@ -199,7 +199,8 @@ def set_way(model: nn.Module, way: Way) -> None:
 def run_with(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A layer's own forward with another weight and bias."""
     if is_plain(layer) and isinstance(layer, nn.Conv2d):
-        return layer._conv_forward(x, weight, bias)
+        convolved: Tensor = layer._conv_forward(x, weight, bias)
+        return convolved
     if is_plain(layer):
         return F.linear(x, weight, bias)
     own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

@@ -231,7 +231,7 @@ def blank(study: Study, images: int, device: str) -> Tensor:
 def measured_speed(
     study: Study, plain: Ensemble, count: Count, use: Callable[[Ensemble, Tensor], Tensor]
 ) -> Speed:
-    """How fast a network is used here: in one thread where there are several, which share arithmetic alone."""
+    """How fast a network runs here, in one thread: several threads share arithmetic alone."""
     model = all_zeros(plain, study.device)
     precision, on_cpu = getattr(torch, study.recipe.precision, torch.float32), study.device == "cpu"
 
