@@ -12,12 +12,14 @@ from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Distillation, Recipe, RecipeError, read_recipe
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.points import PAPER, Point, concerns, plan_sweep, read_values, text_of
-from polyphony.recipe.read import kind_of, tables_in
+from polyphony.recipe.read import kinds_of, tables_in
 from polyphony.recipe.table import as_step_size
 from polyphony.report import paper
 
 ALPHAS = st.floats(0, 1)
-FOR_ONE_NETWORK = sorted({kind_of(table) for table in tables_in(Perturb)} - {"diversify", "python"})
+FOR_ONE_NETWORK = sorted(
+    {kind for table in tables_in(Perturb) for kind in kinds_of(table)} - {"diversify", "python"}
+)
 ABOVE_ZERO = st.floats(0, 1e6, exclude_min=True)
 
 
