@@ -113,7 +113,7 @@ def test_an_answer_takes_the_multiply_adds_of_its_layers_and_a_shared_front_once
     found = {answer.name: answer for answer in prices(branched, sketched_on(device, branched))}
     assert list(found) == ["one teacher", "teachers", "everywhere", "branch", "hydra", "merged"]
     network = resnet(8, 10, 1, 2)
-    *trunk, classifier = macs_of_layers(network, branched.splits.train.images[:1].float())
+    *trunk, classifier = macs_of_layers(network, branched.data().train.images[:1].float())
     one, front = sum(trunk) + classifier, sum(trunk[:3])  # the stem, and the two layers of the first stage
     assert {name: answer.multiply_adds for name, answer in found.items()} == {
         "one teacher": one,
