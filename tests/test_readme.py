@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from polyphony import __version__
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -21,7 +23,7 @@ def test_the_python_example_gives_logits_of_every_member():
 def test_the_mistake_is_answered_as_shown_by_a_process_that_ends_with_its_code(polyphony, tmp_path):
     (said,) = re.findall(r"^(polyphony: .*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
     done = polyphony("study", "digits", "--out", "run", "--set", "student.alfa=1")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, f"Polyphony {__version__}: digits\n")
     assert done.stderr == f"{said}\n"
     assert not (tmp_path / "run").exists()
 

@@ -110,6 +110,7 @@ def test_every_recipe_of_the_paper_is_shipped_and_nothing_else_but_desk_studies(
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | desk | evidence | {
         "digits",
         "demo",
+        "evidence-branch",
         "unlabelled-fashion",
     }
 

@@ -87,7 +87,7 @@ def test_the_run_folder_is_laid_out_as_promised(finished):
         f"analysis/{name}.csv"
         for name in ("dee", "temperatures", "selective", "sets", "thresholds", "groups")
     }
-    assert made == expected | behind | {"recipe.json", "scores.csv"}
+    assert made == expected | behind | {"recipe.json", "samples.safetensors", "scores.csv"}
 
 
 def test_the_scores_have_exactly_the_columns_promised_and_a_row_for_everything(finished):

@@ -170,15 +170,6 @@ def test_a_dirichlet_is_scored_by_its_closed_forms():
     torch.testing.assert_close(each.log_probs().exp(), mean)
 
 
-def test_a_dirichlets_health_says_that_it_is_one_network_with_a_distribution():
-    each = of_dirichlet(50)
-    health = each.health(teachers_kld=2 * each.mean_kld())
-    assert health.verdict == metrics.Verdict.SINGLE
-    assert "one network that predicts a distribution" in health.findings[0]
-    assert "0.50 of the teachers'" in health.findings[0]
-    assert of_members(50).health().verdict == metrics.Verdict.DIVERSE
-
-
 def test_joining_keeps_the_kind_and_refuses_to_mix():
     both = Predictions.joined([of_dirichlet(3, 1), of_dirichlet(2, 2)])
     assert type(both) is DirichletPredictions
@@ -197,6 +188,8 @@ def test_unknown_inputs_are_told_by_each_uncertainty():
         "entropy": entropies,
         "mutual_information": [whole - part for whole, part in zip(entropies, shared, strict=True)],
         "doubt": [1 - mean.amax(-1) for mean in (p.mean(0), q.mean(0))],
+        "energy": [-each.logits.double().mean(0).exp().sum(-1).log() for each in (known, unknown)],
+        "max_logit": [-each.logits.double().mean(0).amax(-1) for each in (known, unknown)],
     }
     found = known.detect(unknown)
     assert found.keys() == scores.keys()
@@ -210,4 +203,4 @@ def test_draws_that_differ_give_unknown_inputs_away_though_the_mean_prediction_i
     assert sharp.detect(flat)["mutual_information"].auroc == 1.0
     assert sharp.detect(flat)["doubt"].auroc == 0.5
     sharp, flat = (Predictions(each.logits, labels) for each in (sharp, flat))
-    assert sharp.detect(flat).keys() == {"entropy", "doubt"}  # one network has no mutual information
+    assert "mutual_information" not in sharp.detect(flat)  # of one network there is none
