@@ -5,7 +5,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from polyphony import metrics
 from polyphony.data import Split
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Dirichlet, Ensemble, Single
 from polyphony.metrics import DirichletPredictions, Predictions
