@@ -21,7 +21,7 @@ from polyphony.compute.parallel import Group, GroupError, group_from_environment
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.execute import processes
-from polyphony.runs.store import Stage
+from polyphony.runs.stage import Stage
 from polyphony.training.fit import Plan, fit
 from polyphony.training.optimise import AdamW
 
@@ -163,6 +163,7 @@ def test_two_processes_are_one_where_the_student_is_asked_for_directions(pair: P
         ("single", "mean", "ods"),
         ("dirichlet", "distribution", "ods"),
         ("proxy_dirichlet", "proxy", "clean"),
+        ("dlf", "factors", "clean"),
     ],
 )
 def test_two_processes_are_one_with_images_without_labels(pair: Pair, form: str, loss: str, perturb: str):
@@ -215,7 +216,7 @@ class ActivatedNorm(nn.BatchNorm2d):
 def test_a_norm_that_does_more_than_normalise_is_refused_not_replaced():
     model = nn.Sequential(nn.BatchNorm2d(2), ActivatedNorm(2))
     with (
-        pytest.raises(SettingError, match="ActivatedNorm does more than a BatchNorm"),
+        pytest.raises(SettingError, match="ActivatedNorm is not a plain BatchNorm"),
         Group(size=2).training(model),
     ):
         pass

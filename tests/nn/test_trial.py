@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles import BatchEnsemble
+from polyphony.ensembles import BatchEnsemble, LoRAEnsemble
 from polyphony.nn import (
     ConversionError,
     InTurn,
@@ -154,6 +154,13 @@ def test_rows_that_depend_on_each_other_in_large_batches_alone_are_noticed():
         ConversionError, match="rows of a larger batch depend on each other; set `member_norm`"
     ):
         BatchEnsemble(network, 3)
+
+
+def test_advice_has_only_options_that_a_student_of_low_rank_has():
+    network = nn.Sequential(nn.BatchNorm2d(3), by_hand.CoupledInLargeBatches())
+    with pytest.raises(ConversionError, match="rows of a larger batch depend on each other") as said:
+        LoRAEnsemble(network, 3)
+    assert not any(option in str(said.value) for option in ("member_norm", "keep"))
 
 
 @pytest.mark.parametrize("kind", [by_hand.Prepared, by_hand.PreparedForever])

@@ -8,9 +8,20 @@ import pytest
 from pydantic import ValidationError
 
 from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Diversify, Gaussian, Mixup
-from polyphony.ensembles import MIMO, BatchEnsemble, Dirichlet, Hydra, LatentBE, Single
+from polyphony.ensembles import (
+    MIMO,
+    BatchEnsemble,
+    Dirichlet,
+    Hydra,
+    LatentBE,
+    LatentFactor,
+    LoRAEnsemble,
+    Separate,
+    Single,
+)
 from polyphony.nn import ResNet, WideResNet, resnet
-from polyphony.recipe import RecipeError, read_recipe, shipped
+from polyphony.recipe import Blueprint, RecipeError, read_recipe, shipped
+from polyphony.recipe.networks import ResNetTable
 
 SMALL = """
 members = 2
@@ -123,11 +134,15 @@ def test_a_perturbation_is_the_one_named(small, name, perturbation):
         ("latent_be", LatentBE, 1),
         ("dirichlet", Dirichlet, 1),
         ("proxy_dirichlet", Dirichlet, 1),
+        ("separate", Separate, 2),
+        ("low_rank", LoRAEnsemble, 2),
+        ("dlf", LatentFactor, 16),
     ],
 )
 def test_a_student_has_the_form_named(small, form, kind, members):
     recipe = read_recipe(small, [f"methods.kd.form={form}"])
-    made = recipe.form("kd").build(resnet(8, 4, 2, 2), 2, None)
+    blueprint = Blueprint(ResNetTable(kind="resnet", depth=8, width=2), 4, (2, 8, 8))
+    made = recipe.form("kd").student(blueprint, 2, None)
     assert isinstance(made, kind)
     assert recipe.form("kd").predictors(2) == members
     assert recipe.form("scratch").kind == "batch_ensemble"
@@ -366,7 +381,7 @@ def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
 
 
 def test_a_folder_is_no_recipe(tmp_path):
-    assert complaint(tmp_path) == f"there is no recipe '{tmp_path}': that is no file, give a TOML file"
+    assert complaint(tmp_path) == f"'{tmp_path}' is not a file: a recipe is a TOML file"
 
 
 def test_a_key_without_its_table_is_found(tmp_path):

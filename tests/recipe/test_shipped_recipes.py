@@ -14,11 +14,11 @@ import torch
 from polyphony.data import Split, Splits, outline
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Data, read_recipe, shipped
-from polyphony.study import Study
-from polyphony.study.cost import untaught_loss
+from polyphony.study.cost import loss_for_counting
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.plan import plan
 from polyphony.study.score_table import parameter_counts
+from polyphony.study.study import Study
 from polyphony.training.fit import Plan, fit
 from polyphony.training.predict import predict
 
@@ -68,6 +68,8 @@ def shrunk(study: Study) -> Study:
             small = part.network.model_copy(update=SMALLEST[part.network.kind])
             parts[name] = part.model_copy(update={"network": small})
     parts["student"] = parts["student"].model_copy(update={"start": "fresh"})
+    methods = study.recipe.methods.items()
+    parts["methods"] = {name: method.model_copy(update={"start": None}) for name, method in methods}
     return replace(study, recipe=study.recipe.model_copy(update=parts))
 
 
@@ -110,7 +112,10 @@ def test_every_recipe_of_the_paper_is_shipped_and_nothing_else_but_desk_studies(
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | desk | evidence | {
         "digits",
         "demo",
+        "evidence-2-cifar10",
         "evidence-branch",
+        "students-cifar10",
+        "students-fashion",
         "unlabelled-fashion",
     }
 
@@ -122,7 +127,7 @@ def test_two_steps_change_every_weight_and_leave_predictions(name, method):
     student = study.fresh_student(method, torch.Generator().manual_seed(1))
     before = {key: value.clone() for key, value in student.named_parameters()}
     teacher = study.network(recipe.teachers.network, torch.Generator().manual_seed(2))
-    loss = untaught_loss(study, method, DeepEnsemble(recipe.members * [teacher]), student)
+    loss = loss_for_counting(study, method, DeepEnsemble(recipe.members * [teacher]), student)
     plan = Plan(epochs=1, batch=recipe.student.batch, learning_rate=1e-4, warm_up=0)
     log = fit(student, loss, splits.train, splits.valid, plan, torch.Generator().manual_seed(3))
     assert all(math.isfinite(value) for value in log[0].values())

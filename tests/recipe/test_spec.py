@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from polyphony._util.settings import Settings
 from polyphony.recipe import Recipe, read_recipe
 from polyphony.recipe.schema import Schedule, Teachers
-from polyphony.recipe.table import Table
 
 
-class Inner(Table):
+class Inner(Settings):
     kind: str
     size: int = 3
 
 
-class Outer(Table):
+class Outer(Settings):
     name: str
     inner: Inner = Inner(kind="a")
     several: tuple[Inner, ...] = ()

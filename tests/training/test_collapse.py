@@ -13,7 +13,7 @@ from polyphony.data import Augmentation, Split
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import BatchEnsemble, Single
 from polyphony.nn import factor_distance, factors
-from polyphony.runs.store import Stage
+from polyphony.runs.stage import Stage
 from polyphony.training.collapse import is_seen
 from polyphony.training.fit import Plan, fit
 

@@ -16,12 +16,12 @@ from polyphony.compute.parallel import Group
 from polyphony.data import Augmentation, Split, batches
 from polyphony.distill import CrossEntropy, Distill
 from polyphony.distill.perturb import ODS
-from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Hydra, Single
+from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Hydra, LatentBE, Separate, Single
 from polyphony.nn import resnet
-from polyphony.runs.store import Stage
+from polyphony.runs.stage import Stage
 from polyphony.training import fit as train
-from polyphony.training.fit import Plan, fit, may_be_kept, parameter_groups
-from polyphony.training.optimise import Trapezoid
+from polyphony.training.fit import Plan, fit, may_be_selected, parameter_groups
+from polyphony.training.optimise import SGD, AdamW, Trapezoid
 from polyphony.training.tally import DivergedError
 
 PLAIN = Augmentation(pad=0, flip=False)
@@ -128,7 +128,7 @@ def test_short_trainings(epochs, warm_up, shares):
 
 @pytest.mark.parametrize("epochs", [1, 2, 9, 10, 11, 20, 60, 70, 200, 250, 300, 1000])
 def test_the_epochs_at_the_lowest_rate_may_be_kept(epochs):
-    kept = [epoch + 1 for epoch in range(epochs) if may_be_kept(epoch, epochs)]
+    kept = [epoch + 1 for epoch in range(epochs) if may_be_selected(epoch, epochs)]
     assert kept == list(range(-(-9 * epochs // 10), epochs + 1))  # from nine tenths, rounded up
     assert epochs == 1 or all(trapezoid(number - 1, epochs, 0) == pytest.approx(0.01) for number in kept)
 
@@ -192,6 +192,15 @@ def test_what_an_ensemble_calls_its_members_own_is_fast_and_little_decayed():
         assert [id(each) for each in group["params"]] == [id(each) for each in network.parameters()]
     assert (shared["lr"], shared["weight_decay"]) == (0.4, 5e-4)
     assert (own["lr"], own["weight_decay"]) == (0.8, 2.5e-4)
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [(SGD(), 2), (AdamW(), 1)])
+def test_optimisers_that_ignore_the_scale_of_gradients_learn_alone_at_the_base_rate(optimizer, rate):
+    settings = Plan(learning_rate=0.4, weight_decay=1e-3, optimizer=optimizer)
+    (own,) = parameter_groups(Separate([resnet(8, 3), resnet(8, 3)]), settings)
+    assert (own["lr"], own["weight_decay"]) == (0.4 * rate, 1e-3 / rate)
+    _, latent = parameter_groups(LatentBE(resnet(8, 3), 2), settings)  # its rate is set, whatever optimises
+    assert (latent["lr"], latent["weight_decay"]) == (0.8, 5e-4)
 
 
 class Small(nn.Module):

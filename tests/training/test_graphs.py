@@ -15,10 +15,10 @@ from polyphony.data import Split
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
 from polyphony.recipe import read_recipe
-from polyphony.runs.store import Stage
-from polyphony.study import Study
+from polyphony.runs.stage import Stage
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.plan import plan
+from polyphony.study.study import Study
 from polyphony.training import graphs
 from polyphony.training.fit import Plan, fit
 from polyphony.training.graphs import CompileError
@@ -67,6 +67,9 @@ def distance(one: State, other: State) -> float:
         (("single", "mean", "clean"), 0, "eager"),
         (("dirichlet", "distribution", "ods"), 1, "aot_eager"),
         (("proxy_dirichlet", "proxy", "clean"), 0, "eager"),
+        (("separate", "one_to_one", "ods"), 1, "eager"),
+        (("frozen", "one_to_one", "clean"), 0, "eager"),
+        (("dlf", "factors", "clean"), 0, "eager"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )

@@ -1,4 +1,4 @@
-"""What is asked of a device: which there is, tensors sent to it without waiting, how exactly it counts."""
+"""Devices: choose one, send tensors without waiting, set the precision of its arithmetic."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 def choose_device(name: str = "auto") -> str:
-    """The device named, or the best there is: CUDA, then MPS, then CPU."""
+    """The device of a name, or the best one: CUDA, then MPS, then CPU."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.zeros(1, device=name).cpu()  # there are names of devices that keep nothing
+        torch.zeros(1, device=name).cpu()  # rejects `meta`
     except (RuntimeError, AssertionError) as error:
         kind = name.partition(":")[0]
         why = "use cuda, mps, cpu or auto" if kind not in ("cuda", "mps") else "no such GPU was found"
@@ -26,21 +26,21 @@ def choose_device(name: str = "auto") -> str:
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on a device. One on the CPU is pinned for CUDA, so that nobody waits for the copy."""
+    """The tensor on a device. For CUDA it is pinned first, so that the copy does not block."""
     target = torch.device(device).type
-    if tensor.device.type != "cpu" or target in ("cpu", "mps"):  # MPS may read memory that is free again
+    if tensor.device.type != "cpu" or target in ("cpu", "mps"):  # MPS may read memory that was freed
         return tensor.to(device)
     return (tensor.pin_memory() if target == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast for a while, on a device that has it."""
+    """Disable autocast on devices that have it."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a device has done all it was asked for; the CPU always has."""
+    """Wait until a device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -49,10 +49,10 @@ def wait_for(device: torch.device) -> None:
 
 @contextmanager
 def arithmetic(tf32: bool = False, deterministic: bool = False) -> Iterator[None]:
-    """Meanwhile float32 is float32 on CUDA too, unless TF32 is asked for; and bits repeat, if asked for.
+    """Use full float32 on CUDA unless TF32 is asked for, and deterministic kernels if asked for.
 
-    PyTorch's own defaults are TF32 in convolutions, and kernels that may differ from run to run. Without
-    `deterministic` cuDNN takes the fastest kernels it finds.
+    PyTorch's defaults are TF32 in convolutions, and kernels that may differ from run to run. Without
+    `deterministic`, cuDNN uses the fastest kernels.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (
@@ -62,7 +62,7 @@ def arithmetic(tf32: bool = False, deterministic: bool = False) -> Iterator[None
         torch.are_deterministic_algorithms_enabled(),
     )
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
     set_arithmetic(tf32, tf32, not deterministic, deterministic)
     try:
         yield
@@ -71,7 +71,6 @@ def arithmetic(tf32: bool = False, deterministic: bool = False) -> Iterator[None
 
 
 def set_arithmetic(matmul_tf32: bool, convolution_tf32: bool, benchmark: bool, deterministic: bool) -> None:
-    """Set PyTorch's switches."""
     torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
     torch.backends.cudnn.allow_tf32 = convolution_tf32
     torch.backends.cudnn.benchmark = benchmark

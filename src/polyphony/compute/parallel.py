@@ -1,9 +1,9 @@
 """One training in several processes: all draw the same numbers, and each works on its rows of every batch.
 
-`batch` is the whole batch, whatever the number of processes: every process holds the same generator, draws
-what one alone would draw, and keeps its rows. So the result does not depend on how many there are, but for
-rounding, and a training begun by one goes on with eight. Whoever draws for a batch (`drawn`), or needs rows
-of other processes (`gather`), asks this module; alone, both change nothing.
+`batch` is the whole batch, for any number of processes: every process has the same generator, draws for the
+whole batch, and keeps its rows. So results do not depend on the number of processes, except for rounding,
+and a training that one process began can continue with eight. Draws for a batch go through `drawn`, rows of
+other processes through `gather`; in a single process both change nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polyphony.compute.devices import send
 
 Made = TypeVar("Made")
 
-TIMEOUT = timedelta(hours=2)  # silent for so long, a process counts as gone; the first may predict meanwhile
+TIMEOUT = timedelta(hours=2)  # a silent process counts as gone after this; the first may predict meanwhile
 
 
 class GroupError(RuntimeError):
@@ -36,51 +36,51 @@ class GroupError(RuntimeError):
 
 
 class GoneError(GroupError):
-    """Another process of this training is gone, or silent; it may be tried again."""
+    """Another process of this training is gone or silent; the training may be tried again."""
 
 
 @dataclass(eq=False)
 class Group:
-    """The processes that train one model together; by default this one, alone."""
+    """The processes that train one model together (default: this one alone)."""
 
     rank: int = 0
     size: int = 1
-    total: int = 0  # rows of the batch at hand, in all processes
+    total: int = 0  # rows of the current batch in all processes
     # On CUDA, PyTorch's norms in place of ours.
     synced: dict[nn.Module, nn.Module] = field(default_factory=dict)
 
     @property
     def shares(self) -> bool:
-        """Whether the batch is divided: one with fewer rows than processes is done whole by each."""
+        """Whether the batch is divided; with fewer rows than processes, each does the whole batch."""
         return self.size > 1 and self.total >= self.size
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The first row of the batch that is this process's, and how many are."""
+        """The first row of this process in the batch, and its number of rows."""
         first, end = (rank * self.total // self.size for rank in (self.rank, self.rank + 1))
         return first, end - first
 
     @property
     def weight(self) -> float:
-        """What a mean over this process's rows counts in the mean over the batch."""
+        """The weight of a mean over this process's rows in the mean over the batch."""
         return self.rows[1] / self.total if self.shares else 1 / self.size
 
     def own(self, batch: Tensor, dim: int = 0) -> Tensor:
-        """This process's rows of something that was made for the batch, perhaps several for each row."""
+        """This process's rows of a tensor for the batch, which may have several entries for each row."""
         if not self.shares:
             return batch
         (first, count), times = self.rows, batch.shape[dim] // self.total
         return batch.narrow(dim, first * times, count * times)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The values added up over all processes, in place."""
+        """Sum values over all processes, in place."""
         if self.size > 1:
             with explained():
                 dist.all_reduce(values)
         return values
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add every gradient up over all processes, by one reduction."""
+        """Sum all gradients over all processes, by one reduction."""
         if self.size == 1:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -89,7 +89,7 @@ class Group:
             gradient.copy_(summed.view_as(gradient))
 
     def check_draws(self, rng: torch.Generator) -> None:
-        """Raise unless all processes have drawn the same numbers."""
+        """Raise a GroupError unless all processes have drawn the same numbers."""
         found = torch.zeros(self.size, dtype=torch.int64)
         found[self.rank] = zlib.crc32(rng.get_state().numpy().tobytes())
         if len(set(self.sum(found).tolist())) > 1:
@@ -98,7 +98,7 @@ class Group:
             )
 
     def from_first(self, make: Callable[[], Made]) -> Made:
-        """What the first process makes, in all of them; if it fails there, all fail."""
+        """Call `make` in the first process; all processes return its result, or raise its error."""
         if self.size == 1:
             return make()
         outcome: list[Any] = [None, None]
@@ -117,13 +117,13 @@ class Group:
 
     @contextmanager
     def training(self, model: nn.Module) -> Iterator[None]:
-        """Meanwhile batches are shared, and the model's BatchNorms normalise over all rows of a batch."""
+        """Share batches, and normalise over all rows of a batch in the model's BatchNorms."""
         global _current
         norms = [part for part in model.modules() if isinstance(part, _BatchNorm)] if self.size > 1 else []
         for norm in norms:
             if type(norm).forward is not _BatchNorm.forward:
                 raise SettingError(
-                    f"a {type(norm).__name__} does more than a BatchNorm: train it in one process"
+                    f"a {type(norm).__name__} is not a plain BatchNorm: train it in one process"
                 )
         _current, before = self, _current
         for norm in norms:
@@ -141,16 +141,19 @@ class Group:
             return type(norm).forward(norm, x)
         if not x.is_cuda:
             return normalise(norm, x, self)
-        if norm not in self.synced:  # it has the norm's own parameters and buffers
+        if norm not in self.synced:  # it shares the norm's parameters and buffers
             self.synced[norm] = nn.SyncBatchNorm.convert_sync_batchnorm(norm).train()
         return cast(Tensor, self.synced[norm](x))
 
 
-_current = Group()  # who shares the batch at hand
+# The group that shares the current batch; only `Group.training` sets it, for its `with` block. It is no
+# argument, since users' perturbations draw without knowing of groups, and no ContextVar, since torch.compile
+# cannot read one.
+_current = Group()
 
 
 def share(rows: Tensor) -> Tensor:
-    """This process's rows of a new batch, for which everything is drawn from now on."""
+    """This process's rows of a new batch; from now on draws are for this batch."""
     _current.total = len(rows)
     return _current.own(rows)
 
@@ -158,13 +161,13 @@ def share(rows: Tensor) -> Tensor:
 def drawn(
     make: Callable[[int], Tensor], size: int, device: torch.device | str = "cpu", dim: int = 0
 ) -> Tensor:
-    """What `make` draws for the whole batch, of which this process has `size` rows: these, on a device."""
+    """Call `make` to draw for the whole batch; returns the `size` rows of this process, on a device."""
     batch = make(_current.total if _current.shares else size)
     return send(_current.own(batch, dim).contiguous(), device)
 
 
 def gather(rows: Tensor, dim: int = 0) -> Tensor:
-    """The rows of all processes in their order, without gradients."""
+    """The rows of all processes in order, without gradients."""
     if not _current.shares:
         return rows
     shape = list(rows.shape)
@@ -175,7 +178,7 @@ def gather(rows: Tensor, dim: int = 0) -> Tensor:
 
 
 class Summed(torch.autograd.Function):
-    """Values added up over all processes; so are their gradients."""
+    """Sums values over all processes, and their gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
@@ -188,12 +191,12 @@ class Summed(torch.autograd.Function):
 
 
 def summed(values: Tensor, group: Group) -> Tensor:
-    """Values added up over all processes, with gradients."""
+    """Values summed over all processes, with gradients."""
     return cast(Tensor, Summed.apply(values, group))  # type: ignore[no-untyped-call]
 
 
 def normalise(norm: _BatchNorm, x: Tensor, group: Group) -> Tensor:
-    """What a BatchNorm gives in training, with statistics over the rows of all processes. [b c …]"""
+    """BatchNorm in training, with statistics over the rows of all processes. [b c …]"""
     over, shape = [0, *range(2, x.dim())], (-1, *(1 for _ in x.shape[2:]))
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     count = round(values.numel() / values.shape[1] / group.weight)
@@ -209,7 +212,7 @@ def normalise(norm: _BatchNorm, x: Tensor, group: Group) -> Tensor:
 
 @torch.no_grad()
 def remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Count a batch in a BatchNorm's running statistics, as PyTorch does."""
+    """Update a BatchNorm's running statistics, as PyTorch does."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked += 1
@@ -220,7 +223,7 @@ def remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A message between processes that fails is one sentence."""
+    """Report a failed message between processes as a GoneError."""
     try:
         yield
     except RuntimeError as error:
@@ -229,11 +232,11 @@ def explained() -> Iterator[None]:
 
 @cache
 def group_from_environment() -> Group:
-    """The group in which torchrun started this process; alone without it."""
+    """The group in which torchrun started this process; without torchrun a group of one."""
     if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         return Group()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    cuda = local <= torch.cuda.device_count()  # a GPU for each, or none
+    cuda = local <= torch.cuda.device_count()  # a GPU for each process, or none
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
@@ -241,7 +244,7 @@ def group_from_environment() -> Group:
 
 
 def leave(group: Group) -> None:
-    """End a group together: a process that ends amid its threads would be aborted."""
+    """End a group together; a process that ends while its threads run would be aborted."""
     if group.size > 1:
         dist.barrier()
         dist.destroy_process_group()

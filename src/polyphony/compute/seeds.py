@@ -1,4 +1,4 @@
-"""Where randomness comes from: one stream for each purpose and number, wherever it is asked for."""
+"""Random streams: one for each purpose and number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch
 
 
 def generator(purpose: str, seed: int) -> torch.Generator:
-    """A generator by its purpose and number: equal arguments, equal stream, on every device."""
+    """A generator for a purpose and a number. Equal arguments give equal streams, on every device."""
     digest = hashlib.sha256(f"{purpose} {seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7]))

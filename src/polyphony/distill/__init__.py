@@ -1,9 +1,10 @@
-"""What a student is trained on: Algorithm 1, its relatives, and the same network without teachers."""
+"""The losses of students: Algorithm 1, its relatives, and training without teachers."""
 
 from __future__ import annotations
 
 from polyphony.distill.distribution import DistillDistribution, DistillProxy
 from polyphony.distill.labels import CrossEntropy
+from polyphony.distill.latent_factor import DistillFactors
 from polyphony.distill.match import match_step_size
 from polyphony.distill.mean import DistillMean
 from polyphony.distill.one_to_one import Distill, Passes
@@ -12,6 +13,7 @@ __all__ = [
     "CrossEntropy",
     "Distill",
     "DistillDistribution",
+    "DistillFactors",
     "DistillMean",
     "DistillProxy",
     "Passes",

@@ -45,7 +45,7 @@ class DistillDistribution(TwoPart):
     gradient_limit: float = 1.0
     perturb: Perturbation = Clean()
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
-    unlabelled: bool = False  # whether there are images without a label, −1
+    unlabelled: bool = False  # whether there are unlabelled images (label −1)
 
     def __post_init__(self) -> None:
         check(Count, steps=self.steps)
@@ -93,7 +93,7 @@ class DistillProxy(TwoPart):
     teachers: DeepEnsemble
     perturb: Perturbation = Clean()
     temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
-    unlabelled: bool = False  # whether there are images without a label, −1
+    unlabelled: bool = False  # whether there are unlabelled images (label −1)
 
     def __post_init__(self) -> None:
         check(Temperature, temperature=self.temperature)
@@ -112,7 +112,7 @@ class DistillProxy(TwoPart):
 
 
 def dirichlet(student: Ensemble, offset: float) -> Dirichlet:
-    """The student, if its outputs are concentrations of the kind that a loss is made for."""
+    """The student; a SettingError if its outputs are not the concentrations that a loss needs."""
     if not isinstance(student, Dirichlet):
         raise TypeError(
             f"a distribution is distilled into a Dirichlet student, not a {type(student).__name__}"

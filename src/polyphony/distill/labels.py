@@ -1,4 +1,4 @@
-"""Training on the labels alone, and what losses know of images without one."""
+"""Training on labels alone, and the labels' loss with unlabelled images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyphony.training.graphs import Drawn, TwoPart
 
 @dataclass(frozen=True)
 class CrossEntropy(TwoPart):
-    """Every member on the labels alone: how teachers, and students from scratch, are trained.
+    """Every member on the labels alone: the loss of teachers, and of students from scratch.
 
     Examples:
         >>> model, rng = Single(resnet(8, classes=10)), torch.Generator()
@@ -42,8 +42,8 @@ def accuracy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None) -> 
 
 
 def labelled_share(y: Tensor, unlabelled: bool) -> tuple[Tensor, ...]:
-    """The share of a batch that has a label, where images without one are to be expected. [b] → ([],) or ()
+    """The share of a batch that has a label, if there may be unlabelled images. [b] → ([],) or ()
 
-    It is counted over the rows of all processes, so that a sum over it is the mean over labelled rows.
+    It is counted over the rows of all processes, so that a sum divided by it is the mean over labelled rows.
     """
     return (gather((y >= 0).float()).mean(),) if unlabelled else ()

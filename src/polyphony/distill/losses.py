@@ -18,7 +18,7 @@ from polyphony.data.splits import UNLABELLED
 from polyphony.metrics.mixture import mean_log_probs
 
 AGREEMENT = 1e-6
-"""Nats below which teachers count as agreeing this much: float32 cannot tell less from rounding."""
+"""Nats below which teachers count as agreeing: float32 cannot distinguish less from rounding."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
@@ -44,12 +44,12 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def check_labels(logits: Tensor, labels: Tensor, least: int = 0) -> None:
-    """Raise unless there are classes to tell apart, and labels are among them. [… k], […]"""
+    """Raise unless there are two or more classes, and all labels are classes. [… k], […]"""
     if logits.shape[-1] < 2:
         raise SettingError("the network has one class: there is nothing to tell apart")
-    if torch.compiler.is_compiling():  # a graph cannot depend on what it finds
+    if torch.compiler.is_compiling():  # a graph cannot depend on values
         return
-    if labels.device.type == "cpu" and labels.numel():  # elsewhere to look is to wait
+    if labels.device.type == "cpu" and labels.numel():  # on other devices reading it would synchronise
         low, most = int(labels.min()), int(labels.max())
         if low < least or most >= logits.shape[-1]:
             wrong = most if low >= least else low
@@ -57,7 +57,7 @@ def check_labels(logits: Tensor, labels: Tensor, least: int = 0) -> None:
 
 
 def check_classes(student: Tensor, teachers: Tensor) -> None:
-    """Raise unless both know the same number of classes. 2 × [… k]"""
+    """Raise unless both have the same number of classes. 2 × [… k]"""
     if student.shape[-1] != teachers.shape[-1]:
         raise SettingError(
             f"the student has {student.shape[-1]} classes, its teachers {teachers.shape[-1]}: "
@@ -137,17 +137,17 @@ def concentrations(log_concentrations: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def precise(values: Tensor) -> Tensor:
-    """In float64 where the device has it: gamma functions of large α cancel in float32."""
+    """In float64 if the device has it: gamma functions of large α cancel in float32."""
     return values.float() if values.device.type == "mps" else values.double()
 
 
 def limited(
     loss: Callable[[Tensor], tuple[Tensor, Tensor]], logits: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """A loss of logits; the gradient of each example's with respect to them is no longer than `limit`.
+    """A loss of logits, in which the gradient of each example is at most `limit` long.
 
-    The loss is a mean over examples, given with another number that is to be reported. The limit holds
-    whatever the loss is multiplied by later (a scaler's number, a process's part). [m b k] → 2 × []
+    The loss is a mean over examples, with another number to report. The limit holds for any factor that the
+    loss is multiplied by later (a gradient scaler's, a process's share). [m b k] → 2 × []
     """
     gradient, (value, other) = grad_and_value(loss, has_aux=True)(logits.detach())
     length = gradient.norm(dim=-1, keepdim=True)

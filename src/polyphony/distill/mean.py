@@ -1,4 +1,4 @@
-"""What one would otherwise do: every member, or a single network, learns from the averaged teachers."""
+"""Distillation of averaged teachers: every member, or a single network, learns their mean prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DistillMean(Distill):
     perturb: Perturbation = Clean()
 
     def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
-        """How far members are from the teachers' mean. [m rows k], [b c h w] → []"""
+        """The distance of members from the teachers' mean. [m rows k], [b c h w] → []"""
         targets = all_teachers(self.teachers, x)
         targets = targets[:, None] if isinstance(seen, SameRows) else gather(targets, dim=1)[:, seen]
         return losses.mean_distillation(logits, targets, self.temperature)

@@ -70,14 +70,14 @@ class Distill(TwoPart):
         return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels, *labelled)}
 
     def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
-        """How far members are from their teachers on the rows that they see. [m rows k], [b c h w] → []"""
+        """The distance of members from their teachers on the rows they see. [m rows k], [b c h w] → []"""
         return losses.distillation(logits, taught(self.teachers, x, seen), self.temperature)
 
 
 def answers(
     student: Ensemble, x: Tensor, x_tilde: Tensor, seen: Seen, passes: Passes
 ) -> tuple[Tensor, Tensor]:
-    """The student's logits for the labels' loss and for the teachers', in as few passes as will do.
+    """The student's logits for the labels' loss and for the distillation loss, in as few passes as possible.
 
     2 × [b c h w] → 2 × [m rows k]
     """

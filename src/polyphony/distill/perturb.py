@@ -1,4 +1,4 @@
-"""x → x̃: where the teachers are asked. All steps have one unit: `step_size` is their RMS per pixel.
+"""Perturbations x → x̃. `step_size` is the RMS change of a pixel in all of them.
 
 A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the student,
 the temperature τ and a generator. It returns pixels of the same shape.
@@ -42,17 +42,17 @@ class Perturbation(Protocol):
 class BuiltIn(Settings):
     """A perturbation that a recipe knows by its `kind`; its other fields are the keys of its table."""
 
-    reads_temperature: ClassVar[bool] = False  # does the temperature of the distillation matter?
+    reads_temperature: ClassVar[bool] = False  # does it depend on the temperature of the distillation?
     needs_student: ClassVar[bool] = False  # does it use the student's gradients?
     takes_source: ClassVar[bool] = False  # may networks other than the teachers give its directions?
 
     @property
     def takes_step(self) -> bool:
-        """Whether it takes a step whose size its table leaves open."""
+        """Whether it takes a step whose size its table does not set."""
         return "step_size" in type(self).model_fields and "step_size" not in self.model_fields_set
 
     def build(self, step_size: float) -> Self:
-        """The same with this step size, unless its table sets another."""
+        """A copy with this step size, unless its table sets another."""
         return self.model_copy(update={"step_size": step_size}) if self.takes_step else self
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
 def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
     """The unit vector along v with v_j = p_j slope_j for j ≠ pivot and v_pivot = −Σ_{j≠pivot} v_j. [b k]
 
-    Where the slopes are all zero (a guide whose entries that count are equal) there is no direction: zeros.
+    Zeros if all slopes are zero (all entries of the guide that count are equal).
     """
     if logits.shape[-1] < 2:
         raise SettingError("the networks have one class: there is no direction in which they could differ")
@@ -282,7 +282,7 @@ def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def two_members(teachers: int, members: int, rng: Rng) -> tuple[int, int]:
-    """Two different members drawn at random, who are two teachers too."""
+    """Two different members drawn at random, which stand for their teachers too."""
     if members != teachers or members < 2:
         raise ValueError(
             f"a diversifying perturbation needs two members or more, each with a teacher: there are {members}"
@@ -293,13 +293,13 @@ def two_members(teachers: int, members: int, rng: Rng) -> tuple[int, int]:
 
 
 def beta(concentration: float, rng: Rng) -> float:
-    """A draw from Beta(a, a); PyTorch has none that takes a generator, so one draw of it seeds NumPy's."""
+    """A draw from Beta(a, a), by NumPy: PyTorch's takes no generator."""
     seed = int(torch.randint(2**63 - 1, (), generator=rng))
     return float(np.random.default_rng(seed).beta(concentration, concentration))
 
 
 def logits_of_one(teachers: Teachers, x: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
-    """x with gradients switched on, and the logits of one teacher drawn at random. [b c h w] → …, [b k]"""
+    """x with gradients enabled, and the logits of one random teacher. [b c h w] → …, [b k]"""
     r = int(torch.randint(teachers.members, (), generator=rng))
     x = x.detach().requires_grad_()
     with torch.enable_grad():
@@ -314,7 +314,7 @@ def ascent(x: Tensor, logits: Tensor, seed: Tensor) -> Tensor:
 
 
 def unit_rms(direction: Tensor) -> Tensor:
-    """Each image's direction with a root mean square of one; an image without a direction keeps zeros."""
+    """Each image's direction with a root mean square of one; zeros stay zeros."""
     tiny = torch.finfo(direction.dtype).tiny
     pixels = (1, 2, 3)
     direction = direction / direction.abs().amax(pixels, keepdim=True).clamp_min(tiny)

@@ -8,7 +8,10 @@ from polyphony.ensembles.deep import DeepEnsemble, Single
 from polyphony.ensembles.dirichlet import Dirichlet
 from polyphony.ensembles.hydra import Hydra
 from polyphony.ensembles.latent import LatentBE
+from polyphony.ensembles.latent_factor import LatentFactor
+from polyphony.ensembles.low_rank import LoRAEnsemble
 from polyphony.ensembles.mimo import MIMO
+from polyphony.ensembles.separate import Separate
 
 __all__ = [
     "MIMO",
@@ -18,8 +21,11 @@ __all__ = [
     "Ensemble",
     "Hydra",
     "LatentBE",
+    "LatentFactor",
+    "LoRAEnsemble",
     "SameRows",
     "Seen",
+    "Separate",
     "Single",
     "as_seen",
     "ask",

@@ -36,6 +36,7 @@ class Ensemble(nn.Module):
     members: int
     expects_diversity: bool = True  # whether members that become alike in training are worth a warning
     predicts: type[Predictions] = Predictions  # what its logits are
+    scales_gradients: bool = False  # whether M times the rate of `own_parameters` is for M times the gradient
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,31 @@ from polyphony.nn import FACTOR_STD, Size, add_members, merge_member
 from polyphony.nn.factored import factored_members
 
 
-class BatchEnsemble(Ensemble):
+class MembersInside(Ensemble):
+    """One network whose members differ in some of its layers."""
+
+    def __init__(self, network: nn.Module, members: int, size: Size | None) -> None:
+        super().__init__()
+        self.members, self.network = members, network
+        self.run = NetworkRunner(network, members, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m b c h w] → [m b k]"""
+        check_leading(x, self.members)
+        return self.run.members(self.network, x)
+
+    def member(self, j: int) -> nn.Module:
+        """The plain network that member j is, as a copy: [b c h w] → [b k]."""
+        if not 0 <= j < self.members:
+            raise IndexError(f"member {j} of {self.members}")
+        return merge_member(self.network, j)
+
+    def folded(self) -> DeepEnsemble:
+        """Its members as networks that share all weights but their factors: quicker where none learns."""
+        return DeepEnsemble(factored_members(self.network, self.members))
+
+
+class BatchEnsemble(MembersInside):
     """One network whose M members share their weights but for rank-one factors (Wen et al. 2019).
 
     Args:
@@ -46,9 +70,7 @@ class BatchEnsemble(Ensemble):
         branch: str | float | None = None,
         size: Size | None = None,
     ) -> None:
-        super().__init__()
-        self.members = members
-        self.network = add_members(
+        converted = add_members(
             network,
             members,
             rng=rng,
@@ -58,19 +80,4 @@ class BatchEnsemble(Ensemble):
             branch=branch,
             size=size,
         )
-        self.run = NetworkRunner(self.network, members, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[m b c h w] → [m b k]"""
-        check_leading(x, self.members)
-        return self.run.members(self.network, x)
-
-    def member(self, j: int) -> nn.Module:
-        """The plain network that member j is, as a copy: [b c h w] → [b k]."""
-        if not 0 <= j < self.members:
-            raise IndexError(f"member {j} of {self.members}")
-        return merge_member(self.network, j)
-
-    def folded(self) -> DeepEnsemble:
-        """Its members as networks that share all weights but their factors: quicker where none learns."""
-        return DeepEnsemble(factored_members(self.network, self.members))
+        super().__init__(converted, members, size)

@@ -11,30 +11,16 @@ from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
 from polyphony.nn.folding import fold_norms
 
 
-class DeepEnsemble(Ensemble):
-    """Teachers: M networks, frozen, in eval mode. Only gradients with respect to inputs flow through them.
-
-    Args:
-        networks: Classifiers that take pixels in [0, 1] `[b c h w]` and return logits `[b k]`.
-
-    Examples:
-        >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(4)])
-        >>> teachers(torch.rand(4, 2, 3, 32, 32)).shape  # rows of their own for every member
-        torch.Size([4, 2, 10])
-    """
+class Networks(Ensemble):
+    """M networks, each on its own rows."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
         if not networks:
-            raise ValueError("a deep ensemble has at least one network")
+            raise ValueError("an ensemble has at least one network")
         self.members = len(networks)
-        self.networks = nn.ModuleList(networks).requires_grad_(False)
+        self.networks = nn.ModuleList(networks)
         self.runners = [NetworkRunner(network) for network in networks]
-        self.eval()
-
-    def train(self, mode: bool = True) -> DeepEnsemble:
-        """Stay in eval mode, whatever a surrounding module asks for."""
-        return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
@@ -48,6 +34,28 @@ class DeepEnsemble(Ensemble):
     def ask(self, j: int, x: Tensor) -> Tensor:
         """Network j's logits. [b c h w] → [b k]"""
         return self.runners[j](self.networks[j], x)
+
+
+class DeepEnsemble(Networks):
+    """Teachers: M networks, frozen, in eval mode. Only gradients with respect to inputs flow through them.
+
+    Args:
+        networks: Classifiers that take pixels in [0, 1] `[b c h w]` and return logits `[b k]`.
+
+    Examples:
+        >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(4)])
+        >>> teachers(torch.rand(4, 2, 3, 32, 32)).shape  # rows of their own for every member
+        torch.Size([4, 2, 10])
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__(networks)
+        self.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> DeepEnsemble:
+        """Stay in eval mode, whatever a surrounding module asks for."""
+        super().train(False)
+        return self
 
     def folded(self) -> DeepEnsemble:
         """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""

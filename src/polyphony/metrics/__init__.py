@@ -1,7 +1,7 @@
 """Scores: functions of logits and labels alone, in float64.
 
-`Predictions` hold the logits and labels of a split, and its methods are the scores; the other names are what
-more than one of them needs, or what they are told with. Logits are `[m n k]` (members, examples, classes),
+`Predictions` holds the logits and labels of a split; its methods are the scores. The other names are
+functions and results that several scores share. Logits are `[m n k]` (members, examples, classes),
 log-probabilities `[n k]`, labels `[n]`; NLL, entropies and divergences are in nats.
 """
 

@@ -15,14 +15,14 @@ def edges(bins: int) -> Tensor:
 
 
 def bin_index(values: Tensor, bins: int) -> Tensor:
-    """Which (low, high] a value of [0, 1] falls in: 1 in the last, 0 in the first. Any shape → same.
+    """The bin (low, high] of each value in [0, 1]: 0 is in the first bin, 1 in the last. Any shape → same.
 
-    A value above an edge by no more than `ROUNDING` is on it.
+    A value that exceeds an edge by at most `ROUNDING` counts as on the edge.
     """
     return torch.bucketize(values - ROUNDING, edges(bins)[1:-1])
 
 
 def bin_sums(values: Tensor, bins: int, *columns: Tensor) -> tuple[Tensor, ...]:
-    """How many examples fall into each bin by their values, and columns' sums there. [n] → [bins] each"""
+    """The number of examples in each bin, and the sums of columns there. [n] → [bins] each"""
     index = bin_index(values, bins)
     return tuple(torch.bincount(index, each, bins) for each in (torch.ones_like(values), *columns))

@@ -1,4 +1,4 @@
-"""Whether confidences are frequencies: calibration errors, reliability diagrams, and the same by group."""
+"""Calibration: errors, reliability diagrams, and scores by group."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class GroupScore:
 
 
 def group_scores(log_probs: Tensor, labels: Tensor, groups: Tensor) -> dict[int, GroupScore]:
-    """Scores of each group that has images; by class where the groups are the labels. [n k], [n], [n]"""
+    """Scores of each group that has images; groups may be the labels. [n k], [n], [n]"""
     log_probs, labels = check(log_probs, labels)
     if groups.shape != labels.shape:
         raise ValueError(f"{len(groups)} groups do not fit {len(labels)} images.")

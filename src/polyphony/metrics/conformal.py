@@ -2,8 +2,8 @@
 
 A score says how badly a class fits an image. The threshold for a coverage c is the ⌈(n + 1) c⌉-th smallest
 score of the true labels of n calibration images, and a set holds every class whose score is at most that. If
-a new image comes from where the calibration images come from, its set holds the true label with probability c
-or more, whatever the network is. The guarantee is **marginal**: it holds on average over images, not for each
+a new image comes from the same distribution, its set holds the true label with probability c or more, for any
+network. The guarantee is **marginal**: it holds on average over images, not for each
 class or each kind of image.
 
 The temperature is fitted on other validation images than those that give the threshold: `two_parts`.
@@ -59,7 +59,7 @@ class APS:
 
 @dataclass(frozen=True, eq=False)
 class SetRule:
-    """What turns log-probabilities into sets, for any coverage."""
+    """Turns log-probabilities into prediction sets, for any coverage."""
 
     scores: Tensor
     """Of the true labels of the calibration images, ascending. [n]"""
@@ -70,7 +70,7 @@ class SetRule:
 
     @classmethod
     def calibrated(cls, log_probs: Tensor, labels: Tensor, score: SetMeasure = lac) -> SetRule:
-        """The rule of a model by its validation predictions as they are (temperature 1). [n k], [n]"""
+        """The rule of a model, from its uncalibrated validation predictions. [n k], [n]"""
         log_probs, labels = check(log_probs, labels)
         fit, rest = two_parts(len(labels))
         temperature = fit_temperature(log_probs[fit], labels[fit]) if len(fit) else 1.0
@@ -92,7 +92,7 @@ class SetRule:
 def two_parts(count: int) -> tuple[Tensor, Tensor]:
     """Rows of validation images that fit the temperature, and the others, which give the threshold.
 
-    A quarter and the rest of a fixed shuffle: whatever the order of the images, both are samples of all.
+    A quarter and the rest of a fixed shuffle, so that both are random samples in any order of the images.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED))
     return tuple(part.sort().values for part in order.tensor_split([count // FITTED]))  # type: ignore[return-value]

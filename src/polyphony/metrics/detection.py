@@ -1,4 +1,4 @@
-"""Telling unknown inputs from known ones by uncertainty: AUROC, AUPR, FPR95.
+"""Separating unknown from known inputs by uncertainty: AUROC, AUPR, FPR95.
 
 **Unknown is the positive class**: a detector raises the alarm where uncertainty is at or above a threshold.
 """
@@ -28,7 +28,7 @@ class Detection:
 def energy(logits: Tensor) -> Tensor:
     """−log Σ_k exp z̄_k of the members' mean logits z̄ (Liu et al. 2020). [m n k] → [n]
 
-    Of the mean prediction it would be 0 for every image: probabilities sum to 1.
+    The energy of the mean prediction is 0 for every image, since probabilities sum to 1.
     """
     return -mean_logits(logits).logsumexp(-1)
 

@@ -1,4 +1,4 @@
-"""What a Dirichlet over predictions says of their spread, in closed form: an ensemble of infinitely many.
+"""The spread of predictions under a Dirichlet, in closed form: an ensemble of infinitely many members.
 
 A network that gives log concentrations log α [n k] predicts a distribution of predictions, Dir(α). Its mean
 is α/α₀ with α₀ = Σ_k α_k, the softmax of log α, which all scores of quality read. The functions here are what

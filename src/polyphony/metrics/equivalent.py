@@ -1,7 +1,7 @@
 """Deep Ensemble Equivalent: how many teachers, averaged, are as good as this model (by NLL).
 
 A *curve* is the NLL of deep ensembles of size 0, 1, 2, …; size 0 is the uniform predictor, NLL = ln K.
-It needs more teachers than a student has members, or a good student is past its end.
+It needs more teachers than a student has members; a good student is past its end otherwise.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def dee_curve(teachers: Predictions, rng: torch.Generator, valid: Predictions | 
 
 
 def _nll_of(teachers: Predictions) -> Callable[[Tensor], Tensor]:
-    """The NLL of each subset of teachers. [size s] → [s]"""
+    """NLL of each subset of teachers. [size s] → [s]"""
     own = torch.stack([-label_nll(each, teachers.labels) for each in member_log_probs(teachers.logits)])
     return lambda chosen: -mean_log_probs(own[chosen]).mean(-1)
 
 
 def _calibrated_nll_of(teachers: Predictions, valid: Predictions) -> Callable[[Tensor], Tensor]:
-    """The same of each subset at its temperature on validation."""
+    """The same, each subset at its validation temperature."""
     if teachers.members != valid.members:
         raise ValueError(f"{teachers.members} teachers on test but {valid.members} on validation.")
     tested, fitted = member_log_probs(teachers.logits), member_log_probs(valid.logits)
@@ -78,9 +78,10 @@ def _calibrated_nll_of(teachers: Predictions, valid: Predictions) -> Callable[[T
 
 
 def teacher_subsets(teachers: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """Subsets of each size 1..T in turn, one a column: every one, or `DRAWN` at random. → [size s], …
+    """Subsets of each size 1..T in turn, one per column. → [size s], …
 
-    Every one while there are at most `EVERY` of all sizes together, and of a size that has at most `DRAWN`.
+    All subsets if there are at most `EVERY` of all sizes together; else `DRAWN` random ones of each size, or
+    all of a size that has no more.
     """
     limit = DRAWN if 2**teachers - 1 > EVERY else EVERY
     for size in range(1, teachers + 1):

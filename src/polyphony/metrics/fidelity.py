@@ -1,4 +1,4 @@
-"""Does a student disagree where its teachers do, and does member j speak with the voice of teacher j?"""
+"""Does a student disagree where its teachers do, and does member j follow teacher j?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Fidelity:
-    """A student beside its teachers on the same images, uncalibrated, in nats; none where it is not defined.
+    """A student compared with its teachers on the same images, uncalibrated, in nats; None if undefined.
 
     Divergences are those of `Predictions.divergence`, one an image: the mean KL of two members, or of two
     draws from a Dirichlet. A student that does not vary has no `rank_correlation` and no `distance`; one
@@ -29,12 +29,12 @@ class Fidelity:
 
     @property
     def voice(self) -> float | None:
-        """`other_kld` − `own_kld`: above 0 where member j speaks with teacher j's voice, 0 for nobody's."""
+        """`other_kld` − `own_kld`: above 0 if member j follows teacher j, 0 if it follows no teacher."""
         return None if self.own_kld is None or self.other_kld is None else self.other_kld - self.own_kld
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> float | None:
-    """Spearman's ρ; equals share their mean rank; none where all of one side are equal. [n], [n] → scalar"""
+    """Spearman's ρ; ties share their mean rank; None if one side is constant. [n], [n] → scalar"""
     ranks = torch.stack([_ranks(each) for each in (first, second)])
     ranks = ranks - ranks.mean(1, keepdim=True)
     (own, shared), (_, other) = ranks @ ranks.T
@@ -42,7 +42,7 @@ def rank_correlation(first: Tensor, second: Tensor) -> float | None:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """The mean place of each value in ascending order, less what is the same for all. [n] → [n]"""
+    """The rank of each value up to a constant; ties share their mean rank. [n] → [n]"""
     _, group, count = values.unique(return_inverse=True, return_counts=True)
     places: Tensor = count.cumsum(0) - count.double() / 2
     return places[group]

@@ -1,4 +1,4 @@
-"""The mean of several predictions: what losses and metrics share of ensembles' arithmetic."""
+"""The mean of several predictions, shared by losses and metrics."""
 
 import math
 

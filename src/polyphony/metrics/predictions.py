@@ -1,4 +1,4 @@
-"""Logits on a split, and all that they say: the one way to score."""
+"""Logits on a split, and all scores of them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from polyphony.metrics.uncertainty import entropy, information
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Each member's logits [m n k] on a split, and the split's labels [n]: what every score is a function of.
+    """The logits of each member [m n k] on a split, and the labels [n]; every score is a method.
 
-    Ask it how far predictions spread, not the logits: `DirichletPredictions` answers differently.
+    Use these methods for the spread of predictions, not the logits: `DirichletPredictions` overrides them.
 
     Args:
         logits: `[m n k]`, floats.
@@ -54,18 +54,18 @@ class Predictions:
 
     @staticmethod
     def joined(parts: Sequence[Predictions]) -> Predictions:
-        """The examples of several predictions of one kind by equally many members as one, [m Σn k]."""
+        """Several predictions with the same number of members as one, [m Σn k]."""
         if len({each.kind for each in parts}) != 1:
             raise ValueError("predictions of members and of Dirichlets cannot be joined")
         logits = torch.cat([each.logits for each in parts], dim=1)
         return replace(parts[0], logits=logits, labels=torch.cat([each.labels for each in parts]))
 
     def first(self, members: int) -> Predictions:
-        """Those of the first members alone."""
+        """The predictions of the first members."""
         return replace(self, logits=self.logits[:members])
 
     def every(self, step: int) -> Predictions:
-        """Those of the first of every so many examples."""
+        """Every `step`-th example, from the first on."""
         return replace(self, logits=self.logits[:, ::step], labels=self.labels[::step])
 
     def member(self, j: int) -> Predictions:
@@ -74,18 +74,18 @@ class Predictions:
 
     @property
     def members(self) -> int:
-        """How many predictors these are the outputs of."""
+        """The number of members."""
         return len(self.logits)
 
     @property
     def varies(self) -> bool:
-        """Whether there is anything to differ."""
+        """Whether predictions of one image can differ: several members, or a Dirichlet."""
         return self.members > 1
 
     # How good they are
 
     def scores(self, temperature: float = 1.0) -> dict[str, float | None]:
-        """All that labelled images say: `quality` at a temperature, and kld, the mean-KLD as predicted.
+        """All scores: `quality` at a temperature, and kld, the mean-KLD as predicted.
 
         Calibrated scores are those at the temperature that `fit_temperature` finds on validation images.
         """
@@ -119,7 +119,7 @@ class Predictions:
         return float(sure[answered(coverage, len(sure)) - 1])
 
     def set_rule(self, score: SetMeasure = lac) -> SetRule:
-        """What makes prediction sets, calibrated on these images."""
+        """The rule for prediction sets, calibrated on these images."""
         return SetRule.calibrated(self.log_probs(), self.labels, score)
 
     def groups(self, groups: Tensor, temperature: float = 1.0) -> dict[int, GroupScore]:
@@ -160,7 +160,7 @@ class Predictions:
     # Beside others
 
     def uncertainties(self, temperature: float = 1.0) -> dict[str, Tensor]:
-        """Numbers that are larger where the ensemble is less sure, none below 0. [n] each
+        """Non-negative numbers, larger if the ensemble is less sure. [n] each
 
         Entropy and doubt (1 − confidence) are of the mean prediction at a temperature, mutual information is
         as predicted; one network alone has none.
@@ -171,16 +171,16 @@ class Predictions:
         return {"entropy": entropy(mean), **information, "doubt": doubt}
 
     def alarms(self) -> dict[str, Tensor]:
-        """What may tell unknown inputs: uncertainties as predicted, energy and maximum logit. [n] each"""
+        """Scores that may reveal unknown inputs: uncertainties, energy, maximum logit. [n] each"""
         return self.uncertainties() | {"energy": energy(self.logits), "max_logit": max_logit(self.logits)}
 
     def detect(self, unknown: Predictions) -> dict[str, Detection]:
-        """How well each of the `alarms` tells unknown inputs from these."""
+        """How well each of the `alarms` separates unknown inputs from these."""
         others = unknown.alarms()
         return {name: detect(each, others[name]) for name, each in self.alarms().items()}
 
     def fidelity(self, teachers: Predictions) -> Fidelity:
-        """How much a student is its teachers' own on the same images: beside those of the ensemble alone."""
+        """How closely a student follows its teachers on the same images; without extra teachers."""
         if not torch.equal(self.labels, teachers.labels):
             raise ValueError("a student and its teachers can be compared on the same images only")
         mine, theirs = self.divergence(), teachers.divergence()
@@ -193,7 +193,7 @@ class Predictions:
 class DirichletPredictions(Predictions):
     """Log concentrations [1 n k] of one network that predicts a Dirichlet: infinitely many members.
 
-    Their softmax is the Dirichlet's mean. In members' place stand draws, whose numbers have closed forms.
+    Their softmax is the mean of the Dirichlet. Its spread is that of random draws, in closed form.
     """
 
     kind = "dirichlet"
@@ -208,5 +208,5 @@ class DirichletPredictions(Predictions):
         return dirichlet_information(self.logits[0])
 
     def least_confidence(self) -> Tensor:
-        """The confidence of the mean prediction: draws have no least. [n]"""
+        """The confidence of the mean prediction: random draws have no least confident one. [n]"""
         return confidence(self.log_probs())

@@ -1,4 +1,4 @@
-"""From logits to log-probabilities: everything a score reads is float64 and normalised here."""
+"""From logits to normalised log-probabilities in float64, for all scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ensemble_log_probs(logits: Tensor) -> Tensor:
 
 
 def check(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The pair as float64 [n k] and int64 [n], or a ValueError that says which of the two is wrong."""
+    """Log-probabilities as float64 [n k] and labels as int64 [n]; raises a ValueError for other input."""
     if log_probs.ndim != 2 or 0 in log_probs.shape:
         raise ValueError(f"log-probabilities must be [examples classes]; got {list(log_probs.shape)}.")
     if labels.shape != log_probs.shape[:1]:

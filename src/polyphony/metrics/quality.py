@@ -8,7 +8,7 @@ from polyphony.metrics.probabilities import check
 
 
 def is_correct(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """1 where the most probable class is the label, else 0; of equals the first counts. [n k], [n] → [n]"""
+    """1 if the most probable class (of ties, the first) is the label, else 0. [n k], [n] → [n]"""
     log_probs, labels = check(log_probs, labels)
     return (log_probs.argmax(-1) == labels).double()
 
@@ -32,7 +32,7 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 def brier(log_probs: Tensor, labels: Tensor) -> float:
     """Brier score: squared error **summed** over classes, mean over examples; 0 to 2.
 
-    The paper prints a factor 1/K in its formula; its numbers are without it, and so are these.
+    The paper's formula has a factor 1/K; its numbers do not, and neither do these.
     """
     log_probs, labels = check(log_probs, labels)
     error = log_probs.exp()

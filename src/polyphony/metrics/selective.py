@@ -51,7 +51,7 @@ class Selective:
         return float(self.risk[answered(coverage, len(self.errors)) - 1])
 
     def coverage_at(self, risk: float) -> float:
-        """The largest coverage at which the error rate is at most `risk`; 0 where there is none."""
+        """The largest coverage at which the error rate is at most `risk`; 0 if there is none."""
         enough = (self.risk <= risk + ROUNDING).nonzero()
         return (int(enough[-1]) + 1) / len(self.errors) if len(enough) else 0.0
 
@@ -59,7 +59,7 @@ class Selective:
     def auroc(self) -> float | None:
         """Probability that an error is less certain than a correct answer, ties counting half.
 
-        None where there are no errors, or nothing else.
+        None if all answers are right, or all wrong.
         """
         wrong = self.errors.bool()
         if not bool(wrong.any()) or bool(wrong.all()):
@@ -79,7 +79,7 @@ class Selective:
 
 
 def answered(coverage: float, count: int) -> int:
-    """How many of so many images make up a coverage: ⌈coverage · count⌉, at least one."""
+    """The number of images answered at a coverage: ⌈coverage · count⌉, at least one."""
     if not 0 < coverage <= 1:
         raise ValueError(f"a coverage must be above 0 and at most 1; got {coverage}.")
     return max(1, math.ceil(coverage * count - ROUNDING))

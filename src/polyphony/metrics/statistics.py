@@ -1,4 +1,4 @@
-"""Means that can be compared: over seeds with their deviation, of differences between pairs."""
+"""Means over seeds with their deviation, and means of paired differences with their interval."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def mean_sd(values: Sequence[float]) -> MeanSd:
 
 
 def paired(differences: Sequence[float]) -> MeanSd:
-    """How far two sides are apart, judged by the differences of their pairs; NaN where one is infinite."""
+    """Mean and deviation of paired differences; NaN if one is infinite."""
     return mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))

@@ -26,8 +26,8 @@ def temper(log_probs: Tensor, temperature: float) -> Tensor:
 def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     """The τ within `TEMPERATURE_BOUNDS` that minimises the NLL of `temper(log_probs, τ)`. [n k], [n] → τ
 
-    A label of probability 0 costs inf at every temperature; such an example has no say. Where no
-    temperature is better than another (uniform predictions) the answer is 1.
+    Examples whose label has probability 0 are ignored: they cost inf at every temperature. Returns 1 if all
+    temperatures are equally good (uniform predictions).
     """
     log_probs, labels = check(log_probs, labels)
     return float(fit_temperatures(log_probs[None], labels)[0])

@@ -1,4 +1,4 @@
-"""Equal values have no order: what stands at their places is their mean."""
+"""Ties: equal values share the mean of their outcomes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def in_order(values: Tensor, outcomes: Tensor) -> tuple[Tensor, Tensor]:
     """Values in ascending order, and the outcomes in that order; equal values share their mean outcome.
 
     A sum over the first i outcomes is then its expectation over a random order of equal values, and does not
-    depend on the order of the examples. 2 × [n] → 2 × [n]; ValueError for a NaN, which has no place.
+    depend on the order of the examples. 2 × [n] → 2 × [n]; raises a ValueError for a NaN.
     """
     if values.shape != outcomes.shape or values.dim() != 1 or not len(values):
         raise ValueError(f"{list(values.shape)} values do not fit {list(outcomes.shape)} outcomes.")

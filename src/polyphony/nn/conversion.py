@@ -15,6 +15,7 @@ from polyphony.nn.running import SHARED, AtOnce, Front, InTurn, Repeat
 
 Places = list[tuple[str, nn.Module]]
 Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer
+Make = Callable[[nn.Module], OfMembers]  # the layer of members that takes a layer's place
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
 LOST = -2  # in place of a dimension, as `SHARED`: rows are in no order that can be followed
@@ -39,14 +40,14 @@ class Order:
         return branch + [name for name, dim in self.dims.items() if dim == LOST]
 
 
-def convert(network: nn.Module, members: int, order: Order, draw: Draw) -> nn.Module:
+def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Module:
     """The network itself with the layers that an order names, but for shared ones, turned into members'."""
     dims = {network.get_submodule(name): dim for name, dim in order.dims.items() if dim != SHARED}
 
     def with_members(module: nn.Module) -> nn.Module | None:
         if module not in dims:
             return None
-        new = of_members(module, members, draw)
+        new = make(module)
         new.dim = 0 if order.in_turn else dims[module]
         return new
 

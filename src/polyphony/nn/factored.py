@@ -9,24 +9,19 @@ from torch import Tensor, nn
 
 from polyphony.nn.conversion import inside, without_repeat
 from polyphony.nn.folding import fold_norms
-from polyphony.nn.rank_one import OfMembers, RankOne, run_with
+from polyphony.nn.rank_one import MemberWeights, OfMembers, RankOne, run_with
 
 
 class Factored(nn.Module):
-    """The layer that member j of a `RankOne` is: its weight (W · r_j) · s_j is computed at every call.
+    """The layer that member j of a `MemberWeights` is: its weight is computed of its own at every call.
 
-    Like `RankOne` it has the attributes of the layer it was.
+    Like that layer it has the attributes of the layer it was.
     """
 
-    r: Tensor
-    s: Tensor
-
-    def __init__(self, shared: nn.Conv2d | nn.Linear, r: Tensor, s: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, shared: nn.Conv2d | nn.Linear, bias: Tensor | None, **own: Tensor) -> None:
         super().__init__()
-        self.groups = getattr(shared, "groups", 1)
-        kernel = (shared.weight.dim() - 2) * [1]
-        self.register_buffer("r", r.view(self.groups, -1, *kernel))
-        self.register_buffer("s", s.view(-1, 1, *kernel))
+        for name, each in own.items():
+            self.register_buffer(name, each)
         self.register_buffer("bias", bias)
         self.shared = shared  # last: from here on it has the shared layer's attributes
 
@@ -41,15 +36,33 @@ class Factored(nn.Module):
             return getattr(super().__getattr__("shared"), name)
 
     def member_weight(self) -> Tensor:
-        """W ∘ s_j r_jᵀ. [o i …]"""
-        weight: Tensor = self.shared.weight
-        if self.groups > 1:  # a group of outputs sees its own inputs alone
-            by_group: Tensor = weight.unflatten(0, (self.groups, -1)) * self.r.unsqueeze(1)
-            return by_group.flatten(0, 1) * self.s
-        return weight * self.r * self.s
+        """The weight of the member. [o i …]"""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         return run_with(self.shared, x, self.member_weight(), self.bias)
+
+
+class FactoredRankOne(Factored):
+    """Member j of a `RankOne`: its weight is (W · r_j) · s_j."""
+
+    r: Tensor
+    s: Tensor
+
+    def __init__(self, shared: nn.Conv2d | nn.Linear, bias: Tensor | None, r: Tensor, s: Tensor) -> None:
+        groups, kernel = getattr(shared, "groups", 1), (shared.weight.dim() - 2) * [1]
+        super().__init__(shared, bias, r=r.view(groups, -1, *kernel), s=s.view(-1, 1, *kernel))
+
+    def member_weight(self) -> Tensor:
+        """W ∘ s_j r_jᵀ. [o i …]"""
+        weight: Tensor = self.shared.weight
+        if len(self.r) > 1:  # a group of outputs sees its own inputs alone
+            by_group: Tensor = weight.unflatten(0, (len(self.r), -1)) * self.r.unsqueeze(1)
+            return by_group.flatten(0, 1) * self.s
+        return weight * self.r * self.s
+
+
+FACTORED: dict[type[OfMembers], type[Factored]] = {RankOne: FactoredRankOne}  # other kinds add theirs
 
 
 def factored_members(network: nn.Module, members: int) -> list[nn.Module]:
@@ -76,11 +89,15 @@ def layers_of_members(network: nn.Module) -> list[OfMembers]:
 
 def each_alone(layer: OfMembers) -> list[nn.Module]:
     """The layer that each member has. Biases that are alike, as those of a shared BatchNorm, are one."""
-    if not isinstance(layer, RankOne):
+    kind = next((made for of, made in FACTORED.items() if isinstance(layer, of)), None)
+    if kind is None or not isinstance(layer, MemberWeights):
         return [layer.merge(j) for j in range(layer.members)]
-    r, s = ([factor.clone() for factor in factors.detach()] for factors in (layer.r, layer.s))
+    own = {name: getattr(layer, name).detach() for name in layer.own}
     bias = layer._parameters["bias"]
     biases = layer.members * [None] if bias is None else [each.clone() for each in bias.detach()]
     if bias is not None and bool((bias == bias[0]).all()):
         biases = layer.members * biases[:1]
-    return [Factored(layer.shared, *parts) for parts in zip(r, s, biases, strict=True)]
+    return [
+        kind(layer.shared, mine, **{name: each[j].clone() for name, each in own.items()})
+        for j, mine in enumerate(biases)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,11 +12,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyphony._util.settings import Fraction, Members, NotNegative, check
 from polyphony.nn.branch import find_front
-from polyphony.nn.conversion import FACTOR_STD, ConversionError, Places, convert, draw_factors, every_module
+from polyphony.nn.conversion import (
+    FACTOR_STD,
+    ConversionError,
+    Make,
+    Order,
+    Places,
+    convert,
+    draw_factors,
+    every_module,
+    of_members,
+)
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import OfMembers
 from polyphony.nn.running import Front
-from polyphony.nn.trial import TRIED, find_order, front_at
+from polyphony.nn.trial import ORDER, PROVEN, TRIED, find_order, front_at
 
 # Layers with weights that have no rank-one form here. A network's other parameters are shared by its members.
 UNSUPPORTED = (
@@ -57,8 +68,49 @@ def add_members(
     that the network declares or else runs on. A ConversionError says which layers cannot have members, or
     would have wrong ones, and leaves the network untouched.
     """
-    check(Members, members=members)
     check(NotNegative, factor_std=factor_std)
+    draw = partial(draw_factors, members=members, std=factor_std, rng=rng)
+    make = partial(of_members, members=members, draw=draw)
+    find = partial(try_order, network, keep, member_norm, branch, size)
+    return replace_layers(network, members, make, find, inplace)
+
+
+def replace_layers(
+    network: nn.Module,
+    members: int,
+    make: Make,
+    find: Callable[[], tuple[Order, Size | None]],
+    inplace: bool = False,
+) -> nn.Module:
+    """Put what `make` gives in place of layers, by an order that is known (`set_proven`) or that is found."""
+    check(Members, members=members)
+    order, tried = getattr(network, PROVEN, None) or find()
+    network = network if inplace else copy.deepcopy(network)
+    vars(network).pop(PROVEN, None)
+    converted = convert(network, members, order, make)
+    setattr(converted, TRIED, tried)
+    setattr(converted, ORDER, order)
+    return converted
+
+
+def set_proven(network: nn.Module, order: Order, size: Size) -> None:
+    """Let `add_members` convert a network by the order that an earlier trial found, on images of a size."""
+    setattr(network, PROVEN, (order, size))
+
+
+def order_of(network: object) -> Order | None:
+    """The order that a trial found for a network, if it was converted."""
+    return getattr(network, ORDER, None)
+
+
+def try_order(
+    network: nn.Module,
+    keep: tuple[str, ...],
+    member_norm: bool,
+    branch: str | float | None,
+    size: Size | None,
+) -> tuple[Order, Size | None]:
+    """The order for options of `add_members`, and the size of the images that were tried."""
 
     def layers(front: Front | None) -> list[str]:
         shared = keep if front is None else (*keep, *front.modules)
@@ -70,12 +122,7 @@ def add_members(
     elif branch is not None:
         check(Fraction, branch=branch)
         front = front_at(network, branch, layers, size)
-    order, tried = find_order(network, layers(front), size, front)
-    network = network if inplace else copy.deepcopy(network)
-    draw = partial(draw_factors, members=members, std=factor_std, rng=rng)
-    converted = convert(network, members, order, draw)
-    setattr(converted, TRIED, tried)
-    return converted
+    return find_order(network, layers(front), size, front)
 
 
 def unless_kept(places: Places, keep: tuple[str, ...]) -> Places:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 NOBODY = -1  # between two turns
+EVERYONE = slice(None)
 Way = Literal["auto", "weights", "activations"]
 """What a rank-one layer scales; `auto`: weights on a CPU, activations elsewhere."""
 
@@ -48,20 +49,19 @@ class OfMembers(nn.Module):
         raise NotImplementedError
 
 
-class RankOne(OfMembers):
-    """A layer that all members share, with factors r [m i], s [m o] and a bias [m o] for each member.
+class MemberWeights(OfMembers):
+    """A layer that all members share but for what is a member's `own`, [m …] each, and a bias [m o].
 
-    It keeps the attributes of the layer it was, `.weight`, `.stride` and all others: those of the shared
-    layer, and while members run in turn the weight and bias of the one whose turn it is.
+    Member j's weight is made of the shared one and of its own. The layer keeps the attributes of the layer it
+    was, `.weight`, `.stride` and all others: those of the shared layer, and while members run in turn the
+    weight and bias of the one whose turn it is.
     """
 
-    channels: int  # in which dimension of [m b …] they are
-    way: Way = "auto"
-
-    def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, shared: nn.Conv2d | nn.Linear, **own: Tensor) -> None:
         super().__init__()
-        self.members = len(factors[0])
-        self.r, self.s = (nn.Parameter(factor) for factor in factors)
+        self.members, self.own = len(next(iter(own.values()))), tuple(own)
+        for name, each in own.items():
+            self.register_parameter(name, nn.Parameter(each))
         bias = None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
         self.register_parameter("bias", bias)
         shared.register_parameter("bias", None)
@@ -77,44 +77,28 @@ class RankOne(OfMembers):
                 raise
             return getattr(super().__getattr__("shared"), name)
 
-    def scales(self, r: Tensor, s: Tensor) -> Tensor:
-        """What the shared weight is multiplied by. [m i], [m o] → [m o i …]"""
+    def member_weights(self, of: slice = EVERYONE) -> Tensor:
+        """The weights of some members. [m o i …]"""
         raise NotImplementedError
-
-    def member_weights(self) -> Tensor:
-        """W ∘ s_j r_jᵀ for every member. [m o i …]"""
-        return self.shared.weight * self.scales(self.r, self.s)
 
     def member(self, j: int) -> tuple[Tensor, Tensor | None]:
         """The weight and the bias of member j."""
-        weight = self.shared.weight * self.scales(self.r[j : j + 1], self.s[j : j + 1])[0]
         bias = self._parameters["bias"]
-        return weight, None if bias is None else bias[j]
+        return self.member_weights(slice(j, j + 1))[0], None if bias is None else bias[j]
 
     def all(self, x: Tensor) -> Tensor:
-        on_cpu = x.device.type in ("cpu", "meta")
-        by_weights = self.way == "weights" or (self.way == "auto" and on_cpu)
-        if by_weights or not is_plain(self.shared):  # which may do anything with its weight
-            return self.by_weights(x)
-        return self.by_activations(x)
+        return self.by_weights(x)
 
     def by_weights(self, x: Tensor) -> Tensor:
-        """One layer for each member, with its scaled weight."""
+        """One layer for each member, with its weight; of plain linear layers one product."""
         bias = self._parameters["bias"]
+        if isinstance(self.shared, nn.Linear) and is_plain(self.shared):
+            rows, weights = torch.stack(split_rows(x, self.members)).flatten(1, -2), self.member_weights().mT
+            out = rows @ weights if bias is None else torch.baddbmm(bias[:, None], rows, weights)
+            return out.view(*x.shape[:-1], self.shared.out_features)
         biases = self.members * [None] if bias is None else bias.unbind()
         blocks = zip(split_rows(x, self.members), self.member_weights().unbind(), biases, strict=True)
         return torch.cat([self.run(*block) for block in blocks])
-
-    def by_activations(self, x: Tensor) -> Tensor:
-        """The shared layer alone, its inputs scaled before and its outputs after."""
-        bias, rows = self._parameters["bias"], unfold_rows(x, self.members)
-        shape = [self.members, *rows.dim() * [1]][: rows.dim()]
-        shape[self.channels] = -1
-        scaled = (rows * self.r.view(shape)).flatten(0, 1)
-        out: Tensor = self.run(scaled, self.shared.weight, None).unflatten(0, rows.shape[:2])
-        out = out * self.s.view(shape)
-        out = out if bias is None else out + bias.view(shape)
-        return out.flatten(0, 1)
 
     def one(self, x: Tensor, j: int) -> Tensor:
         return self.run(x, *self.member(j))
@@ -130,6 +114,44 @@ class RankOne(OfMembers):
         if bias is not None:
             plain.bias = nn.Parameter(bias.detach().clone())
         return plain
+
+
+class RankOne(MemberWeights):
+    """Members by factors r [m i], s [m o]: member j has the weight W ∘ s_j r_jᵀ."""
+
+    r: nn.Parameter
+    s: nn.Parameter
+    channels: int  # in which dimension of [m b …] they are
+    way: Way = "auto"
+
+    def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
+        super().__init__(shared, r=factors[0], s=factors[1])
+
+    def scales(self, r: Tensor, s: Tensor) -> Tensor:
+        """What the shared weight is multiplied by. [m i], [m o] → [m o i …]"""
+        raise NotImplementedError
+
+    def member_weights(self, of: slice = EVERYONE) -> Tensor:
+        """W ∘ s_j r_jᵀ of some members. [m o i …]"""
+        return self.shared.weight * self.scales(rows_of(self.r, of), rows_of(self.s, of))
+
+    def all(self, x: Tensor) -> Tensor:
+        on_cpu = x.device.type in ("cpu", "meta")
+        by_weights = self.way == "weights" or (self.way == "auto" and on_cpu)
+        if by_weights or not is_plain(self.shared):  # which may do anything with its weight
+            return self.by_weights(x)
+        return self.by_activations(x)
+
+    def by_activations(self, x: Tensor) -> Tensor:
+        """The shared layer alone, its inputs scaled before and its outputs after."""
+        bias, rows = self._parameters["bias"], unfold_rows(x, self.members)
+        shape = [self.members, *rows.dim() * [1]][: rows.dim()]
+        shape[self.channels] = -1
+        scaled = (rows * self.r.view(shape)).flatten(0, 1)
+        out: Tensor = self.run(scaled, self.shared.weight, None).unflatten(0, rows.shape[:2])
+        out = out * self.s.view(shape)
+        out = out if bias is None else out + bias.view(shape)
+        return out.flatten(0, 1)
 
 
 class RankOneConv2d(RankOne):
@@ -155,15 +177,6 @@ class RankOneLinear(RankOne):
     def scales(self, r: Tensor, s: Tensor) -> Tensor:
         """s_j r_jᵀ for every member. [m o i]"""
         return s[:, :, None] * r[:, None, :]
-
-    def by_weights(self, x: Tensor) -> Tensor:
-        """One product of all members' rows with their weights."""
-        if not is_plain(self.shared):
-            return super().by_weights(x)
-        rows, bias = torch.stack(split_rows(x, self.members)).flatten(1, -2), self._parameters["bias"]
-        weights = self.member_weights().mT
-        out = rows @ weights if bias is None else torch.baddbmm(bias[:, None], rows, weights)
-        return out.view(*x.shape[:-1], self.shared.out_features)
 
 
 class MemberBatchNorm(OfMembers):
@@ -206,6 +219,11 @@ def run_with(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor, bias: Tens
     own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     out: Tensor = functional_call(layer, own, (x,))
     return out
+
+
+def rows_of(own: Tensor, members: slice) -> Tensor:
+    """What some members own; of all of them the tensor itself, since a slice costs kernels in every step."""
+    return own if members is EVERYONE else own[members]
 
 
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -21,6 +22,7 @@ from polyphony.nn.conversion import (
     draw_factors,
     inside,
     merge_member,
+    of_members,
 )
 from polyphony.nn.probe import (
     Size,
@@ -39,17 +41,23 @@ from polyphony.nn.running import SHARED, Front, Members
 MEMBERS = 2  # of the trial: as few as can be told apart
 MORE = 5  # rows of each in a second, larger batch
 NEAR = 0.25  # how far a branch that is chosen by a share may be from it
-TRIED = "tried_size"  # the attribute of a converted network that says at which size it was tried
+# Attributes of a converted network: at which size it was tried, and with which result.
+TRIED, ORDER = "tried_size", "tried_order"
+PROVEN = "proven"  # of a plain network: both, of an earlier trial, so that nothing is tried again
 
 
 def find_order(
-    network: nn.Module, names: Sequence[str], size: Size | None, front: Front | None = None
+    network: nn.Module,
+    names: Sequence[str],
+    size: Size | None,
+    front: Front | None = None,
+    options: Sequence[str] = ("keep", "member_norm"),
 ) -> tuple[Order, Size | None]:
     """In which order rows reach the layers named, such that each member of the whole is what it is alone.
 
     Rows are followed where all members can run at once; otherwise members run in turn. A ConversionError says
-    where members would differ, and what would help. With it comes the size of the images that were tried, if
-    they had numbers.
+    where members would differ, and which of the `options` would help. With it comes the size of the images
+    that were tried, if they had numbers.
     """
     trial = on_random_images(network, MEMBERS, size, lambda plain, x: Trial(plain, x, names, front))
     order = trial.order()
@@ -57,11 +65,11 @@ def find_order(
     if stale := trial.stale():
         raise ConversionError(
             f"layer '{stale[0]}' goes on using a weight that it has prepared, where each member has another:"
-            f" share it by keep={tuple(stale)}"
+            f" {leave_out(stale, options)}"
         )
     if not trial.works_at_once(order):
         if not trial.turns_work():
-            raise ConversionError(trial.advice(order))
+            raise ConversionError(trial.advice(order, options))
         order = trial.turns()
     return order, tried
 
@@ -179,7 +187,8 @@ class Trial:
             r[-1], s[-1] = 1, 1
             return r, s
 
-        converted = convert(copy.deepcopy(self.unused), MEMBERS, order, draw)
+        make = partial(of_members, members=MEMBERS, draw=draw)
+        converted = convert(copy.deepcopy(self.unused), MEMBERS, order, make)
         first = merge_member(converted, 0)
 
         def differs(rows: Tensor, shared: bool) -> str | None:
@@ -237,18 +246,18 @@ class Trial:
         norms = any(isinstance(module, _BatchNorm) for module in set(self.plain.modules()) - others)
         return not norms and self.works(self.turns())
 
-    def advice(self, order: Order) -> str:
-        """Where members would differ from what they are alone, and which of our options would help."""
+    def advice(self, order: Order, options: Sequence[str]) -> str:
+        """Where members would differ from what they are alone, and which of the options would help."""
         called = {name for name, _ in self.whole.calls}
         lost, unused = order.lost, [name for name in self.names if name not in called]
         rest = [name for name in self.names if name not in (lost or unused)]
         kept = Trial(self.plain, self.x, rest, self.front)
         reason = self.fault(order) or "rows of a larger batch depend on each other"
         cures = []
-        if self.works(self.turns()):
+        if "member_norm" in options and self.works(self.turns()):
             cures.append("set `member_norm`, so that members can run one after the other")
         if (lost or unused) and rest and kept.works_at_once(kept.order()):
-            cures.append(f"share layers by keep={tuple(lost or unused)}")
+            cures.append(leave_out(lost or unused, options))
             reason = f"layer '{unused[0]}' is not called, its weight is read" if unused else reason
         if lost:
             reason = f"rows come to layer '{lost[0]}' in an order that cannot be followed"
@@ -256,6 +265,15 @@ class Trial:
             cures.append(f"branch elsewhere than at '{self.front.branch}'")
         cure = ", or ".join(cures) or "it mixes the rows of a batch, or is random"
         return f"members of this network are not what they are alone: {reason}; {cure}"
+
+
+def leave_out(names: Sequence[str], options: Sequence[str]) -> str:
+    """What to do about layers that cannot have members."""
+    return (
+        f"share layers by keep={tuple(names)}"
+        if "keep" in options
+        else f"name layers other than {tuple(names)}"
+    )
 
 
 def as_member(whole: Trace, j: int, order: Order) -> Trace:

@@ -1,27 +1,28 @@
-"""Networks of other people, one's own among them: what they expect of images, and whether they take them."""
+"""Networks of other libraries and of the user: what they expect of images, and whether they accept them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
+from polyphony._util.settings import Settings
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
 from polyphony.nn.adapter import Order
-from polyphony.recipe.python import PythonTable, explained, refuse_interrupt, said, seeded
-from polyphony.recipe.table import RecipeError, Table
+from polyphony.recipe.python import PythonTable, error_text, explained, refuse_interrupt, seeded
+from polyphony.recipe.table import RecipeError
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
 PositiveNumbers = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 Side = Annotated[int, Field(gt=0, le=10**4)]
 
 FEW = 2  # images that a network is tried on
-SIZES = {  # what people call the arguments of a network
+SIZES = {  # names of a network's arguments
     "classes": (
         "classes",
         "num_classes",
@@ -36,8 +37,10 @@ SIZES = {  # what people call the arguments of a network
 PLAIN = {"mean": 0.0, "std": 1.0}  # of a network that takes pixels as they are
 
 
-class NetworkTable(Table):
+class NetworkTable(Settings):
     """A network by its kind. It takes pixels in [0, 1], and normalises them itself."""
+
+    width_key: ClassVar[str] = ""  # the key that sets how wide it is, if there is one
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> nn.Module:
         """The network with fresh weights."""
@@ -46,20 +49,20 @@ class NetworkTable(Table):
     def fitted(
         self, classes: int, shape: Size, rng: torch.Generator | None = None, copies: int = 1
     ) -> nn.Module:
-        """The same for images of a shape, [c h w]; for so many of them at once, with as many answers."""
+        """A network for images of a shape [c h w]; with `copies`, for so many images at once."""
         return self.build(copies * classes, copies * shape[0], rng)
 
     def portable(self) -> NetworkTable:
-        """The table that says the same where no other file is at hand."""
+        """The same table without references to other files."""
         return self
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Let a network that was built normalise by these statistics of the data."""
+        """Set the normalisation of a network to these statistics of the data."""
         network.normalize.set(mean, std)  # type: ignore[operator, union-attr]
 
 
 class ForeignTable(NetworkTable):
-    """A network that knows nothing of Polyphony. What it expects of pixels is its own, or said here."""
+    """A network of another library. Its preprocessing is its own, or set here."""
 
     mean: Numbers | None = None
     """Mean of the pixels in [0, 1], one number or one for each channel."""
@@ -77,15 +80,15 @@ class ForeignTable(NetworkTable):
         return self
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        """The network itself, with fresh weights from PyTorch's global generator."""
+        """The network itself, with random weights from PyTorch's global generator."""
         raise NotImplementedError
 
     def given(self) -> dict[str, Any]:
-        """`mean`, `std`, `size` and `order` as far as the recipe says them."""
+        """`mean`, `std`, `size` and `order`, if the recipe sets them."""
         return self.model_dump(include={"mean", "std", "size", "order"}, exclude_none=True)
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
-        """`mean`, `std`, `size` and `order` as far as the network says them of itself."""
+        """`mean`, `std`, `size` and `order`, if the network describes them itself."""
         return {}
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> Adapted:
@@ -99,19 +102,21 @@ class ForeignTable(NetworkTable):
     def fitted(
         self, classes: int, shape: Size, rng: torch.Generator | None = None, copies: int = 1
     ) -> Adapted:
-        """A RecipeError where it does not take such images, or gives another number of logits."""
+        """A RecipeError if it does not take such images, or gives another number of logits."""
         network = self.build(copies * classes, copies * shape[0], rng)
         network.shape = (copies * shape[0], *shape[1:])
         images = torch.zeros(FEW, *network.shape)
-        if images.is_meta:  # where networks are built to be counted
+        if images.is_meta:  # a device on which models are counted
             return network
         sides = " × ".join(map(str, network.shape))
         try:
             with torch.no_grad(), evaluating(network):
                 found = tuple(network(images).shape)
-        except BaseException as error:  # a stranger's forward may raise anything
+        except BaseException as error:  # a foreign forward may raise anything
             refuse_interrupt(error)
-            raise RecipeError(f"'{self.label}' cannot take images of {sides} ({said(error)})") from error
+            raise RecipeError(
+                f"'{self.label}' cannot take images of {sides} ({error_text(error)})"
+            ) from error
         if found != (FEW, copies * classes):
             raise RecipeError(
                 f"'{self.label}' answers {FEW} images with {list(found)},"
@@ -120,18 +125,18 @@ class ForeignTable(NetworkTable):
         return network
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Nothing: what it normalises by was given when it was built."""
+        """Nothing: its normalisation was set when it was built."""
 
 
 def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """The statistics of an image's channels for a network that takes several images at once."""
+    """The statistics of an image's channels, for a network that takes several images at once."""
     if channels % len(values):
         raise RecipeError(f"mean and std are given for {len(values)} channels, but images have {channels}")
     return tuple(values) * (channels // len(values))
 
 
 class PythonNetwork(PythonTable, ForeignTable):
-    """One of the user's own: a function or class, called with `args` and the sizes that it has names for."""
+    """The user's network: a function or class, called with `args` and the sizes that it has names for."""
 
     kind: Literal["python"]
 
@@ -144,15 +149,15 @@ class PythonNetwork(PythonTable, ForeignTable):
         except RecipeError as fault:
             if named is not None or "unexpected keyword argument" not in str(fault):
                 raise
-            network = self.make(num_classes=classes)  # as torchvision's functions have it
+            network = self.make(num_classes=classes)  # as in torchvision's functions
         if not isinstance(network, nn.Module):
             raise RecipeError(f"'{self.name}' makes a {type(network).__name__}, not a torch.nn.Module")
         return network
 
     def named(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The sizes by the names that the maker has for them; nothing where it does not say which it takes.
+        """The sizes by the maker's names for them; empty if it does not name its arguments.
 
-        A RecipeError where it needs another argument.
+        A RecipeError if it needs another argument.
         """
         try:
             parameters = inspect.signature(self.load()).parameters.values()

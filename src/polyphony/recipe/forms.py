@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import torch
-from pydantic import BeforeValidator, Field, NonNegativeFloat
+from pydantic import BeforeValidator, Field
 from torch import nn
 
-from polyphony._util.settings import Share, as_table, as_tuple
+from polyphony._util.settings import Share, as_table
 from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
 from polyphony.distill.perturb import Perturbation
 from polyphony.ensembles import (
@@ -22,76 +22,14 @@ from polyphony.ensembles import (
     Single,
 )
 from polyphony.nn import FACTOR_STD
+from polyphony.recipe.form_table import Branch, FactorForm, FormTable, Keep
+from polyphony.recipe.later_forms import LatentFactorForm, LowRankForm, SeparateForm
 from polyphony.recipe.python import PythonTable
-from polyphony.recipe.table import RecipeError, Table
+from polyphony.recipe.table import RecipeError
 from polyphony.training.fit import Loss
 
 if TYPE_CHECKING:
     from polyphony.recipe.methods import Distillation
-
-
-Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that members share
-
-
-def as_branch(value: object) -> object:
-    """The name of a module, or a number above 0 and below 1."""
-    share = isinstance(value, float) and 0 < value < 1
-    if value is None or share or (isinstance(value, str) and value):
-        return value
-    raise ValueError("must be the name of a layer, or a number above 0 and below 1")
-
-
-Branch = Annotated[
-    str | float | None, BeforeValidator(as_branch)
-]  # where members branch, or what share before
-
-
-class FormTable(Table):
-    """What forms have in common: members learn one-to-one, and predict as they were trained."""
-
-    needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
-    trains_as_one: ClassVar[bool] = False  # without members from the start
-    own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
-    mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
-    words: ClassVar[str] = ""  # what a table calls such a student, if not by its label
-
-    def resolved(self) -> FormTable:
-        """What stands behind it: itself, or the form that the user's own module makes."""
-        return self
-
-    def from_teacher(self) -> FormTable:
-        """The form of a student that starts from a teacher's weights."""
-        return self
-
-    def copies(self, members: int) -> int:
-        """For how many members the network has inputs and outputs."""
-        return 1
-
-    def predictors(self, members: int) -> int:
-        """How many members it has when it is trained."""
-        return 1 if self.trains_as_one else members
-
-    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        """The student before training, from a fresh network."""
-        raise NotImplementedError
-
-    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        """What it minimises, in a training of so many steps."""
-        return Distill(teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0)
-
-    def trained(self, student: Ensemble) -> Ensemble:
-        """What predicts after training."""
-        return student
-
-
-class FactorForm(FormTable):
-    """A form whose members start as a network's weights times factors N(1, factor_std²)."""
-
-    factor_std: NonNegativeFloat | None = None
-    """Spread of the factors N(1, factor_std²) (default: 0.5; Hydra: fresh heads)."""
-
-    def from_teacher(self) -> FormTable:
-        return self.model_copy(update={"factor_std": FACTOR_STD}) if self.factor_std is None else self
 
 
 class BatchEnsembleForm(FactorForm):
@@ -241,6 +179,9 @@ Form = Annotated[
     | LatentBEForm
     | DirichletForm
     | ProxyDirichletForm
+    | SeparateForm
+    | LowRankForm
+    | LatentFactorForm
     | PythonForm,
     Field(discriminator="kind"),
     BeforeValidator(as_table),

@@ -24,16 +24,16 @@ from torch import nn
 from polyphony._util.settings import as_spec
 from polyphony._util.text import SettingError, extra
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
-from polyphony.recipe.python import said
+from polyphony.recipe.python import error_text
 from polyphony.recipe.table import RecipeError
 
-# Parts of the names of settings by which a library reads a file, asks a server or runs what it finds there.
+# Parts of names of settings that make a library read a file, ask a server or run code from there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
-NUMBERS = ("pretrained_window_size", "pretrained_window_sizes")  # settings of Swin V2 that sound alike
+NUMBERS = ("pretrained_window_size", "pretrained_window_sizes")  # settings of Swin V2 with similar names
 
 
 def harmless(value: Any, name: str = "name") -> Any:
-    """The value; a ValueError where it could have a library read or run anything but its own code."""
+    """The value; a ValueError if it could make a library read or run anything but its own code."""
     if isinstance(value, dict):
         for key, each in value.items():
             fetches = key not in NUMBERS and any(part in key.lower() for part in FETCHING)
@@ -48,9 +48,9 @@ def harmless(value: Any, name: str = "name") -> Any:
 
 
 def foreign_table(text: str, folder: Path) -> ForeignTable:
-    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; a module lies in `folder`.
+    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; `folder` is that of the module.
 
-    A folder of transformers is one of the working directory.
+    A folder of transformers is relative to the working directory.
     """
     kind, _, name = text.partition(":")
     kinds: dict[str, type[ForeignTable]] = {"timm": TimmNetwork, "transformers": TransformersNetwork}
@@ -67,7 +67,7 @@ def foreign_table(text: str, folder: Path) -> ForeignTable:
 
 
 class TimmNetwork(ForeignTable):
-    """A network of timm by its name; `args` go to timm.create_model. Nothing else is read or downloaded."""
+    """A network of timm by name; `args` go to timm.create_model. Nothing else is read or downloaded."""
 
     kind: Literal["timm"]
     name: Annotated[str, AfterValidator(harmless)]
@@ -87,7 +87,7 @@ class TimmNetwork(ForeignTable):
             sizes |= {"num_classes": classes, "in_chans": channels}
             network: nn.Module = timm.create_model(self.name, pretrained=False, **sizes | self.args)
         except Exception as error:
-            raise RecipeError(f"timm cannot make '{self.name}' ({said(error)})") from error
+            raise RecipeError(f"timm cannot make '{self.name}' ({error_text(error)})") from error
         return network
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class TimmNetwork(ForeignTable):
 
 
 class TransformersNetwork(ForeignTable):
-    """An image classifier of transformers: the folder or id of a model, or the `config` of a fresh one.
+    """An image classifier of transformers: the folder or id of a model, or the `config` of a new one.
 
     A folder is looked for beside the recipe.
     """
@@ -130,7 +130,7 @@ class TransformersNetwork(ForeignTable):
         with one_sentence(self.label):
             if self.size and hasattr(config, "image_size"):
                 config.image_size = self.size
-            config.architectures = config.architectures or []  # the class, where a type has several
+            config.architectures = config.architectures or []  # the class, if a type has several
             network: nn.Module = needed("transformers").AutoModelForImageClassification.from_config(config)
         return network
 
@@ -145,18 +145,18 @@ class TransformersNetwork(ForeignTable):
             return auto.for_model(table.pop("model_type"), **table | sizes)
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """Not where the model lies, but what is said there."""
+        """Instead of the model's place, what its files say."""
         if self.name is None:
             return super().spec(only)
         return {key: as_spec(value) for key, value in self.described.items()}
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """What a named model's files say of it, read once, as the keys of a table without a name."""
+        """What the files of a named model say, read once, as the keys of a table without a name."""
         configuration = self.configuration({})
         told, known = json.loads(configuration.to_json_string()), expected(str(self.name))
         if image_size(configuration):
-            known.pop("size", None)  # the configuration's goes first, as in `expects`
+            known.pop("size", None)  # the configuration's comes first, as in `expects`
         kept = told.keys() - {"id2label", "label2id", "transformers_version", "dtype"}
         config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
         return {"kind": self.kind, "config": config, **known | self.given()}
@@ -177,30 +177,30 @@ class TransformersNetwork(ForeignTable):
 
 @contextmanager
 def one_sentence(label: str) -> Iterator[None]:
-    """Whatever transformers raises meanwhile is a RecipeError that names the model."""
+    """Report everything that transformers raises as a RecipeError that names the model."""
     try:
         yield
     except RecipeError:
         raise
     except Exception as error:
-        raise RecipeError(f"transformers cannot make '{label}' ({said(error)})") from error
+        raise RecipeError(f"transformers cannot make '{label}' ({error_text(error)})") from error
 
 
 def refuse_missing_folder(name: str) -> None:
-    """A RecipeError where a name can only be that of a folder, which is not there: a hub is not asked."""
+    """A RecipeError if a name can only be a folder, and is missing: a hub is not asked."""
     path = name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
     if path and not Path(name).is_dir():
         raise RecipeError(f"there is no folder '{name}' of a model of transformers")
 
 
 def image_size(configuration: Any) -> int | tuple[int, ...] | None:
-    """The size that a model of transformers is made for, if it is made for one."""
+    """The image size of a model of transformers, if it is fixed."""
     size = getattr(configuration, "image_size", None) or None
     return size if size is None or isinstance(size, int) else tuple(size)
 
 
 def expected(name: str) -> dict[str, Any]:
-    """`mean`, `std`, `size`, `order` as the image processor beside a model says them, if there is one."""
+    """`mean`, `std`, `size`, `order` from the image processor beside a model, if there is one."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
@@ -209,7 +209,7 @@ def expected(name: str) -> dict[str, Any]:
         return {}
     levels = 255 * (told.get("rescale_factor") or 1 / 255) if told.get("do_rescale", True) else 255
     known: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
-    mean, std = told.get("image_mean"), told.get("image_std")  # of each channel, or one for all
+    mean, std = told.get("image_mean"), told.get("image_std")  # for each channel, or one for all
     if told.get("do_normalize", True) and mean is not None and std is not None:
         lists = (each if isinstance(each, list) else [each] for each in (mean, std))
         known = {
@@ -224,7 +224,7 @@ def expected(name: str) -> dict[str, Any]:
 
 
 def needed(module: str) -> Any:
-    """A module that comes with the extra of its name, or one sentence."""
+    """A module that comes with the extra of its name; a RecipeError if it is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -233,8 +233,8 @@ def needed(module: str) -> Any:
         raise RecipeError(
             f"kind = '{module}' needs the package {missing}, which is not installed: {how}"
         ) from error
-    except Exception as error:  # a library beside the wrong versions of others can raise anything
+    except Exception as error:  # a library next to wrong versions of others can raise anything
         raise RecipeError(
-            f"kind = '{module}' needs the package {module}, which cannot be imported ({said(error)}):"
+            f"kind = '{module}' needs the package {module}, which cannot be imported ({error_text(error)}):"
             f" {extra(module)}"
         ) from error

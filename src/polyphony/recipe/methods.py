@@ -1,4 +1,4 @@
-"""How a student is trained: which form it takes, where the teachers are asked, how much they count."""
+"""Methods: which form a student takes, where teachers and student are compared, how much teachers count."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any, Literal
 
 from pydantic import PositiveFloat, field_serializer
 
-from polyphony._util.settings import Count, Share, Temperature
+from polyphony._util.settings import Count, Settings, Share, Temperature
 from polyphony.distill import Passes
 from polyphony.distill.perturb import BuiltIn, Chain, Perturbation, WithSource
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb
-from polyphony.recipe.table import StepSize, Table, UnlabelledShare
+from polyphony.recipe.table import StepSize, UnlabelledShare
 
-Start = Literal["fresh", "teacher"]  # weights of its own, or the first teacher's
+Start = Literal["fresh", "teacher"]  # random weights, or the first teacher's
 
 
-class Method(Table):
-    """One way to train a student; what it leaves open is as in `student`. No perturb: on the labels alone."""
+class Method(Settings):
+    """One way to train a student (defaults: as in `student`). Without perturb it learns from labels alone."""
 
     form: Form | None = None
     """What the student is built as."""
@@ -45,7 +45,7 @@ class Method(Table):
 
     @field_serializer("perturb")
     def _in_short(self, perturb: Perturb | None) -> Any:
-        """By name where there is no more to say, as people write it."""
+        """A name if nothing else is set, as people write it."""
         if all(isinstance(each, BuiltIn) and each.spec() == {"kind": each.kind} for each in perturb or ()):
             return self.label or None
         unset = [{"step_size"} - each.model_fields_set for each in perturb or ()]
@@ -55,27 +55,26 @@ class Method(Table):
 
     @property
     def takes_step(self) -> bool:
-        """Whether a step size concerns it."""
         return any(each.takes_step for each in self.perturb or ())
 
     @property
     def needs_student(self) -> bool:
-        """Whether where the teachers are asked depends on the student."""
+        """Whether the perturbation uses the student."""
         return any(each.needs_student for each in self.perturb or ())
 
     @property
     def perturbs(self) -> bool:
-        """Whether the teachers are asked elsewhere than at the images themselves."""
+        """Whether the images are changed at all."""
         return self.label not in ("", "clean")
 
     @property
     def label(self) -> str:
-        """Its perturbations as a person calls them, "mixup+ods"; nothing for a method without teachers."""
+        """The names of its perturbations, "mixup+ods"; empty for a method without teachers."""
         return "+".join(each.label for each in self.perturb or ())
 
 
-class Distillation(Table):
-    """A method with teachers, all its settings filled in."""
+class Distillation(Settings):
+    """A method with teachers, with all its settings."""
 
     perturb: Perturb
     source: str | None = None

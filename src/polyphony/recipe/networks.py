@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import AfterValidator, Field
@@ -15,7 +15,7 @@ DEEPEST = 2_000
 
 
 def depths(least: int, words: str) -> AfterValidator:
-    """What refuses a depth that is not the least or one of every sixth after it."""
+    """A validator of depths: the smallest, or any multiple of six more."""
 
     def has_whole_stages(depth: int) -> int:
         if depth not in range(least, DEEPEST + 1, 6):
@@ -28,6 +28,7 @@ def depths(least: int, words: str) -> AfterValidator:
 class ResNetTable(NetworkTable):
     """ResNet of depth 6n + 2."""
 
+    width_key: ClassVar[str] = "width"
     kind: Literal["resnet"]
     depth: Annotated[int, depths(8, "6n + 2 (8, 14, 20, 32, …) for a ResNet")]
     """Number of layers, 6n + 2."""
@@ -41,6 +42,7 @@ class ResNetTable(NetworkTable):
 class WideResNetTable(NetworkTable):
     """WideResNet of depth 6n + 4."""
 
+    width_key: ClassVar[str] = "widen"
     kind: Literal["wide_resnet"]
     depth: Annotated[int, depths(10, "6n + 4 (10, 16, 22, 28, …) for a WideResNet")]
     """Number of layers, 6n + 4."""

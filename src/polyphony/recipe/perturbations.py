@@ -14,18 +14,18 @@ from polyphony.recipe.python import PythonTable, explained
 
 
 class PythonPerturbation(PythonTable):
-    """One of the user's own: a class or function that makes it.
+    """A perturbation of the user's: a class or function that makes it.
 
     It gets the recipe's step size as `step_size` if it has such an argument. The attributes of
-    `distill.perturb.BuiltIn` (`reads_temperature`, …) say what else a recipe must know; each is False where
-    it is missing.
+    `distill.perturb.BuiltIn` (`reads_temperature`, …) tell the recipe what else it must know; each is False
+    if it is missing.
     """
 
     kind: Literal["python"]
 
     @property
     def takes_step(self) -> bool:
-        """Whether it takes a step whose size its `args` leave open."""
+        """Whether it takes a step whose size its `args` do not set."""
         with explained(self.name):
             return "step_size" in inspect.signature(self.load()).parameters.keys() - self.args
 
@@ -46,13 +46,12 @@ class PythonPerturbation(PythonTable):
             return bool(getattr(self.load(), trait, False))
 
     def build(self, step_size: float) -> Perturbation:
-        """The perturbation itself."""
         made: Perturbation = self.make(**({"step_size": step_size} if self.takes_step else {}))
         return made
 
 
 def as_tables(value: object) -> object:
-    """ "mixup+ods" → ({"kind": "mixup"}, {"kind": "ods"}); one table stands for itself."""
+    """ "mixup+ods" → ({"kind": "mixup"}, {"kind": "ods"}); one table becomes a tuple of one."""
     each = value.split("+") if isinstance(value, str) else [value] if isinstance(value, dict) else value
     if not isinstance(each, Sequence):
         raise ValueError("must be a name such as 'ods', several such as 'mixup+ods', or a table with a kind")

@@ -1,4 +1,4 @@
-"""The points of a sweep: values of α, τ and η for one method, and the recipe whose methods they are."""
+"""The points of a sweep: values of α, τ and η for one method, and the recipe that has them as methods."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from polyphony.recipe.table import RecipeError
 
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255
-Value = float | str | None  # a step size may be "match", and is none where a method takes no step
+Value = float | str | None  # a step size may be "match", or None if a method takes no step
 Values = dict[str, tuple[Any, ...]]  # of each parameter
 
-# What the paper's two tables of hyper-parameters vary, by the student's network.
+# The values of the paper's two tables of hyper-parameters, by the student's network.
 PAPER: dict[str, Values] = {
     "resnet": {"alpha": (0.8, 0.9, 1.0), "temperature": (2.0, 3.0, 4.0, 5.0)},
     "wide_resnet": {"alpha": (0.9,), "temperature": (1.0, 2.0, 3.0, 4.0, 5.0)},
@@ -43,14 +43,14 @@ class Point:
         return f"a{text_of(self.alpha)}-t{text_of(self.temperature)}{step}"
 
     def settings(self) -> dict[str, float | str]:
-        """The keys of a method that the point decides."""
+        """The keys of a method that the point sets."""
         found = {name: getattr(self, name) for name in PARAMETERS}
         return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What is swept: a method of a recipe, and the values of each parameter, of which some are only one."""
+    """A method of a recipe, and the values of each parameter; some have one value."""
 
     recipe: Recipe
     method: str
@@ -58,7 +58,7 @@ class Swept:
 
     @property
     def own(self) -> Point:
-        """The point that the recipe itself is at."""
+        """The point of the recipe itself."""
         return own_point(self.recipe, self.method)
 
     @property
@@ -67,11 +67,10 @@ class Swept:
         return tuple(name for name in PARAMETERS if len(self.values[name]) > 1)
 
     def grid(self) -> list[Point]:
-        """Every combination of the values."""
         return [Point(*point) for point in itertools.product(*(self.values[name] for name in PARAMETERS))]
 
     def derived(self, points: Sequence[Point]) -> Recipe:
-        """The recipe whose methods are the points. Teachers that only a DEE curve would need are left out."""
+        """The recipe whose methods are the points. Teachers that only the DEE curve needs are left out."""
         method = self.recipe.methods[self.method]
         changed: dict[str, Any] = {
             "name": f"{self.recipe.name}-sweep",
@@ -85,9 +84,9 @@ class Swept:
 
 
 def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | None]) -> Swept:
-    """What to sweep, from "0.5,0.9" for each parameter or nothing; a RecipeError where it makes no sense.
+    """What to sweep, from "0.5,0.9" or None for each parameter; a RecipeError if it makes no sense.
 
-    Without any values they are the paper's. Where some are given, the other parameters stay as they are.
+    Without any values they are the paper's. If some are set, the other parameters stay as in the recipe.
     """
     name = chosen_method(recipe, method)
     given = {parameter: read_values(parameter, text) for parameter, text in texts.items() if text is not None}
@@ -109,7 +108,7 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
 
 
 def chosen_method(recipe: Recipe, name: str | None) -> str:
-    """The method of that name; by default the first that takes a step, or the first with teachers."""
+    """The method of that name (default: the first that takes a step, or the first with teachers)."""
     if name is not None and name not in recipe.methods:
         raise RecipeError(f"{recipe.name} has no method '{name}'; {suggestion(name, recipe.methods)}")
     candidates = [name] if name is not None else list(recipe.methods)
@@ -122,7 +121,7 @@ def chosen_method(recipe: Recipe, name: str | None) -> str:
 
 
 def concerns(recipe: Recipe, name: str, parameter: str) -> bool:
-    """Whether a parameter makes a difference to what a method does."""
+    """Whether a parameter matters to a method."""
     method, own_loss = recipe.methods[name], recipe.form(name).own_loss
     if method.perturb is None:
         return False
@@ -133,7 +132,7 @@ def concerns(recipe: Recipe, name: str, parameter: str) -> bool:
 
 
 def own_point(recipe: Recipe, method: str) -> Point:
-    """Where a method of the recipe is."""
+    """The point of a method of the recipe."""
     settings = recipe.distillation(method)
     assert settings is not None, method
     step_size = settings.step_size if concerns(recipe, method, "step_size") else None
@@ -141,7 +140,7 @@ def own_point(recipe: Recipe, method: str) -> Point:
 
 
 def read_values(parameter: str, text: str) -> tuple[Any, ...]:
-    """ "0.5, 0.9" → (0.5, 0.9): what a recipe would accept for the parameter, each value once."""
+    """ "0.5, 0.9" → (0.5, 0.9): values that a recipe accepts for the parameter, without duplicates."""
     values = []
     for part in map(str.strip, text.split(",")):
         try:
@@ -156,7 +155,7 @@ def read_values(parameter: str, text: str) -> tuple[Any, ...]:
 
 
 def text_of(value: Value, parameter: str = "") -> str:
-    """A value as a person writes it: "0.9", "4", and a step of whole grey levels as "1/255"."""
+    """A value as people write it: "0.9", "4", and whole grey levels as "1/255"."""
     if value is None or isinstance(value, str):
         return value or ""
     levels = round(GREY_LEVELS * value) if parameter == "step_size" else 0
@@ -167,7 +166,6 @@ def text_of(value: Value, parameter: str = "") -> str:
 
 
 def toml(value: Any) -> str:
-    """A value as TOML writes it in one line."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
     if isinstance(value, list | tuple):

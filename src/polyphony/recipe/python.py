@@ -1,4 +1,4 @@
-"""kind = "python": what a recipe takes from the user's own module."""
+"""kind = "python": networks, forms and perturbations from the user's own module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from polyphony._util.files import out_of_memory
+from polyphony._util.settings import Settings
 from polyphony._util.text import first_line
 from polyphony.recipe.sources import (
     LIBRARY,
@@ -29,16 +30,16 @@ from polyphony.recipe.sources import (
     packages,
     source,
 )
-from polyphony.recipe.table import RecipeError, Table
+from polyphony.recipe.table import RecipeError
 
-_files: set[str] = set()  # of the modules that were imported here
+# Files of the user's modules that this process has imported; like sys.modules, it only grows by imports.
+_files: set[str] = set()
 
 
-class PythonTable(Table):
-    """Something of the user's own, by the name of what makes it: "module:function" or "module:Class".
+class PythonTable(Settings):
+    """An object of the user's, by the name of its maker: "module:function" or "module:Class".
 
-    The module is looked for in the recipe's folder first. To read a recipe does not import it; to build or to
-    ask what it is does.
+    The module is looked for in the recipe's folder first. Reading a recipe does not import it; building does.
     """
 
     kind: Literal["python"]
@@ -55,28 +56,27 @@ class PythonTable(Table):
         return folder or str((info.context or {}).get("folder", ""))
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """Not the module's folder, but the syntax tree of it and of the modules that it imports beside it."""
+        """The settings; instead of the folder, the hash of the syntax trees of the module and its helpers."""
         own = super().spec(type(self).model_fields.keys() - {"folder"})
         return own | {"source": fingerprint(self.texts())}
 
     def texts(self) -> list[str]:
-        """The source of the module, then those of the modules that it imports beside it."""
+        """The source of the module, then those of the modules that it imports from its folder."""
         with explained(self.name):
             module = self.module()
             helpers = [path for name, path in self.files().items() if name != module.__name__]
             return [inspect.getsource(module), *map(source, helpers)]
 
     def first_version_source(self) -> str:
-        """The hash of the sources' text, which version 0.1.0 recorded in the place of their syntax trees."""
+        """The hash of the sources' text, which version 0.1.0 recorded instead of syntax trees."""
         return hashlib.sha256("\0".join(text for text in self.texts() if text.strip()).encode()).hexdigest()
 
     @property
     def label(self) -> str:
-        """What a person calls it: the name after the colon."""
+        """The name after the colon."""
         return self.name.partition(":")[2]
 
     def module(self) -> ModuleType:
-        """The module, imported."""
         name = self.name.partition(":")[0]
         try:
             prefer(self.folder, name)
@@ -85,15 +85,15 @@ class PythonTable(Table):
         except BaseException as error:
             refuse_interrupt(error)
             hint = ": name the module without '.py'" if name.endswith(".py") else ""
-            raise RecipeError(f"'{name}' cannot be imported ({said(error)}){hint}") from error
+            raise RecipeError(f"'{name}' cannot be imported ({error_text(error)}){hint}") from error
         return module
 
     def files(self) -> dict[str, Path]:
-        """The files of the module and of those it imports beside it, by name; none if it is installed."""
+        """The files of the module and of those it imports from its folder; none if it is installed."""
         return files_of(self.module())
 
     def load(self) -> Any:
-        """What the name stands for."""
+        """The object of that name."""
         found: Any = self.module()
         with explained(self.name):
             for attribute in self.label.split("."):
@@ -103,35 +103,35 @@ class PythonTable(Table):
         return found
 
     def make(self, **given: Any) -> Any:
-        """What it makes of its arguments and what it is given."""
+        """Call the maker with its arguments and these."""
         maker = self.load()
         with explained(self.name):
             return maker(**given, **self.args)
 
 
 def refuse_interrupt(error: BaseException) -> None:
-    """Raise an error again that is no fault of the user's code: Ctrl-C, or the end of a generator."""
+    """Raise Ctrl-C and the end of a generator again: they are not errors of the user's code."""
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
 
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Whatever the user's code raises meanwhile is a RecipeError that names it, also where it would exit."""
+    """Report everything that the user's code raises, even an exit, as a RecipeError that names it."""
     try:
         yield
     except RecipeError:
         raise
     except BaseException as error:
         refuse_interrupt(error)
-        raise RecipeError(f"'{name}' raised {said(error)}") from error
+        raise RecipeError(f"'{name}' raised {error_text(error)}") from error
 
 
 @contextmanager
 def own_faults_named() -> Iterator[None]:
-    """What the user's code raises meanwhile, whoever calls it, is a RecipeError that says in which line.
+    """Report errors from the user's code as a RecipeError with the line, whoever called it.
 
-    Memory that has run out is no fault of its, and what is raised by us says itself what is wrong.
+    Errors of Polyphony, and a lack of memory, are raised as they are.
     """
     try:
         yield
@@ -141,33 +141,36 @@ def own_faults_named() -> Iterator[None]:
         ours = type(error).__module__.partition(".")[0] == "polyphony"
         if place is None or ours or out_of_memory(error):
             raise
-        raise RecipeError(f"{place} raised {said(error)}") from error
+        raise RecipeError(f"{place} raised {error_text(error)}") from error
 
 
 def own_place(error: BaseException) -> str | None:
-    """ "mynets.py, line 12": the innermost line of the user's code on the way to an error, if there is any"""
+    """ "mynets.py, line 12": the innermost line of the user's code in a traceback, if there is one"""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in _files]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}," if frames else None
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """ "ValueError: too small" """
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def own_tables(value: Any) -> Iterator[PythonTable]:
-    """The tables of kind "python" anywhere in a table."""
+    """All tables of kind "python" in a table."""
     if isinstance(value, PythonTable):
         yield value
         return
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-    inner = [getattr(value, key) for key in type(value).model_fields] if isinstance(value, Table) else values
-    for each in inner:
+    values: Iterable[Any] = value.values() if isinstance(value, dict) else ()
+    if isinstance(value, Settings):
+        values = [getattr(value, key) for key in type(value).model_fields]
+    elif isinstance(value, tuple):
+        values = value
+    for each in values:
         yield from own_tables(each)
 
 
 def keep_code(value: Any, folder: Path) -> None:
-    """Copy the user's own files that a table names, with those that they import, into a folder."""
+    """Copy the user's files that a table names, with those that they import, into a folder."""
     for table in own_tables(value):
         copy_files(table.files(), folder)
 
@@ -179,14 +182,14 @@ def changed_code(value: Any, folder: Path) -> str | None:
 
 
 def own_code(value: Any) -> list[str]:
-    """The names of kind "python" anywhere in a table, each once: what runs code of the user's."""
+    """The names of the user's code in a table, each once."""
     return list(dict.fromkeys(table.name for table in own_tables(value)))
 
 
 def prefer(folder: str, name: str) -> None:
-    """Look for a module in this folder first, also where another of that name is imported already.
+    """Import a module from this folder first, even if another one of that name is imported already.
 
-    So are the modules that it imports from there, but for those that are called as installed ones.
+    The same holds for modules that it imports from there, except for names of installed ones.
     """
     if not folder:
         return
@@ -199,7 +202,7 @@ def prefer(folder: str, name: str) -> None:
 
 
 def is_from_elsewhere(name: str, folder: Path, installed: bool) -> bool:
-    """Whether a module of this name is imported that does not lie in the folder, and may be `installed`."""
+    """Whether a module of this name is imported from another place, which may be a library if `installed`."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return (
         file is not None
@@ -209,12 +212,11 @@ def is_from_elsewhere(name: str, folder: Path, installed: bool) -> bool:
 
 
 def top(name: str) -> str:
-    """The first part of a module's name."""
     return name.partition(".")[0]
 
 
 def files_of(module: ModuleType) -> dict[str, Path]:
-    """The files of a module and of those that it imports beside it, by name."""
+    """The files of a module and of those that it imports from its folder, by name."""
     file = Path(getattr(module, "__file__", None) or LIBRARY)
     place = file.parent if file.name == "__init__.py" else file
     return own_files(module.__name__, place.parents[module.__name__.count(".")])
@@ -222,7 +224,7 @@ def files_of(module: ModuleType) -> dict[str, Path]:
 
 @contextmanager
 def seeded(rng: torch.Generator | None) -> Iterator[None]:
-    """Code that draws from PyTorch's global generator draws from this one's stream, and leaves no trace."""
+    """Let code that draws from PyTorch's global generator draw from `rng`; the global state is restored."""
     with torch.random.fork_rng(devices=[]):
         if rng is not None:
             torch.manual_seed(int(torch.randint(2**63 - 1, (), generator=rng)))

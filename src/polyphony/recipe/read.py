@@ -1,4 +1,4 @@
-"""From a TOML file to a Recipe, or to one sentence about its first fault."""
+"""Reads a TOML file as a Recipe, or explains its first error in one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from polyphony._util.settings import complaint
+from polyphony._util.settings import Settings, complaint
 from polyphony._util.shipped import shipped
 from polyphony._util.text import suggestion
 from polyphony.data.files import there
@@ -19,11 +19,11 @@ from polyphony.recipe.forms import Form
 from polyphony.recipe.networks import Network
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.schema import Recipe
-from polyphony.recipe.table import RecipeError, Table
+from polyphony.recipe.table import RecipeError
 from polyphony.training.optimise import OptimiserSetting, RatesSetting
 
-TABLES = ("student", "teachers", "data")  # where a key without its table is looked for
-LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, letters of a line: tomllib's time is quadratic
+TABLES = ("student", "teachers", "data")  # tables in which a key without a table is looked for
+LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, characters of a line: tomllib takes quadratic time
 
 
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool = True) -> Recipe:
@@ -54,12 +54,12 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool
     for override in overrides:
         put(table, override)
     shipped_one = path in shipped().values()
-    folder = Path.cwd() if shipped_one else path.absolute().parent  # where modules of the user's are
+    folder = Path.cwd() if shipped_one else path.absolute().parent  # where the user's modules are
     return check({"name": path.stem, **table}, path.name, folder, code=code)
 
 
 def find(source: str | Path) -> Path:
-    """The file a person means: a path that exists, or the name of a shipped recipe."""
+    """The file of a recipe: a path that exists, or the name of a shipped recipe."""
     path = Path(source)
     if there(path) and path.is_file():
         return path
@@ -67,7 +67,7 @@ def find(source: str | Path) -> Path:
     if str(source) in known:
         return known[str(source)]
     if there(path):
-        raise RecipeError(f"there is no recipe '{source}': that is no file, give a TOML file")
+        raise RecipeError(f"'{source}' is not a file: a recipe is a TOML file")
     hint = suggestion(path.stem, known, "shipped are")
     if path.suffix == ".toml" or path.name != str(source):
         raise RecipeError(f"there is no file '{source}'" + (f"; {hint}" if hint.startswith("did") else ""))
@@ -75,7 +75,7 @@ def find(source: str | Path) -> Path:
 
 
 def put(table: dict[str, Any], override: str) -> None:
-    """Set `a.b=c` in nested tables; c is read as TOML, or as text where it is none."""
+    """Set `a.b=c` in nested tables; c is read as TOML, or else as text."""
     key, equals, text = override.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not last:
@@ -94,7 +94,7 @@ def put(table: dict[str, Any], override: str) -> None:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The table that a TOML text is; ValueError for one that Python's reader would not be done with."""
+    """The table of a TOML text; ValueError for one that would take Python's reader too long."""
     if len(text) > LARGEST or any(len(line) > LONGEST for line in text.splitlines()):
         raise ValueError(f"more than {LARGEST:,} characters in all or {LONGEST:,} in a line")
     try:
@@ -104,11 +104,11 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code: bool = True) -> Recipe:
-    """The recipe that a table is; modules that it names are looked for in the folder first."""
+    """The recipe of a table; its modules are looked for in the folder first."""
     context = {"folder": str(folder or ""), "code": code}
     try:
         text = json.dumps(table, default=str)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or tables in tables
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested tables
         raise RecipeError(f"{where}: a number is too long or a table nested too deeply") from error
     try:
         return Recipe.model_validate_json(text, strict=True, context=context)
@@ -119,14 +119,15 @@ def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code
 
 
 def explain(fault: ErrorDetails) -> str:
-    """A fault in plain words, with the nearest right spelling of a wrong key."""
+    """An error in plain words, with the nearest right spelling of a wrong key."""
     *parents, key = [str(step) for step in fault["loc"] if not isinstance(step, int)] or [""]
     table = ".".join(step for step in parents if step not in TAGS)
     place = f"{table}.{key}" if table else key
     match fault["type"]:
         case "extra_forbidden":
             keys = sorted({key for each in tables_at(parents) for key in each.model_fields})
-            elsewhere = [] if table else [f"'{name}.{key}'" for name in TABLES if key in keys_of(name)]
+            others = [name for name in TABLES for each in tables_at([name]) if key in each.model_fields]
+            elsewhere = [] if table else [f"'{name}.{key}'" for name in dict.fromkeys(others)]
             hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
             return f"{table or 'a recipe'} has no key '{key}'; {hint}"
         case "missing":
@@ -144,37 +145,32 @@ def explain(fault: ErrorDetails) -> str:
     return complaint(place, fault)
 
 
-def keys_of(name: str) -> set[str]:
-    """The keys that a table of the recipe may have."""
-    return {key for table in tables_at([name]) for key in table.model_fields}
-
-
 def kinds_at(path: Sequence[str]) -> list[str]:
-    """The tags by which the table at a path is chosen."""
+    """The tags that choose the table at a path."""
     return [kind for table in tables_at(path) for kind in kinds_of(table)]
 
 
-def tables_at(path: Sequence[str]) -> list[type[Table]]:
-    """What the table at a path may be."""
-    tables: list[type[Table]] = [Recipe]
+def tables_at(path: Sequence[str]) -> list[type[Settings]]:
+    """The types that the table at a path may have."""
+    tables: list[type[Settings]] = [Recipe]
     for step in path:
         fields = [table.model_fields[step] for table in tables if step in table.model_fields]
-        # what is no field is a name the user chose (a method) or the tag of a union
+        # not a field: a name of the user's (a method) or the tag of a union
         named = [table for table in tables if not kinds_of(table) or step in kinds_of(table)]
         tables = list(tables_in(fields[0].annotation)) if fields else named
     return tables
 
 
-def tables_in(annotation: Any) -> Iterator[type[Table]]:
-    """The tables that a field's type mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, Table):
+def tables_in(annotation: Any) -> Iterator[type[Settings]]:
+    """The tables in a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation
     for inner in get_args(annotation):
         yield from tables_in(inner)
 
 
-def kinds_of(table: type[Table]) -> tuple[str, ...]:
-    """The tags by which a table is chosen, if it is one of several."""
+def kinds_of(table: type[Settings]) -> tuple[str, ...]:
+    """The tags that choose a table, if it is one of several."""
     field = table.model_fields.get("kind")
     return get_args(field.annotation) if field else ()
 

@@ -1,4 +1,4 @@
-"""The tables a recipe is made of, and the recipe itself."""
+"""The tables of a recipe, and the recipe itself."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from pydantic import (
     model_validator,
 )
 
-from polyphony._util.settings import MOST_MEMBERS, Share, Temperature
+from polyphony._util.settings import MOST_MEMBERS, Settings, Share, Temperature
 from polyphony.data import Augmentation, Options
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.files import there
 from polyphony.distill import Passes
 from polyphony.nn.rank_one import Way
 from polyphony.recipe.foreign import NetworkTable
-from polyphony.recipe.forms import BatchEnsembleForm, Form, FormTable
+from polyphony.recipe.form_table import FormTable
+from polyphony.recipe.forms import BatchEnsembleForm, Form
 from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Name, StepSize, Table, UnlabelledShare
+from polyphony.recipe.table import Name, StepSize, UnlabelledShare
 from polyphony.training.fit import Precision
 from polyphony.training.optimise import Schedule
 
 MOST_TEACHERS = 2048
-ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys that change rounding alone
+ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys that change only rounding
 Threads = Annotated[int, Field(gt=0, le=1024)]
 
 
 class Data(Options):
-    """A data set by name or path, looked for beside the recipe first, how much of it, how it is augmented."""
+    """A data set by name or path (looked for beside the recipe first), how much of it, its augmentation."""
 
     name: Annotated[str, Field(min_length=1)]
     """Name of a data set, or path of a folder or .npz; a path is looked for beside the recipe first."""
@@ -58,11 +59,11 @@ class Data(Options):
 
     @property
     def label(self) -> str:
-        """What a person calls it: its name, or the last of its path."""
+        """The name, or the last part of a path."""
         return Path(self.name).name
 
 
-class TeacherTable(Table):
+class TeacherTable(Settings):
     """The deep ensemble: `members` networks, and extra ones that only the DEE curve needs."""
 
     network: Network | None = None
@@ -79,7 +80,6 @@ class TeacherTable(Table):
         return self
 
     def network_of(self, j: int) -> NetworkTable:
-        """The network of teacher j."""
         return self.networks[j] if self.network is None else self.network
 
 
@@ -90,12 +90,12 @@ class Teachers(TeacherTable, Schedule):
     """Another seed gives other teachers."""
 
     def number(self, j: int) -> int:
-        """By which teacher j of these draws its weights and its batches; no two sets share one."""
+        """The number of teacher j, which seeds its weights and batches; different for every `seed`."""
         return self.seed * MOST_TEACHERS + j
 
 
-class GivenTeachers(TeacherTable):
-    """Teachers that are trained already: a file of weights for each, looked for beside the recipe."""
+class PretrainedTeachers(TeacherTable):
+    """Pretrained teachers: a file of weights for each, looked for beside the recipe first."""
 
     weights: Annotated[tuple[str, ...], Field(min_length=1)]
     """File of weights of each teacher, looked for beside the recipe first; `file.pt#ema` picks a key."""
@@ -106,20 +106,20 @@ class GivenTeachers(TeacherTable):
         return tuple(str(Path((info.context or {}).get("folder", ""), path)) for path in weights)
 
 
-def trained_or_given(teachers: Any) -> str:
-    """Which of the two a table of teachers is."""
+def teachers_tag(teachers: Any) -> str:
+    """The tag of a table of teachers."""
     given = "weights" in teachers if isinstance(teachers, dict) else hasattr(teachers, "weights")
     return "given" if given else "trained"
 
 
 AnyTeachers = Annotated[
-    Annotated[Teachers, Tag("trained")] | Annotated[GivenTeachers, Tag("given")],
-    Discriminator(trained_or_given),
+    Annotated[Teachers, Tag("trained")] | Annotated[PretrainedTeachers, Tag("given")],
+    Discriminator(teachers_tag),
 ]
 
 
 class Student(Schedule):
-    """The compact network, and what all methods have in common."""
+    """The compact network, and the settings that all methods share."""
 
     network: Network | None = None
     """The student's network (default: the teachers')."""
@@ -141,7 +141,7 @@ class Student(Schedule):
     """Share of the rows of a batch that are `data.unlabelled` images."""
 
 
-class Recipe(Table):
+class Recipe(Settings):
     """One experiment."""
 
     name: Name
@@ -177,37 +177,34 @@ class Recipe(Table):
         return seeds
 
     def form(self, name: str) -> FormTable:
-        """The form that a method's student takes."""
         form = self.form_table(name).resolved()
         return form.from_teacher() if self.starts_from_teacher(name) else form
 
     def form_table(self, name: str) -> FormTable:
-        """The form as the recipe says it."""
+        """The form as the recipe has it."""
         return self.methods[name].form or self.student.form
 
     def starts_from_teacher(self, name: str) -> bool:
-        """Whether a method's student starts from the first teacher's weights."""
         return bool(self.setting(name, "start") == "teacher")
 
     def schedule(self, name: str) -> Schedule:
-        """How a method's student is trained."""
         own = self.methods[name].model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
         return self.student.model_copy(update=own)
 
     def setting(self, name: str, key: str) -> Any:
-        """A method's own value of a key, or the student's where it leaves that open."""
+        """A method's own value of a key, or the student's."""
         own = getattr(self.methods[name], key)
         return getattr(self.student, key) if own is None else own
 
     def distillation(self, name: str) -> Distillation | None:
-        """A method's settings, from `student` where it leaves them open; nothing for one from scratch."""
+        """A method's settings, with the student's where it sets none; None for a method without teachers."""
         method = self.methods[name]
         if method.perturb is None:
             return None
         keys = ("alpha", "temperature", "step_size", "passes", "share")
         settings = {key: self.setting(name, key) for key in keys}
         if not method.takes_step:
-            settings["step_size"] = 0.0  # a change of step size does not concern it
+            settings["step_size"] = 0.0  # not affected by a change of step size
         if self.data.unlabelled is None:
             settings["share"] = 0.0
         return Distillation(perturb=method.perturb, source=method.source, **settings)
@@ -229,7 +226,7 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _has_possible_methods(self, info: ValidationInfo) -> Recipe:
-        if (info.context or {}).get("code", True):  # to know the user's own perturbations is to run them
+        if (info.context or {}).get("code", True):  # attributes of the user's perturbations may run code
             faults = ((name, self._fault(name)) for name in self.methods)
             for name, fault in faults:
                 if fault:
@@ -240,7 +237,7 @@ class Recipe(Table):
         method, form = self.methods[name], self.form(name)
         if name in ("teachers", "external"):
             return ": that name is taken; choose another"
-        if self.starts_from_teacher(name) and form.copies(2) > 1:
+        if self.starts_from_teacher(name) and not (form.takes_teacher and form.copies(2) == 1):
             return f": a {self.form_table(name).label} student cannot start from a teacher's weights"
         if method.share and self.data.unlabelled is None:
             return ".share needs images without labels: set data.unlabelled"
@@ -264,5 +261,4 @@ class Recipe(Table):
 
     @property
     def student_network(self) -> NetworkTable:
-        """The student's network: the teachers' unless the recipe gives another."""
         return self.student.network or self.teachers.network_of(0)

@@ -1,4 +1,4 @@
-"""The user's own files: a module and what it imports beside it, found without running any of them."""
+"""The user's own files: a module and what it imports from its folder, without running any of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 
 import polyphony
 
-KEPT = "code"  # the folder of a run that holds the user's own files as they were in training
+KEPT = "code"  # the folder of a run with the user's files as they were in training
 LIBRARY = Path(os.__file__).parent  # Python's own
-OURS = Path(polyphony.__file__).parent  # which may be installed where it was written
+OURS = Path(polyphony.__file__).parent  # it may be installed in place
 
 
 def own_files(name: str, folder: Path) -> dict[str, Path]:
-    """The files of a module in a folder, of its packages and of all that these import from there, by name.
+    """The files of a module in a folder, of its packages, and of all that these import from there, by name.
 
-    Nothing where the module is not there or is installed. Imports are statements, wherever in a source they
-    stand: what is imported by a call, or by a changed sys.path, is not seen.
+    Empty if the module is missing or installed. Only import statements count, not calls that import or
+    changes of sys.path.
     """
     found: dict[str, Path] = {}
     wanted = [] if is_installed(folder) or not file_of(name, folder) else [*packages(name)]
@@ -44,20 +44,20 @@ def packages(name: str) -> Iterator[str]:
 
 
 def file_of(name: str, folder: Path) -> Path | None:
-    """Where in a folder a module of this name lies, if it does; a package comes first, as in Python."""
+    """The file of a module in a folder, or None; a package comes first, as in Python."""
     place = folder.joinpath(*name.split("."))
     files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
     return next((path for path in files if path.is_file()), None)
 
 
 def is_installed(path: Path) -> bool:
-    """Whether this is a place of Python's own modules or of installed ones."""
+    """Whether a path belongs to Python, to Polyphony or to an installed package."""
     known = path == OURS.parent or path.is_relative_to(OURS) or path.is_relative_to(LIBRARY)
     return known or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def source(path: Path) -> str:
-    """A module's text, in the encoding that it says."""
+    """A module's text in its declared encoding."""
     with tokenize.open(path) as stream:
         return stream.read()
 
@@ -70,7 +70,7 @@ def fingerprint(texts: Iterable[str]) -> str:
 
 def syntax(text: str, path: str = "<unknown>") -> ast.Module:
     """The syntax tree of a source without its docstrings."""
-    with warnings.catch_warnings(action="ignore"):  # whoever imports the module sees them
+    with warnings.catch_warnings(action="ignore"):  # they are shown when the module is imported
         tree = ast.parse(text, path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -79,7 +79,7 @@ def syntax(text: str, path: str = "<unknown>") -> ast.Module:
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy files by the names of their modules, placed as Python would import them from the folder."""
+    """Copy files by module name, placed so that Python can import them from the folder."""
     for name, path in files.items():
         place = folder / relative(name, path)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 
 
 def relative(name: str, path: Path) -> Path:
-    """Where a module's file lies below the folder that Python imports it from."""
+    """The path of a module's file below the folder that Python imports it from."""
     return Path(*path.parts[-(1 + name.count(".") + (path.name == "__init__.py")) :])
 
 
@@ -105,7 +105,7 @@ def changed_definition(files: Mapping[str, Path], folder: Path) -> str | None:
 
 
 def definitions(text: str) -> dict[str, str]:
-    """What each function and class of a source does, and all other statements together."""
+    """The syntax tree of each function and class, and of all other statements together."""
     found: dict[str, str] = {}
     for node in syntax(text).body:
         name = f"'{node.name}'" if hasattr(node, "name") else "statements outside of functions"
@@ -115,7 +115,7 @@ def definitions(text: str) -> dict[str, str]:
 
 @lru_cache
 def imports(name: str, is_package: bool, text: str, path: str) -> tuple[str, ...]:
-    """The modules that a source may import, with their packages; some of these names may be none."""
+    """The modules that a source may import, with their packages; some names may not be modules."""
     found: list[str] = []
     for node in ast.walk(syntax(text, path)):
         if isinstance(node, ast.Import):

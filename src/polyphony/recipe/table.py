@@ -1,4 +1,4 @@
-"""What every table of a recipe is, and the kinds of values in it."""
+"""The error of a recipe, and types of its values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from polyphony._util.settings import Settings, fraction
+from polyphony._util.settings import fraction
 from polyphony._util.text import UserError
-
-Table = Settings
 
 
 class RecipeError(UserError, ValueError):
-    """A recipe that cannot be followed; the message is one sentence for the person who wrote it."""
+    """A recipe that cannot be followed; the message is one sentence for its author."""
 
 
 def as_step_size(value: object) -> object:

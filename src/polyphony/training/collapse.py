@@ -1,4 +1,4 @@
-"""Warn, once, when members become one predictor while they train; measured after each epoch."""
+"""Warns once if members become the same predictor in training; measured after each epoch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from polyphony.nn import factor_distance, factors
 Row = dict[str, float]  # one epoch of a training's log
 
 LASTING = 3  # epochs in a row that make a collapse
-OF_ERRORS = 0.05  # disagreement as a share of the members' error rate; about 1 for deep ensembles
+OF_ERRORS = 0.05  # disagreement relative to the members' error rate; about 1 for deep ensembles
 IN_NATS = 1e-3  # mean-KLD
 
 
 def spread(model: Ensemble, logits: Tensor, labels: Tensor) -> Row:
-    """How far apart members are in their predictions, and in their rank-one factors where they have any.
+    """How far apart members are in their predictions, and in their rank-one factors if they have any.
 
-    Nothing for one member. logits [m n k], labels [n]
+    Empty for one member. logits [m n k], labels [n]
     """
     if model.members == 1:
         return {}
@@ -36,9 +36,9 @@ def spread(model: Ensemble, logits: Tensor, labels: Tensor) -> Row:
 
 
 def is_new(log: Sequence[Row]) -> bool:
-    """Whether members count as one predictor in the last `LASTING` epochs, and never before in so many.
+    """Whether members were the same predictor in the last `LASTING` epochs, for the first time.
 
-    One epoch alone means little: members that learn slowly may all name the same class for a while.
+    One epoch alone means little: members that learn slowly may all predict the same class for a while.
     """
     seen = [is_seen(row) for row in log]
     ends = [end for end in range(LASTING, len(log) + 1) if all(seen[end - LASTING : end])]
@@ -46,13 +46,13 @@ def is_new(log: Sequence[Row]) -> bool:
 
 
 def is_seen(row: Row) -> bool:
-    """Whether members count as one predictor in an epoch; not where they are never wrong, and so agree."""
+    """Whether members are the same predictor in an epoch; not if they agree because they are never wrong."""
     error = 1 - row.get("valid_member_acc", 1.0)
     return error > 0 and row["valid_disagreement"] < OF_ERRORS * error and row["valid_kld"] < IN_NATS
 
 
 def words(row: Row) -> str:
-    """What happened in an epoch, and what to change."""
+    """The warning for an epoch: what happened, and what to change."""
     distance = row.get("factor_distance")
     apart = "" if distance is None else f", their factors differ by {distance:.0%} of their norm"
     return (

@@ -1,4 +1,4 @@
-"""fit: the one loop. Teachers and students of every kind differ only in the loss they are given."""
+"""fit: the training loop. Teachers and students of every kind differ only in their loss."""
 
 from __future__ import annotations
 
@@ -38,89 +38,84 @@ Precision = Annotated[
     ),
 ]
 
-LOOK_EVERY = 10  # steps between looks at the loss: a look waits for the device
+LOOK_EVERY = 10  # steps between looks at the loss: a look synchronises the device
 
 
 class ResumeError(UserError, ValueError):
-    """A saved state that cannot be taken up."""
+    """A saved state does not fit this training."""
 
 
 class Plan(Schedule):
-    """A schedule, and how it is computed: the paper's B.1 in shape; its numbers are in the recipes."""
+    """A schedule, and how it is computed. Its shape is the paper's B.1; the numbers are in the recipes."""
 
     epochs: Count = 200
     batch: Count = 128
     learning_rate: Positive = 0.1
     weight_decay: NotNegative = 5e-4
-    factor_rate: NotNegative = 0.5  # the rank-one factors' share of the learning rate
+    factor_rate: NotNegative = 0.5  # learning rate of rank-one factors, relative to the base rate
     augment: Augmentation = Augmentation()
-    precision: Precision = "float32"  # of autocast; float16 scales its loss, and synchronises each step
+    precision: Precision = "float32"  # autocast; float16 scales its loss and synchronises each step
     deterministic: bool = False  # use only kernels that give the same bits each time?
     way: Way = "auto"  # what rank-one layers scale
-    compile: bool = False  # make the loss, teachers included, one graph of torch.compile (graphs.py)?
-    unlabelled: Share = 0.0  # share of a batch's rows that are images without a label (−1)
+    compile: bool = False  # compile the loss, teachers included, as one graph of torch.compile (graphs.py)?
+    unlabelled: Share = 0.0  # share of unlabelled images (label −1) in a batch
 
     @classmethod
     def of(cls, schedule: Schedule, **others: Any) -> Plan:
-        """The plan of a recipe's table that has a schedule in it, such as `student`."""
+        """The plan of a recipe's table that contains a schedule, such as `student`."""
         return cls(**{name: getattr(schedule, name) for name in Schedule.model_fields}, **others)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of autocast; TF32 is no type of its own."""
+        """The type of autocast; TF32 is not a type of its own."""
         return torch.float32 if self.precision == "tf32" else getattr(torch, self.precision)
 
     @property
     def quiet(self) -> int:
-        """Epochs in which members may be alike without a warning: the warm-up, and the first tenth."""
+        """Epochs without a warning about equal members: the warm-up, and the first tenth."""
         return max(self.warm_up, math.ceil(self.epochs / 10))
 
 
 class Checkpoint(Protocol):
-    """Where a run is kept between epochs."""
+    """Saves the state of a training after each epoch."""
 
     def load(self) -> dict[str, Any] | None:
-        """The state saved last, or nothing."""
+        """The last saved state, or None."""
 
     def save(self, state: dict[str, Any]) -> None:
-        """Keep a state: whole or not at all."""
+        """Save a state atomically."""
 
 
 class Watch(Protocol):
-    """Who is told how the training goes."""
+    """Receives reports of a training."""
 
     def step(self, done: int, steps: int, row: Row) -> None:
-        """Steps done of this epoch's, with means over the epoch so far."""
+        """`done` of `steps` steps of an epoch are done; `row` has means over the epoch so far."""
 
     def epoch(self, row: Row) -> None:
         """An epoch is over."""
 
     def warn(self, sentence: str) -> None:
-        """Something a person should know before the training is over."""
+        """A warning about the training."""
 
 
 class NoCheckpoint:
-    """A checkpoint that keeps nothing."""
+    """A checkpoint that saves nothing."""
 
     def load(self) -> dict[str, Any] | None:
-        """Nothing."""
         return None
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Nothing to do."""
+    def save(self, state: dict[str, Any]) -> None: ...
 
 
 class Unwatched:
-    """A watch that does nothing."""
+    """A watch that ignores all reports."""
 
-    def step(self, done: int, steps: int, row: Row) -> None:
-        """Nothing to do."""
+    def step(self, done: int, steps: int, row: Row) -> None: ...
 
-    def epoch(self, row: Row) -> None:
-        """Nothing to do."""
+    def epoch(self, row: Row) -> None: ...
 
-    def warn(self, sentence: str) -> None:
-        """Nothing to do."""
+    def warn(self, sentence: str) -> None: ...
 
 
 def fit(
@@ -186,14 +181,16 @@ def fit(
 
 
 class Training:
-    """All that changes while a model trains, and so all that a resumed run needs."""
+    """Everything that changes while a model trains: the state that a resumed training needs."""
 
     def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator, group: Group) -> None:
         if not isinstance(model, Ensemble):
-            raise SettingError(f"an ensemble is trained, not a {type(model).__name__}: put it into a Single")
+            raise SettingError(
+                f"fit trains an ensemble, not a {type(model).__name__}: wrap it in Single(network)"
+            )
         if rng.device.type != "cpu":
             raise SettingError(
-                f"draws are made on the CPU, to be the same on every device: not on {rng.device}"
+                f"the generator must be on the CPU, for equal draws on every device, not on {rng.device}"
             )
         if halves := {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}:
             raise SettingError(
@@ -207,14 +204,14 @@ class Training:
         self.log: list[Row] = []
 
     def set_rate(self, epoch: int) -> float:
-        """Give every parameter group this epoch's learning rate; the base one is returned."""
+        """Set the learning rate of every parameter group for an epoch; returns the base rate."""
         rate = self.plan.learning_rate * self.plan.schedule(epoch, self.plan.epochs, self.plan.warm_up)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["share"]
         return rate
 
     def step(self, loss: Tensor) -> None:
-        """Change the weights along the gradient of a loss, a mean over this process's rows of a batch."""
+        """Update the weights by the gradient of a loss, a mean over this process's rows of a batch."""
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss * self.group.weight).backward()
         self.group.sum_gradients(self.model.parameters())
@@ -226,7 +223,7 @@ class Training:
 
     @contextmanager
     def own_draws(self) -> Iterator[None]:
-        """Meanwhile what a network draws itself, as dropout does, follows from `rng`, which is not moved."""
+        """Let draws inside a network (dropout) follow from `rng`, without advancing it."""
         seed = int(torch.randint(2**62, (), generator=self.rng.clone_state()))
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -234,14 +231,16 @@ class Training:
             yield
 
     def finish(self, epoch: int, row: Row) -> None:
-        """Log an epoch, and keep its weights if they may be kept and none kept are as good."""
-        eligible = [old["valid_acc"] for old in self.log if may_be_kept(int(old["epoch"]), self.plan.epochs)]
-        if may_be_kept(epoch, self.plan.epochs) and row["valid_acc"] > max(eligible, default=-math.inf):
+        """Log an epoch; save its weights if it may be selected and is the best so far."""
+        eligible = [
+            old["valid_acc"] for old in self.log if may_be_selected(int(old["epoch"]), self.plan.epochs)
+        ]
+        if may_be_selected(epoch, self.plan.epochs) and row["valid_acc"] > max(eligible, default=-math.inf):
             self.best = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
         self.log.append(row)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as numbers and tensors on the CPU: it may be taken up on any device."""
+        """The state as numbers and tensors on the CPU, so that any device can continue."""
         return {
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
@@ -252,13 +251,13 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Take up a state where it was saved."""
+        """Continue from a saved state."""
         if state is None:
             return
         try:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
-            self.scaler.load_state_dict(state.get("scaler", {}))  # older states know of none
+            self.scaler.load_state_dict(state.get("scaler", {}))  # missing in older states
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -290,7 +289,7 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
 
 
 def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
-    """Accuracy and NLL of the members' mean prediction on the validation images, and how they differ."""
+    """Accuracy and NLL of the members' mean prediction on the validation images, and how members differ."""
     predictions = predict(model, valid)
     if not bool(predictions.logits.isfinite().all()):
         raise DivergedError(
@@ -304,21 +303,24 @@ def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
     }
 
 
-def may_be_kept(epoch: int, epochs: int) -> bool:
-    """Whether an epoch (counted from 0) is one of those from nine tenths on, at the last learning rate."""
+def may_be_selected(epoch: int, epochs: int) -> bool:
+    """Whether an epoch (counted from 0) is in the last tenth, at the last learning rate."""
     return 10 * (epoch + 1) >= 9 * epochs
 
 
 def parameter_groups(model: Ensemble, plan: Plan) -> list[dict[str, Any]]:
-    """Everything at the base rate with weight decay; rank-one factors at their share of it, without.
+    """All parameters at the base rate with weight decay; rank-one factors at their own rate without.
 
-    What an ensemble says is its members' own learns M times as fast, with an M-th of the decay.
+    Parameters of single members learn M times as fast, with an M-th of the decay. Where that stands for M
+    times the gradient, an optimiser that ignores the scale of gradients needs neither.
     """
+    scale_free = model.scales_gradients and getattr(plan.optimizer, "scale_free", False)
+    times = 1.0 if scale_free else float(model.members)
     own, special = set(model.own_parameters()), set(factors(model))
     kinds = (
         (set(model.parameters()) - own - special, 1.0, plan.weight_decay),
         (special, plan.factor_rate, 0.0),
-        (own, float(model.members), plan.weight_decay / model.members),
+        (own, times, plan.weight_decay / times),
     )
     groups = [
         {

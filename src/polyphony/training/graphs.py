@@ -1,8 +1,8 @@
-"""Losses in two parts, what is drawn and what follows, of which PyTorch can compile the second as one graph.
+"""Losses in two parts, the draws and the rest, so that torch.compile can compile the rest as one graph.
 
-A graph cannot draw from a generator that is passed by hand, nor choose one of several networks by a draw. So
-what a loss draws, and the perturbation with it, is made before the graph; the network that a perturbation
-takes its direction from, and its way back to the pixels, are a graph of their own.
+A graph cannot draw from a generator that is an argument, nor choose one of several networks by a draw. So all
+draws, perturbations included, happen before the graph. The network that gives a perturbation its direction,
+with its backward pass to the pixels, is a graph of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
 Drawn = tuple[Any, ...]  # tensors, and which rows members see (`ensembles.Seen`)
 
 BACKEND = "inductor"  # of torch.compile
-MOST_GRAPHS = 256  # of one function: for each size of batch and each kind of teacher there is one
+MOST_GRAPHS = 256  # graphs of one function: one for each size of batch and each kind of teacher
 
 
 class CompileError(UserError, RuntimeError):
@@ -32,26 +32,26 @@ class CompileError(UserError, RuntimeError):
 class TwoPart:
     """A loss in two parts: what it draws for a batch, and a function of that.
 
-    Networks that the second asks besides the student are its field `teachers`, an ensemble.
+    Networks that the second part needs besides the student are its field `teachers`, an ensemble.
     """
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        """The loss and what else is reported, means over members and examples."""
+        """The loss and other reports, means over members and examples."""
         return self.given(student, x, y, self.draw(student, x, y, rng))
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        """All that depends on draws, perturbed inputs included; without gradients."""
+        """Everything that depends on draws, perturbed inputs included; without gradients."""
         raise NotImplementedError
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
-        """The loss itself, which draws nothing."""
+        """The loss itself, without draws."""
         raise NotImplementedError
 
 
 class Compiled:
-    """A loss whose second part is one graph; the same to rounding.
+    """A loss whose second part is one graph; results are equal to rounding.
 
-    Made once a training: what was compiled before, for other models, is forgotten.
+    Make one for each training: it drops what was compiled for other models.
     """
 
     def __init__(self, loss: object, group: Group) -> None:
@@ -67,40 +67,40 @@ class Compiled:
         if not self.is_settled:
             self.settle(student, x)
         with compiling():
-            with asking_by(self.ask, self.asked(student)):  # a perturbation asks them too
+            with asking_by(self.ask, self.asked(student)):  # a perturbation uses them too
                 drawn = self.loss.draw(student, x, y, rng)
             parts: dict[str, Tensor] = self.graph(student, x, y, drawn)
         return parts
 
     def settle(self, student: Ensemble, x: Tensor) -> None:
-        """Let ensembles decide what they decide at their first images, which a graph cannot."""
+        """Let ensembles check their first images now, which a graph cannot."""
         for ensemble in self.asked(student):
-            with evaluating(ensemble):  # in which nothing of it changes
+            with evaluating(ensemble):  # which changes nothing in it
                 ensemble(x.expand(ensemble.members, *x.shape))
         self.is_settled = True
 
     def asked(self, student: Ensemble) -> set[Ensemble]:
-        """The ensembles that the loss asks: the student, its teachers, the source of its directions."""
+        """The ensembles that the loss uses: the student, its teachers, the source of its directions."""
         perturb = getattr(self.loss, "perturb", None)
         return {student, getattr(self.loss, "teachers", student), getattr(perturb, "source", student)}
 
 
 def as_graph(function: Callable[..., Any]) -> Any:
-    """A function compiled as one graph for each shape of its arguments, so that bits do not hang on order."""
+    """Compile a function, one graph for each shape of its arguments; results do not depend on order."""
     return torch.compile(function, fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Meanwhile there may be many graphs, and what PyTorch cannot compile is one sentence."""
-    import torch._dynamo as dynamo  # half a second that nobody else need wait for
+    """Allow many graphs, and report what PyTorch cannot compile as a CompileError."""
+    import torch._dynamo as dynamo  # takes half a second
     import torch._functorch.config as functorch
 
     try:
-        at_once = functorch.patch(force_non_lazy_backward_lowering=True)  # so that gradients fail here, too
+        at_once = functorch.patch(force_non_lazy_backward_lowering=True)  # raises errors in gradients here
         with dynamo.config.patch(recompile_limit=MOST_GRAPHS), at_once, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The .grad attribute")  # at which PyTorch itself looks
+            warnings.filterwarnings("ignore", "The .grad attribute")  # PyTorch reads it
             yield
     except dynamo.exc.TorchDynamoException as error:
-        why = first_line(getattr(error, "inner_exception", error))  # the compiler's own words, if it has any
+        why = first_line(getattr(error, "inner_exception", error))  # the compiler's message, if it has one
         raise CompileError(f"PyTorch cannot compile this training here ({why})") from error

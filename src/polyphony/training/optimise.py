@@ -1,10 +1,10 @@
-"""How weights move: optimisers, learning rates over the epochs, and the schedule of a training."""
+"""Optimisers, learning rates over the epochs, and the schedule of a training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, WrapValidator
@@ -25,10 +25,10 @@ Groups = list[dict[str, Any]]
 BelowOne = Annotated[Real, Field(ge=0, lt=1)]
 
 Optimiser = Callable[[Groups, float], torch.optim.Optimizer]
-"""Parameter groups, each with its learning rate and weight decay; momentum → one of PyTorch's optimisers."""
+"""(parameter groups with their learning rate and weight decay, momentum) → one of PyTorch's optimisers."""
 
 Rates = Callable[[int, int, int], float]
-"""Epoch (counted from 0), epochs, epochs of warm-up → this epoch's share of the base learning rate."""
+"""(epoch counted from 0, epochs, epochs of warm-up) → this epoch's share of the base learning rate."""
 
 
 class SGD(Settings):
@@ -45,6 +45,7 @@ class SGD(Settings):
 class AdamW(Settings):
     """Adam with decoupled weight decay, for transformers; its betas replace the momentum."""
 
+    scale_free: ClassVar[bool] = True  # a gradient times a constant gives the same step
     kind: Literal["adamw"] = Field(default="adamw", repr=False)
     betas: Annotated[tuple[BelowOne, BelowOne], BeforeValidator(as_tuple)] = (0.9, 0.999)
     """Decay rates of the two moments."""
@@ -56,10 +57,9 @@ class AdamW(Settings):
 
 
 class Trapezoid(Settings):
-    """The paper's: the warm-up, 1 until half of the epochs, linearly to 1 % at nine tenths, then 1 %.
+    """The paper's: warm-up, 1 until half of the epochs, linearly to 1 % at nine tenths, then 1 %.
 
-    Points in time count from 1, as in the authors' code. The first epoch has no decay, even if it is the
-    last.
+    Epochs count from 1, as in the authors' code. The first epoch has no decay, even if it is the last.
     """
 
     kind: Literal["trapezoid"] = Field(default="trapezoid", repr=False)
@@ -70,7 +70,7 @@ class Trapezoid(Settings):
 
 
 class Cosine(Settings):
-    """The warm-up, then half a cosine that would reach 0 one epoch after the last; for transformers."""
+    """Warm-up, then half a cosine that would reach 0 one epoch after the last; for transformers."""
 
     kind: Literal["cosine"] = Field(default="cosine", repr=False)
 
@@ -95,7 +95,7 @@ else:  # a table of a known kind, its name, or in Python any callable
 
 
 class Schedule(Settings):
-    """How long, how large, how fast."""
+    """Length, batch and learning rate of a training."""
 
     epochs: Count
     """Number of epochs."""

@@ -1,4 +1,4 @@
-"""Any ensemble × split → Predictions: logits are made once, every number after that is a function of them."""
+"""Any ensemble × split → Predictions. Logits are saved once; all scores are functions of them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from polyphony.data import Split, pixels
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.metrics import Predictions
 
-BATCH = 250  # images that are predicted at a time, where memory allows
-GROWTH = 64  # bytes that a network may take for each byte of its images, as floats
-AT_ONCE = 2**30  # bytes that one network may take for images that are changed first
+BATCH = 250  # images in a batch, if memory allows
+GROWTH = 64  # bytes that a network may use for each byte of its images as floats
+AT_ONCE = 2**30  # bytes that one network may use for images that are changed first
 
 
 def unchanged(x: Tensor, y: Tensor) -> Tensor:
-    """The inputs as they are."""
     return x
 
 
 def batch_for(ensemble: Ensemble, shape: Sequence[int]) -> int:
-    """How many images [c h w] all members can be asked about at a time, in a quarter of the memory."""
+    """How many images [c h w] all members can take at a time, in a quarter of the memory."""
     on_gpu = ensemble.device.type == "cuda"
     there = torch.cuda.mem_get_info(ensemble.device)[0] if on_gpu else memory()
     return _fitting(there // 4 // ensemble.members, shape)
 
 
 def _fitting(there: int, shape: Sequence[int]) -> int:
-    """How many images [c h w] one network can be asked about at a time, in so many bytes."""
+    """How many images [c h w] one network can take at a time, in so many bytes."""
     return max(1, min(BATCH, there // (4 * math.prod(shape) * GROWTH)))
 
 

@@ -1,4 +1,4 @@
-"""What the steps of an epoch report: means over images, and a loss that is not a number."""
+"""Collects what the steps of an epoch report: means over images, and losses that are not finite."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from polyphony.compute.parallel import Group
 
 
 class DivergedError(RuntimeError):
-    """The loss stopped being a number."""
+    """The loss is not a finite number."""
 
 
 class Tally:
-    """What the steps of an epoch report. It stays on the device until somebody looks, who waits for it."""
+    """Reports of the steps of an epoch. They stay on the device; `look` synchronises."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.rows: list[int] = []  # of every step's batch
-        self.recent: list[Tensor] = []  # what the steps since the last look report
-        self.seen: list[Tensor] = []  # what earlier ones did, on the CPU
+        self.rows: list[int] = []  # rows of every step's batch
+        self.recent: list[Tensor] = []  # reports of the steps since the last look
+        self.seen: list[Tensor] = []  # earlier reports, on the CPU
 
     @property
     def steps(self) -> int:
-        """How many are done."""
         return len(self.rows)
 
     def add(self, means: dict[str, Tensor]) -> None:
-        """Count a step, by means over this process's rows."""
+        """Add a step's means over this process's rows."""
         self.names = list(means)
         self.recent.append(torch.stack([value.detach() for value in means.values()]) * self.group.weight)
         self.rows.append(self.group.total)
 
     def look(self, epoch: int, steps: int) -> dict[str, float]:
-        """Means over all images so far; raises, naming the step, if a loss was not finite."""
+        """Means over all images so far; a DivergedError that names the step if a loss is not finite."""
         recent = self.group.sum(torch.stack(self.recent)).cpu().double()
         losses = recent[:, self.names.index("loss")]
         if not bool(losses.isfinite().all()):

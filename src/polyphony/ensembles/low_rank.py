@@ -1,0 +1,80 @@
+"""Members by matrices of low rank and classifiers of their own, in a network that is trained already."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+from torch import nn
+
+from polyphony._util.settings import Count, check
+from polyphony.ensembles.batch_ensemble import MembersInside
+from polyphony.ensembles.hydra import Heads, find_head
+from polyphony.nn import Size
+from polyphony.nn.low_rank import LowRank, OwnWeights, adapted_layers, draw_low_rank
+from polyphony.nn.members import convertible, replace_layers
+from polyphony.nn.rank_one import OfMembers
+from polyphony.nn.trial import find_order
+
+
+class LoRAEnsemble(MembersInside):
+    """One network whose members have weights W + B_j A_j and classifiers of their own (LoRA-Ensemble, 2024).
+
+    Args:
+        network: Any network of Conv2d and Linear layers, usually one that is trained. It is copied.
+        members: M.
+        rank: r, the rank of B_j A_j.
+        layers: Names of the layers to adapt, with all below them, or patterns ("blocks.*.attn.*"). Default:
+            the linear layers of attention, or every Linear and Conv2d of a network that has none.
+        head: Name of the classifier (default: the last Linear).
+        factor_std: Classifiers start as the network's, each weight times N(1, factor_std²) (default: afresh).
+        freeze: Whether A, B and the classifiers alone are trained.
+        rng: Source of A and of the classifiers. B starts at zero.
+        size: (channels, height, width) of the images with which the conversion is tried.
+
+    Raises:
+        ConversionError: A layer cannot have members; the message names it.
+
+    Examples:
+        >>> student = LoRAEnsemble(resnet(8, classes=10), members=4, rank=2)
+        >>> student(torch.rand(4, 2, 3, 32, 32)).shape
+        torch.Size([4, 2, 10])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: int,
+        *,
+        rank: int = 8,
+        layers: tuple[str, ...] = (),
+        head: str | None = None,
+        factor_std: float | None = None,
+        freeze: bool = False,
+        rng: torch.Generator | None = None,
+        size: Size | None = None,
+    ) -> None:
+        check(Count, rank=rank)
+        network = copy.deepcopy(network)
+        linear = [name for name, layer in network.named_modules() if type(layer) is nn.Linear]
+        head, classifier = find_head(network, head or next(reversed(linear), None))
+        heads = Heads(classifier, members, factor_std, rng)
+        places = [place for place in adapted_layers(network, layers) if place[1] is not classifier]
+        names = {network.get_submodule(name): name for name in convertible(places, member_norm=False)}
+
+        def make(layer: nn.Module) -> OfMembers:
+            if layer is classifier:
+                bias = None if heads.bias is None else heads.bias.detach()
+                return OwnWeights(classifier, heads.weight.detach(), bias)
+            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            return draw_low_rank(layer, names[layer], members, rank, rng)
+
+        find = partial(find_order, network, [*names.values(), head], size, options=("layers",))
+        converted = replace_layers(network, members, make, find, True)
+        super().__init__(converted, members, size)
+        if freeze:
+            self.requires_grad_(False)
+            for layer in self.modules():
+                if isinstance(layer, LowRank | OwnWeights):
+                    layer.requires_grad_(True).shared.requires_grad_(False)

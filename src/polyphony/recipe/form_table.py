@@ -1,0 +1,121 @@
+"""What all forms of a student have in common, and the blueprint that their networks are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import torch
+from pydantic import BeforeValidator, NonNegativeFloat
+from torch import Tensor, nn
+
+from polyphony._util.settings import Settings, as_tuple
+from polyphony.distill import Distill
+from polyphony.distill.perturb import Perturbation
+from polyphony.ensembles import DeepEnsemble, Ensemble
+from polyphony.nn import FACTOR_STD, Size
+from polyphony.nn.conversion import Order
+from polyphony.nn.members import set_proven
+from polyphony.recipe.foreign import NetworkTable
+from polyphony.training.fit import Loss
+
+if TYPE_CHECKING:
+    from polyphony.recipe.methods import Distillation
+
+
+Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that members share
+
+
+def as_branch(value: object) -> object:
+    """The name of a module, or a number above 0 and below 1."""
+    share = isinstance(value, float) and 0 < value < 1
+    if value is None or share or (isinstance(value, str) and value):
+        return value
+    raise ValueError("must be the name of a layer, or a number above 0 and below 1")
+
+
+Branch = Annotated[
+    str | float | None, BeforeValidator(as_branch)
+]  # where members branch, or what share before
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What networks of a student are made from: a network's table, the data, and perhaps first weights."""
+
+    table: NetworkTable
+    classes: int
+    shape: Size  # of an image: channels, height, width
+    statistics: tuple[Sequence[float], Sequence[float]] | None = None  # mean and std, if not in the weights
+    weights: dict[str, Tensor] | None = None  # a teacher's
+    proven: Order | None = None  # of its members, if an earlier trial has found it
+
+    def network(self, rng: torch.Generator | None = None, copies: int = 1, extra: int = 0) -> nn.Module:
+        """A network with inputs and outputs for so many members, and so many extra outputs."""
+        network = self.table.fitted(self.classes + extra, self.shape, rng, copies)
+        if self.statistics is not None:
+            self.table.normalize(network, *(copies * tuple(values) for values in self.statistics))
+        if self.weights is not None:
+            network.load_state_dict(self.weights)
+        if self.proven is not None:
+            set_proven(network, self.proven, self.shape)
+        return network
+
+
+class FormTable(Settings):
+    """What forms have in common: members learn one-to-one, and predict as they were trained."""
+
+    needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
+    trains_as_one: ClassVar[bool] = False  # without members from the start
+    own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
+    mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
+    one_to_one: ClassVar[bool] = True  # member j learns from teacher j, if there are as many
+    takes_teacher: ClassVar[bool] = True  # may start from a teacher's weights
+    words: ClassVar[str] = ""  # what a table calls such a student, if not by its label
+
+    def resolved(self) -> FormTable:
+        """What stands behind it: itself, or the form that the user's own module makes."""
+        return self
+
+    def from_teacher(self) -> FormTable:
+        """The form of a student that starts from a teacher's weights."""
+        return self
+
+    def copies(self, members: int) -> int:
+        """For how many members the network has inputs and outputs."""
+        return 1
+
+    def predictors(self, members: int) -> int:
+        """How many members it has when it is trained."""
+        return 1 if self.trains_as_one else members
+
+    def network_table(self, blueprint: Blueprint, members: int) -> NetworkTable:
+        """The network that it is built from: the blueprint's, unless the form chooses another."""
+        return blueprint.table
+
+    def student(self, blueprint: Blueprint, members: int, rng: torch.Generator | None) -> Ensemble:
+        """The student before training."""
+        return self.build(blueprint.network(rng, self.copies(members)), members, rng)
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        """The same from a fresh network, for a form that needs one of the usual outputs."""
+        raise NotImplementedError
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        """What it minimises, in a training of so many steps."""
+        return Distill(teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0)
+
+    def trained(self, student: Ensemble) -> Ensemble:
+        """What predicts after training."""
+        return student
+
+
+class FactorForm(FormTable):
+    """A form whose members start as a network's weights times factors N(1, factor_std²)."""
+
+    factor_std: NonNegativeFloat | None = None
+    """Spread of the factors N(1, factor_std²) (default: 0.5; Hydra: fresh heads)."""
+
+    def from_teacher(self) -> FormTable:
+        return self.model_copy(update={"factor_std": FACTOR_STD}) if self.factor_std is None else self
