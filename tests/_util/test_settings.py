@@ -36,7 +36,7 @@ from polyphony import (
 )
 from polyphony.compute.devices import choose_device
 from polyphony.distill import DistillMean, losses
-from polyphony.runs.predictions import load_predictions, save_predictions
+from polyphony.runs.predictions import read_predictions, save_predictions
 from polyphony.runs.store import StoreError
 from polyphony.training.fit import Loss, ResumeError
 
@@ -124,7 +124,10 @@ FAR = Split(SPLIT.images, SPLIT.labels + 7)
         (trained(Single(resnet(8, 1, width=2)), CrossEntropy()), "the network has one class"),
         (trained(Single(NETWORK), Distill(TEACHERS, perturb=Adversarial()), FAR), "there is a label 8, but"),
         (trained(Single(NETWORK), CrossEntropy(), GREY), "the images have 1 channels, the network takes 3"),
-        (trained(NETWORK, CrossEntropy()), "an ensemble is trained, not a ResNet: put it into a Single"),
+        (
+            trained(NETWORK, CrossEntropy()),
+            "fit trains an ensemble, not a ResNet: wrap it in Single",
+        ),
         (lambda: DeepEnsemble([NETWORK])(torch.zeros(1, 2, 3, 8, 8, device="meta")), "images are on meta"),
     ],
 )
@@ -138,7 +141,7 @@ def test_predictions_that_are_no_numbers_are_not_read(tmp_path: Path) -> None:
     logits[1, 2, 0] = nan
     save_predictions(tmp_path / "test.safetensors", Predictions(logits, torch.zeros(4).long()), "key")
     with pytest.raises(StoreError, match="its logits are not all numbers"):
-        load_predictions(tmp_path / "test.safetensors", "key")
+        read_predictions(tmp_path / "test.safetensors")
 
 
 def test_the_edges_are_allowed() -> None:

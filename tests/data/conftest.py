@@ -32,7 +32,7 @@ def cached_files(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 class Cifar10:
-    """A small CIFAR-10: 8 images a batch; written as the official python and binary files."""
+    """A small CIFAR-10: 8 images a batch; written as the official python files."""
 
     names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -53,13 +53,6 @@ class Cifar10:
             (folder / name).write_bytes(pickle.dumps(table, protocol))
         meta = {b"label_names": [name.encode() for name in self.names]}
         (folder / "batches.meta").write_bytes(pickle.dumps(meta, protocol))
-        return folder
-
-    def binary(self, folder: Path) -> Path:
-        folder.mkdir(parents=True)
-        for name, (pixels, labels) in self.batches.items():
-            (folder / f"{name}.bin").write_bytes(np.concatenate([labels[:, None], pixels], 1).tobytes())
-        (folder / "batches.meta.txt").write_text("\n".join(self.names) + "\n\n")
         return folder
 
 

@@ -95,7 +95,7 @@ def test_a_truncated_archive_leaves_nothing(kind: str, tmp_path: Path) -> None:
         else zipped(tmp_path / "short", "x/one", content=content)
     )
     archive.write_bytes(archive.read_bytes()[:50_000])
-    with pytest.raises(DataError, match=r"short is no whole archive"):
+    with pytest.raises(DataError, match=r"short is not a valid archive"):
         unpack(archive, "x", tmp_path / "root")
     assert everything(tmp_path / "root") == []
 
@@ -105,7 +105,7 @@ def test_a_zip_with_a_damaged_file_leaves_nothing(tmp_path: Path) -> None:
     content = bytearray(archive.read_bytes())
     content[5_000] ^= 255
     archive.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.zip is no whole archive"):
+    with pytest.raises(DataError, match=r"bad\.zip is not a valid archive"):
         unpack(archive, "x", tmp_path / "root")
     assert everything(tmp_path / "root") == []
 

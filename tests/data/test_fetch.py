@@ -76,7 +76,7 @@ def test_a_file_is_fetched_once(server: Server, root: Path) -> None:
 
 def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, root: Path) -> None:
     server.stop_after = 300_000
-    with pytest.raises(DataError, match="broke off at 300,000 of 700,000 bytes; run again"):
+    with pytest.raises(DataError, match="stopped at 300,000 of 700,000 bytes; run again"):
         fetch(download(server.url), root, lambda have: None)
     assert files(root) == ["sub/file.part"]
     server.stop_after = None

@@ -25,7 +25,7 @@ from scipy.io import savemat
 from polyphony._util.text import UserError
 from polyphony.data import DataError, Options, Split, corrupted, load, load_unknown
 from polyphony.data.cifar_c import CORRUPTIONS
-from polyphony.data.load import found, identify, read
+from polyphony.data.load import identify, locate, read
 from polyphony.data.unpickle import MOST, unpickle
 
 
@@ -54,7 +54,7 @@ def refused(fault: str, call: Callable[..., object], *arguments: object, **optio
 def check(name: str, root: Path) -> object:
     """What `polyphony data check` reads."""
     dataset = identify(name)
-    return read(dataset, *found(dataset, root))
+    return read(dataset, *locate(dataset, root))
 
 
 # Pickles: instructions are written out, because no honest writer makes these.
@@ -179,7 +179,7 @@ def a_device(path: Path) -> None:
     ("source", "file"),
     [
         ("cifar10", "cifar-10-batches-py/data_batch_2"),
-        ("cifar10", "cifar-10-binary.tar.gz"),
+        ("cifar10", "cifar-10-python.tar.gz"),
         ("tinyimagenet", "tiny-imagenet-200.zip"),
         ("svhn", "test_32x32.mat"),
         ("mnist", "mnist/train-images-idx3-ubyte"),
@@ -203,7 +203,7 @@ def test_special_files(
     (root / file).parent.mkdir(exist_ok=True)
     special(root / file)
     monkeypatch.chdir(root)
-    refused("no regular file|is no picture file", load, source, root=root)
+    refused("no regular file|is not a picture file", load, source, root=root)
 
 
 def test_a_pipe_in_the_cache_is_passed_over(tmp_path: Path, class_folders: Path) -> None:
@@ -241,7 +241,7 @@ def no_slack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tar_bomb(file: Path) -> None:
     with tarfile.open(file, "w:gz") as out:
-        info = tarfile.TarInfo("cifar/data_batch_1.bin")
+        info = tarfile.TarInfo("cifar/data_batch_1")
         info.size = 1 << 22
         out.addfile(info, io.BytesIO(bytes(info.size)))
 
@@ -278,7 +278,7 @@ def gz_bomb(file: Path) -> None:
 @pytest.mark.parametrize(
     ("bomb", "source", "file"),
     [
-        (tar_bomb, "cifar10", "cifar-10-binary.tar.gz"),
+        (tar_bomb, "cifar10", "cifar-10-python.tar.gz"),
         (tar_header_bomb, "cifar10", "cifar-10-python.tar.gz"),
         (mat_bomb, "svhn", "test_32x32.mat"),
         (many_mat_bombs, "svhn", "test_32x32.mat"),
@@ -399,14 +399,14 @@ def test_names_that_are_no_path(source: str) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_archive_is_read_to_its_end(packed: bool, cifar10, root: Path, tmp_path: Path) -> None:
     """Cut behind the last file that is wanted, so that nothing is missed; without its end it is not whole."""
-    folder, archive = cifar10.binary(tmp_path / "cifar-10-batches-bin"), root / "cifar-10-binary.tar.gz"
+    folder, archive = cifar10.python(tmp_path / "cifar-10-batches-py"), root / "cifar-10-python.tar.gz"
     with tarfile.open(archive, "w:gz" if packed else "w") as out:
         out.add(folder, folder.name)
         whole = out.offset
     load("cifar10", root=root)
     content = archive.read_bytes()
     archive.write_bytes(content[:-20] if packed else content[:whole])
-    refused("cut short|no whole tar archive", load, "cifar10", root=root)
+    refused("cut short|not a valid tar archive", load, "cifar10", root=root)
 
 
 def test_images_of_one_class_are_nothing_to_learn(tmp_path: Path) -> None:
@@ -544,7 +544,7 @@ def test_idx_images_of_another_size(root: Path) -> None:
 
 def sparse_tar(file: Path, fields: dict[str, str]) -> None:
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as out:
-        info = tarfile.TarInfo("cifar/data_batch_1.bin")
+        info = tarfile.TarInfo("cifar/data_batch_1")
         info.pax_headers = fields
         info.size = 512
         out.addfile(info, io.BytesIO(b"x\n" * 256))
@@ -564,8 +564,8 @@ def sparse_tar(file: Path, fields: dict[str, str]) -> None:
     ],
 )
 def test_tars_with_broken_maps_and_sizes(fields: dict[str, str], root: Path) -> None:
-    sparse_tar(root / "cifar-10-binary.tar.gz", fields)
-    refused(r"cifar-10-binary\.tar\.gz", load, "cifar10", root=root)
+    sparse_tar(root / "cifar-10-python.tar.gz", fields)
+    refused(r"cifar-10-python\.tar\.gz", load, "cifar10", root=root)
 
 
 def test_a_number_of_thousands_of_digits_in_a_name(tiny: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_class_names_of_clothes(root: Path) -> None:
     ("name", "content", "fault"),
     [
         ("train-images-idx3-ubyte", idx(IMAGES["train"])[:-1], "has 39,215 bytes where its header asks"),
-        ("train-images-idx3-ubyte", idx(LABELS["train"]), "no IDX file of 3-dimensional bytes"),
+        ("train-images-idx3-ubyte", idx(LABELS["train"]), "not an IDX file of 3-dimensional bytes"),
         ("train-images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 2**31, 4), "has 16 bytes"),
         (
             "train-labels-idx1-ubyte",
@@ -80,7 +80,7 @@ def test_wrong_files_are_named(name: str, content: bytes, fault: str, root: Path
 def test_a_truncated_gz_and_a_missing_file_are_named(root: Path) -> None:
     file = write(root / "mnist", ".gz") / "t10k-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz is no whole \.gz file"):
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz is not a valid \.gz file"):
         load("mnist", root=root)
     file.unlink()
     with pytest.raises(DataError, match="t10k-images-idx3-ubyte cannot be read"):

@@ -10,13 +10,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from polyphony.data import DataError, Options, Split, corrupted, digits, load, load_unknown
+from polyphony.data import DataError, Options, Split, bundled, corrupted, load, load_unknown
 from polyphony.data.catalogue import DATASETS
-from polyphony.data.check import check
-from polyphony.data.corruptions import corrupt
-from polyphony.data.load import EVERYTHING, found, identify
+from polyphony.data.corruptions import corrupt, regenerate
+from polyphony.data.load import EVERYTHING, check, identify, locate
 from polyphony.data.options import with_channels
-from polyphony.data.regenerate import regenerate
 
 USERS_DATA = os.environ.get("POLYPHONY_DATA")  # before the tests' own is set
 PACKS = Path(__file__).parents[3] / "shared" / "data" / "unpack.py"
@@ -97,8 +95,8 @@ def test_unknown_images_take_the_form_of_the_known_ones() -> None:
 
 
 def test_unknown_images_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, file = [], digits.table_file()
-    monkeypatch.setattr(digits, "table_file", lambda: reads.append(1) or file)
+    reads, file = [], bundled.table_file()
+    monkeypatch.setattr(bundled, "table_file", lambda: reads.append(1) or file)
     load_unknown("digits", Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1).long()))
     assert len(reads) == 1
 
@@ -135,7 +133,9 @@ def test_regenerated_corruptions_say_what_they_were_made_of(root: Path) -> None:
     mark.write_text("{}")
     assert corrupted("digits", root).source is None
     mark.write_text("{")
-    with pytest.raises(DataError, match=r"regenerated\.json is no whole JSON file .*make the images again"):
+    with pytest.raises(
+        DataError, match=r"regenerated\.json is not a valid JSON file .*make the images again"
+    ):
         corrupted("digits", root)
 
 
@@ -150,7 +150,7 @@ def test_regenerated_files_are_never_taken_for_the_official_ones(root: Path) -> 
     list(regenerate("digits", test, root / "CIFAR-10-C"))  # put, or moved, where the official ones belong
     assert corrupted("cifar10", root).origin == "regenerated"
     dataset = identify("cifar10-c")
-    place, path = found(dataset, root)
+    place, path = locate(dataset, root)
     assert check(dataset, place, path, place.read(path, EVERYTHING))[0] == "regenerated"
 
 
@@ -168,7 +168,7 @@ def test_check_tells_a_subset_an_alteration_and_the_official_files(cifar10, root
 
     folder = cifar10.python(root / "cifar-10-batches-py")
     official = DATASETS["cifar10"]
-    place, path = found(official, root)
+    place, path = locate(official, root)
     contents = place.read(path, EVERYTHING)
     origin, differences = check(official, place, path, contents)
     assert origin == "subset"

@@ -43,7 +43,7 @@ def make(classes, channels):
 CHILD = """
 import resource, sys
 import torch
-import polyphony.study, polyphony.report
+import polyphony.study.evaluation, polyphony.study.run, polyphony.report
 from polyphony.cli import main
 from polyphony._util.files import memory
 

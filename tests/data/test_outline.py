@@ -40,5 +40,5 @@ def test_only_cifar100_has_superclasses(name):
 
 
 def test_data_of_unknown_size_has_no_outline(tmp_path):
-    with pytest.raises(DataError, match="cannot be said without it"):
+    with pytest.raises(DataError, match="is unknown until it is read"):
         outline("digits")

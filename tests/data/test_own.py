@@ -116,7 +116,7 @@ def test_an_empty_class_folder(class_folders: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("pear/notes.txt", "is no picture file"),
+        ("pear/notes.txt", "is not a picture file"),
         ("notes.txt", "not in a class folder"),
         ("pear/x.jpg", "is no picture"),
     ],
@@ -213,7 +213,7 @@ def test_an_npz_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_text_named_npz(tmp_path: Path) -> None:
     (tmp_path / "mine.npz").write_text("hello")
-    with pytest.raises(DataError, match=r"mine\.npz is no whole \.npz file"):
+    with pytest.raises(DataError, match=r"mine\.npz is not a valid \.npz file"):
         load(str(tmp_path / "mine.npz"))
 
 
@@ -239,7 +239,7 @@ def test_images_that_memory_has_no_room_for_are_mapped_from_a_file(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(splits.os, "posix_fallocate", full, raising=False)
-    with pytest.raises(DataError, match=r"there is no place \(No space left"):
+    with pytest.raises(DataError, match=r"which do not fit \(No space left"):
         load(str(class_folders), Options(resolution=6))
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from polyphony.data import DataError, images, load
-from polyphony.data.load import contents, found, identify
+from polyphony.data.load import contents, identify, locate
 
 CLASSES = ("lamp", "goldfish", "bee")
 
 
 def read(root: Path):
     dataset = identify("tinyimagenet")
-    return contents(dataset, *found(dataset, root))
+    return contents(dataset, *locate(dataset, root))
 
 
 def zipped(folder: Path) -> Path:

@@ -27,7 +27,7 @@ from polyphony.data import DataError, Options, Split, Splits, corrupted, load, l
 from polyphony.data.cache import keep, restore
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import CORRUPTIONS, MARK
-from polyphony.data.load import contents, found, identify
+from polyphony.data.load import contents, identify, locate
 
 Files = dict[str, bytes]
 
@@ -79,16 +79,6 @@ def cifar_python(protocol: int) -> Files:
     meta = {"fine_label_names": list("abcde"), "coarse_label_names": ["x", "y"]}
     files = {name: pickle.dumps(value, protocol) for name, value in (table | {"meta": meta}).items()}
     return {f"cifar-100-python/{name}": content for name, content in files.items()}
-
-
-@cache
-def cifar_binary() -> Files:
-    rows = {
-        n: np.concatenate([np.arange(n)[:, None] // np.array([2, 1]) % 2, pixels(n, 3072)], 1) for n in (6, 4)
-    }
-    files = {"train.bin": rows[6].astype(np.uint8).tobytes(), "test.bin": rows[4].astype(np.uint8).tobytes()}
-    files |= {"fine_label_names.txt": b"a\nb\n", "coarse_label_names.txt": b"x\ny\n"}
-    return {f"cifar-100-binary/{name}": content for name, content in files.items()}
 
 
 OPCODES = (
@@ -149,17 +139,12 @@ def cifar_pickles(random: Random, root: Path) -> Call:
     return lambda: sane(load("cifar100", Options(coarse=random.random() < 0.3)))
 
 
-def cifar_rows(random: Random, root: Path) -> Call:
-    write(root, one_damaged(random, cifar_binary()))
-    return loads("cifar100")
-
-
 def odd_member(random: Random) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(random.choice(("x", "../x", "/x", "a/" * 60 + "train.bin", "n" * 5000)))
+    member = tarfile.TarInfo(random.choice(("x", "../x", "/x", "a/" * 60 + "train", "n" * 5000)))
     member.type = random.choice(
         (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"L", b"K", b"S", b"x", b"g", b"V")
     )
-    member.linkname = random.choice(("", "train.bin", "/etc/passwd"))
+    member.linkname = random.choice(("", "train", "/etc/passwd"))
     keys = (
         "GNU.sparse.map",
         "GNU.sparse.size",
@@ -195,7 +180,7 @@ def cifar_archives(random: Random, root: Path) -> Call:
     with tarfile.open(
         fileobj=stream, mode="w", format=random.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
     ) as out:
-        for name, content in cifar_binary().items():
+        for name, content in cifar_python(2).items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             out.addfile(info, io.BytesIO(content))
@@ -205,7 +190,7 @@ def cifar_archives(random: Random, root: Path) -> Call:
     if random.random() < 0.6:
         tar = gzip.compress(tar, 1)
         tar = damaged(random, tar) if random.random() < 0.4 else tar
-    write(root, {"cifar-100-binary.tar.gz": tar})
+    write(root, {"cifar-100-python.tar.gz": tar})
     return loads("cifar100")
 
 
@@ -483,7 +468,7 @@ def caches(random: Random, root: Path) -> Call:
     """A damaged cache is never an error; what it gives is sound."""
     write(root, {f"fruit/{name}/{k}.png": picture("PNG") for name in "ab" for k in range(3)})
     dataset = identify("fruit")
-    keep(contents(dataset, *found(dataset, root)), root / "kept.safetensors")
+    keep(contents(dataset, *locate(dataset, root)), root / "kept.safetensors")
     kept = root / "kept.safetensors"
     kept.write_bytes(damaged(random, kept.read_bytes()))
 
@@ -529,7 +514,6 @@ def names(random: Random, root: Path) -> Call:
 
 MAKERS: dict[str, Callable[[Random, Path], Call]] = {
     "CIFAR pickles": cifar_pickles,
-    "CIFAR rows": cifar_rows,
     "CIFAR archives": cifar_archives,
     "IDX": idx,
     ".mat": mat,

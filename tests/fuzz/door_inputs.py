@@ -29,12 +29,12 @@ from polyphony.recipe import foreign_table, read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.recipe.forms import PythonForm
 from polyphony.recipe.perturbations import PythonPerturbation
-from polyphony.report.run import Run
+from polyphony.runs.run import Run
 from polyphony.serve.description import Description
 from polyphony.serve.export import ExportError
 from polyphony.serve.load import CONFIG, WEIGHTS
 from polyphony.study.draft import draft
-from polyphony.study.preprocessing import Given
+from polyphony.study.preprocessing import Preprocessing
 from polyphony.study.status import run_status
 
 OWN = (UserError,)
@@ -44,7 +44,18 @@ CLASSES, SIDE = ("a", "b", "c"), 8
 # Packed students
 
 
-FORMS = ("batch_ensemble", "mimo", "hydra", "latent_be", "single", "dirichlet", "proxy_dirichlet")
+FORMS = (
+    "batch_ensemble",
+    "mimo",
+    "hydra",
+    "latent_be",
+    "single",
+    "dirichlet",
+    "proxy_dirichlet",
+    "separate",
+    "low_rank",
+    "dlf",
+)
 
 
 @cache
@@ -487,7 +498,7 @@ def drafts(random: Random, folder: Path) -> Call:
     size = random.choice((None, None, None, 8, 4, 0, -1, 10**6))
     told = random.choice(((), ((0.5,), (0.5,)), ((0.5,), None), ((0.1, 0.2), (1.0, 2.0)), ((0.0,), (0.0,))))
     make = partial(
-        draft, images, weights, network, folder / "own.toml", Given(size, *told), lambda line: None
+        draft, images, weights, network, folder / "own.toml", Preprocessing(size, *told), lambda line: None
     )
     return partial(unseen, make, folder, name)
 

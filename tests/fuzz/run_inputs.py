@@ -17,8 +17,9 @@ from polyphony import ODS, Adversarial, DeepEnsemble, Distill, Gaussian, Mixup, 
 from polyphony.data import DataError
 from polyphony.distill import DistillMean
 from polyphony.nn.weights import load_weights
-from polyphony.runs.predictions import load_predictions, save_predictions
-from polyphony.runs.store import Stage, StoreError, Trained
+from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
+from polyphony.runs.stage import Stage, Trained
+from polyphony.runs.store import StoreError
 
 ODD = (nan, inf, -inf, 0, -1, -0.0, 1e308, 1e-320, 2, 0.5, True)
 
@@ -54,8 +55,8 @@ def predictions(random: Random, folder: Path) -> Call:
     file.write_bytes(damaged(random, file.read_bytes()))
 
     def call() -> None:
-        found = load_predictions(file, "key")
-        if found is not None:
+        if saved_key(file) == "key":
+            found = read_predictions(file)
             assert bool(found.logits.isfinite().all())
             assert 0 <= int(found.labels.min()) <= int(found.labels.max()) < found.logits.shape[2]
 

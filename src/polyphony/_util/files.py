@@ -1,4 +1,4 @@
-"""What is asked of the machine: files that appear whole or not at all, a signal, memory, cores, its name."""
+"""Atomic files, attempts, signals, and the limits of this machine: memory, cores, processor."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from multiprocessing import connection
 from pathlib import Path
 from threading import Thread
 
-ATTEMPT = ".attempt-"  # how the folders of attempts begin
-LOCK = ".lock"  # the file of a folder that is worked in
+ATTEMPT = ".attempt-"  # prefix of the folders of attempts
+LOCK = ".lock"  # lock file of a folder
 ROOT = Path("/")
 
 
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
-LARGEST = {".json": 64 * MEGABYTE, ".jsonl": GIGABYTE, ".csv": GIGABYTE}  # bytes that a file may have
+LARGEST = {".json": 64 * MEGABYTE, ".jsonl": GIGABYTE, ".csv": GIGABYTE}  # largest size in bytes, by suffix
 LARGEST |= dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".ckpt"), 64 * GIGABYTE)
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file, checked before it is opened; else an OSError.
+    """The path, if it is a regular file; else an OSError. Call it before opening a file.
 
-    A pipe or a device may never end, and a sparse file can have any size: one that is larger than any of its
-    kind (`LARGEST`, by suffix) is refused.
+    A pipe or a device may never end, and a sparse file can have any size, so files larger than `LARGEST` for
+    their suffix are rejected.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -43,7 +43,7 @@ def regular(path: Path) -> Path:
 
 
 class WriteError(OSError):
-    """A file or folder that the system would not let us write, in one sentence."""
+    """The system refused to write a file or folder."""
 
     def __str__(self) -> str:
         return f"{self.filename} cannot be written ({self.strerror})"
@@ -51,7 +51,7 @@ class WriteError(OSError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses meanwhile is a WriteError that names the path."""
+    """Report the system's errors as a WriteError that names the path."""
     try:
         yield
     except OSError as error:
@@ -59,15 +59,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def part_of(path: Path, folder: Path) -> Path:
-    """Where in a folder to make what is to be at a path: nobody else's, also of processes of equal number."""
+    """A temporary path in a folder for a file that will be moved to `path`; no other process has the same."""
     return folder / f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.part"
 
 
 @contextmanager
 def atomic_path(file: Path, attempt: Path | None = None) -> Iterator[Path]:
-    """A path beside `file` to write to; flushed and renamed to it at the end, removed if anything fails.
+    """A path beside `file` to write to; flushed and renamed to `file` at the end, removed on failure.
 
-    An attempt's files are made in its own folder, so that they cannot appear once a later one has removed it.
+    An attempt writes in its own folder, so that its files cannot appear after a later attempt removed it.
     """
     beside = part_of(file, attempt or file.parent)
     with writing(file):
@@ -83,7 +83,7 @@ def atomic_path(file: Path, attempt: Path | None = None) -> Iterator[Path]:
 
 
 def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
-    """The same file in another place, whole: a second name for it, or a copy where there can be none."""
+    """Hard-link a file atomically, or copy it if that is not possible."""
     with atomic_path(target, attempt) as beside:
         try:
             os.link(source, beside)
@@ -93,7 +93,7 @@ def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to fill; renamed to it at the end, removed if anything fails."""
+    """A folder beside `folder` to fill; it is renamed to `folder` at the end, or removed on failure."""
     beside = part_of(folder, folder.parent)
     with writing(folder):
         beside.mkdir(parents=True)
@@ -105,12 +105,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends what is running as Ctrl-C does."""
+    """SIGTERM; handled like Ctrl-C."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Meanwhile the first SIGTERM raises Terminated; others change nothing."""
+    """Raise Terminated at the first SIGTERM; ignore the next ones."""
 
     def terminate(*_: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which new processes would inherit
@@ -124,11 +124,11 @@ def terminable() -> Iterator[None]:
 
 
 def claim(folder: Path) -> Path:
-    """Claim a folder for a new attempt at what it is to hold: the attempt's own folder, to make files in.
+    """Claim a folder for a new attempt; returns the attempt's own folder, to write in.
 
-    Those of earlier attempts are removed, and with them all that was not moved to its place: nothing of
-    theirs can appear afterwards, wherever they run. It needs no lock, which a file system of many machines
-    may not keep. Of several who claim at the same time, the last in the order of names has the folder.
+    Folders of earlier attempts are removed with all files that were not moved out: nothing of theirs can
+    appear later, wherever they run. This needs no lock, which network file systems may not support. If
+    several processes claim at the same time, the last in the order of names wins.
     """
     others = [path.name for path in folder.glob(f"{ATTEMPT}*")]
     number = max((int(name.split("-")[1]) for name in others), default=0) + 1
@@ -141,7 +141,7 @@ def claim(folder: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, also one that somebody writes to meanwhile."""
+    """Remove a folder, even if another process writes to it meanwhile."""
     while folder.exists():
         try:
             shutil.rmtree(folder)
@@ -151,9 +151,9 @@ def remove(folder: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """End all attempts, and remove what processes of this machine that are no more have left half written.
+    """End all attempts below a folder, and remove unfinished files of processes that are gone.
 
-    Other folders below that have a lock of their own are left alone.
+    Folders below that have their own lock are skipped.
     """
     hidden = list(folder.rglob(".*"))
     others = {path.parent for path in hidden if path.name == LOCK} - {folder}
@@ -167,13 +167,13 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def is_abandoned(part: Path) -> bool:
-    """Whether the process of this machine that was writing a file is no more."""
+    """Whether the process of this machine that wrote a file is gone."""
     pid = part.name.split(".")[-2]
     return pid.isdecimal() and part.is_file() and not is_alive(int(pid))
 
 
 def end_with_parent() -> None:
-    """From now on end this process, even amid its work, once its parent is gone: others may go on with it."""
+    """From now on, end this process as soon as its parent is gone: another run may continue its work."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:
@@ -185,18 +185,17 @@ def end_with_parent() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of this number on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):  # somebody else's; or no number of a process
+    except (PermissionError, OverflowError):  # another user's process; or not a valid number
         pass
     return True
 
 
 def whereabouts() -> dict[str, str | int]:
-    """Where this is asked: on which host, in which process, and when."""
+    """This host and process, and the time."""
     return {
         "host": platform.node(),
         "pid": os.getpid(),
@@ -205,14 +204,14 @@ def whereabouts() -> dict[str, str | int]:
 
 
 def memory(root: Path = ROOT) -> int:
-    """How many bytes of memory this process may have: all, or what a container, scheduler or ulimit gives."""
+    """Bytes of memory this process may use: all, or the limit of a container, scheduler or ulimit."""
     limits = [*granted("memory.max", root), *granted("memory/memory.limit_in_bytes", root)]
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([everything, *map(int, limits), *own_limits()])
 
 
 def own_limits() -> list[int]:
-    """Bytes of memory that `ulimit -d` and `ulimit -v` leave this process, wherever they are set."""
+    """Bytes of memory that `ulimit -d` and `ulimit -v` allow, if they are set."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -222,13 +221,13 @@ def own_limits() -> list[int]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it says that there is no memory left: Python's, PyTorch's for CUDA, PyTorch's for the rest."""
+    """Whether an error means that memory ran out: Python's, PyTorch's for CUDA, or PyTorch's for others."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def cores(root: Path = ROOT) -> int:
-    """How many cores this process may use: all, or those that a container or a scheduler gives."""
+    """Cores this process may use: all, or those that a container or a scheduler grants."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [map(int, line.split()) for line in granted("cpu.max", root)]
     return max(1, min([there, *(quota // period for quota, period in quotas)]))
@@ -236,15 +235,15 @@ def cores(root: Path = ROOT) -> int:
 
 @cache
 def granted(name: str, root: Path) -> list[str]:
-    """What a limit's file says in the control groups, from this process's own up, wherever it is limited.
+    """The contents of a limit's file in this process's control groups and those above, where it is limited.
 
-    It is read once a process: every selection of images asks whether there is room for them.
+    Cached, because every selection of images asks for the memory.
     """
     try:
         groups = [line.split(":", 2)[2] for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:  # on other systems than Linux
+    except OSError:  # not Linux
         return []
-    *kind, file = name.split("/")  # in the older layout every kind of limit has groups of its own
+    *kind, file = name.split("/")  # in cgroup v1 every kind of limit has its own groups
     top = root.joinpath("sys/fs/cgroup", *kind)
     places = {
         place for group in groups for place in (top / group[1:] / "*").parents if place.is_relative_to(top)
@@ -254,7 +253,7 @@ def granted(name: str, root: Path) -> list[str]:
 
 
 def processor() -> str:
-    """The processor's name, where the system tells."""
+    """The processor's name, if the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

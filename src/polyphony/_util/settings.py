@@ -1,6 +1,6 @@
-"""Settings: frozen, checked values. A component's settings are also the table that a recipe writes for it.
+"""Settings: frozen, checked values; in a recipe they are a table.
 
-A bad value is a SettingError, one sentence, whether it comes from Python or from a recipe.
+A bad value raises a SettingError, whether it comes from Python or from a recipe.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pydantic_core import ErrorDetails
 from polyphony._util.text import SettingError, suggestion
 
 MOST_MEMBERS = 1024
-HUGE = 1e100  # the square of a larger number may be infinite
+HUGE = 1e100  # the square of a larger number may overflow
 FINITE = ConfigDict(allow_inf_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers as Python's; pydantic knows no others."""
+    """NumPy's numbers as Python's, since pydantic accepts no others."""
     return value.item() if hasattr(value, "item") else value
 
 
 def fraction(value: Any) -> Any:
-    """The number that a fraction such as "1/255" is; any other value as it is."""
+    """The value of a fraction such as "1/255"; other values unchanged."""
     above, slash, below = value.partition("/") if isinstance(value, str) else ("", "", "")
     try:
         return float(above) / float(below) if slash else value
@@ -41,17 +41,17 @@ def fraction(value: Any) -> Any:
 
 
 def as_table(value: object) -> object:
-    """The name of a kind stands for the table that sets nothing else."""
+    """The name of a kind as a table; other values unchanged."""
     return {"kind": value} if isinstance(value, str) else value
 
 
 def as_tuple(value: object) -> object:
-    """A list as a tuple: pydantic converts JSON's lists, but not those inside what `as_table` returns."""
+    """A list as a tuple: pydantic converts JSON's lists, but not those that `as_table` returns."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def table_or_callable(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """A callable as it is, anything else as a table."""
+    """A callable unchanged, anything else as a table."""
     return value if callable(value) else read(value)
 
 
@@ -68,35 +68,35 @@ Temperature = Annotated[Real, Field(gt=0, le=10**6)]
 
 
 class Settings(BaseModel):
-    """Values that do not change, all of known names."""
+    """Frozen values with known names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        """Values by position come in the order of the fields, `kind` left out."""
+        """Positional values are in the order of the fields, without `kind`."""
         names = [name for name in type(self).model_fields if name != "kind"]
         try:
             super().__init__(**dict(zip(names, values, strict=False)), **named)
         except ValidationError as error:
-            first = error.errors()[0]["loc"][:1]  # the last fault of a setting that may be of several types
+            first = error.errors()[0]["loc"][:1]  # the last error of a setting of several types
             fault = [each for each in error.errors() if each["loc"][:1] == first][-1]
             raise SettingError(sentence(fault, type(self).__name__, type(self).model_fields)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # pydantic need not call it for tables
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings but for some."""
+        """A copy with some settings changed."""
         return type(self)(**dict(self) | changes)
 
     @property
     def label(self) -> str:
-        """What a person calls it: its kind, where it is one of several."""
+        """Its name for people: the kind, if it is one of several."""
         return str(getattr(self, "kind", ""))
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """The settings that are not at their defaults, or only some of them: what a stored result depends on.
+        """The settings that are not at their defaults, or some of them: what a stored result depends on.
 
-        A setting that a later version adds with a default is not in it, so that older results are found.
+        A setting that a later version adds with a default is not in it, so that older results stay valid.
         """
         fields = type(self).model_fields
         values = {name: getattr(self, name) for name in fields if only is None or name in only}
@@ -106,12 +106,11 @@ class Settings(BaseModel):
         }
 
     def spec_but(self, others: Collection[str]) -> dict[str, Any]:
-        """`spec` without some settings."""
         return self.spec(type(self).model_fields.keys() - others)
 
 
 def as_spec(value: Any, default: Any = None) -> Any:
-    """A setting's value as JSON has it; settings of another kind than the default's have their kind in it."""
+    """The value of a setting as JSON; settings of another kind than the default's include their kind."""
     if isinstance(value, tuple | list):
         return [as_spec(each) for each in value]
     if not isinstance(value, Settings):
@@ -130,7 +129,7 @@ def check(kind: Any, **values: Any) -> None:
 
 
 def sentence(fault: ErrorDetails, owner: str, known: Collection[str]) -> str:
-    """A fault of a setting that was given in Python, in one sentence."""
+    """The error of a setting in Python, as one sentence."""
     name = str(fault["loc"][0]) if fault["loc"] else ""
     match fault["type"]:
         case "extra_forbidden":
@@ -141,7 +140,7 @@ def sentence(fault: ErrorDetails, owner: str, known: Collection[str]) -> str:
 
 
 def complaint(name: str, fault: ErrorDetails) -> str:
-    """What is wrong with the value of a setting: "alpha must be greater than 0, not -1"."""
+    """What is wrong with a setting: "alpha must be greater than 0, not -1"."""
     message = fault["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be ", "must be ", 1).replace("an object", "a table")
     if message.startswith("must "):
@@ -150,8 +149,8 @@ def complaint(name: str, fault: ErrorDetails) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in at most sixty characters."""
+    """A value in at most 60 characters."""
     try:
         return repr(value).replace("\n", " ")[:60]
-    except ValueError:  # Python does not print numbers of thousands of digits
+    except ValueError:  # Python refuses to print numbers with thousands of digits
         return "a number of thousands of digits"

@@ -1,4 +1,4 @@
-"""Numbers, lists and faults as people say them."""
+"""Numbers, lists and errors as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-LONGEST = 300  # characters of a sentence about a fault
+LONGEST = 300  # characters of an error message
 
 
 def duration(seconds: float) -> str:
@@ -31,10 +31,10 @@ def counted(number: int, thing: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
+    """The first line of an error's message, or its type if it has none."""
     try:
         lines = str(error).splitlines()
-    except Exception:  # of an error that somebody else has written
+    except Exception:  # a foreign error class can raise in __str__
         lines = []
     return cut((lines or [type(error).__name__])[0], 100)
 
@@ -45,7 +45,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], others: str = "known are") -> str:
-    """The nearest of the known words, or all of them."""
+    """A sentence with the nearest known word, or with all known words."""
     near = get_close_matches(word, known := list(known), n=1)
     return f"did you mean '{near[0]}'?" if near else f"{others} {', '.join(known)}"
 
@@ -67,7 +67,7 @@ class SettingError(UserError, ValueError):
 
 
 def sentence(fault: str) -> str:
-    """A fault in one printable line of at most 300 characters: long values lose their middle."""
+    """An error message as one printable line of at most 300 characters: long values lose their middle."""
     line = printable(" ".join(fault.split()))
     if len(line) > LONGEST:
         line = re.sub(r"\S{81,}", lambda value: cut(value[0], 80), line)
@@ -75,10 +75,10 @@ def sentence(fault: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with a question mark for every character that a terminal might obey or refuse."""
+    """The text with a question mark for every character that a terminal might interpret or reject."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def cut(text: str, longest: int) -> str:
-    """The text, or its beginning and its end where it is longer."""
+    """The text; a longer one loses its middle."""
     return text if len(text) <= longest else f"{text[: longest - longest // 3 - 1]}…{text[-(longest // 3) :]}"

@@ -1,7 +1,7 @@
 """Data sets as splits of uint8 tensors: readers, augmented batches, corruptions."""
 
 from polyphony.data.batches import Augmentation, batch_count, batches, epoch_steps, labelled_rows, pixels
-from polyphony.data.errors import DataError, MissingCorruptedError, MissingDataError
+from polyphony.data.files import DataError, MissingCorruptedError, MissingDataError
 from polyphony.data.load import load, outline
 from polyphony.data.options import Options
 from polyphony.data.shifted import Corrupted, corrupted, load_unknown

@@ -1,4 +1,4 @@
-"""Archives unpacked or read in place, without trusting a name or a size in them."""
+"""Unpacks or reads archives without trusting their names and sizes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from polyphony._util.files import writing
-from polyphony.data.errors import DataError
-from polyphony.data.files import Inflated, bound, damaged, read_bytes, regular, there, walk
+from polyphony.data.files import DataError, Inflated, bound, damaged, read_bytes, regular, there, walk
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Files by their path below a folder or below the one folder of a zip, readable from several threads."""
+    """The files of a folder, or of the one folder in a zip, by relative path; several threads may read."""
 
     path: Path
     names: tuple[str, ...]
     read: Callable[[str], bytes]
 
     def where(self, name: str) -> str:
-        """The file's full name, for a message."""
+        """The file's full name, for messages."""
         return str(self.path / name) if self.path.is_dir() else f"{self.path}: {name}"
 
     def text(self, name: str) -> str:
-        """A text file's content."""
+        """The content of a text file; DataError if it is missing."""
         if name not in self.names:
             raise DataError(f"{self.where(name)} is missing; get the complete official archive again")
         return self.read(name).decode("utf-8", "replace")
 
 
 def tree(path: Path) -> Tree:
-    """The files below a folder, or in a zip whose files are all below one folder."""
+    """The files of a folder, or of a zip that holds one folder."""
     if path.is_dir():
         found = (name for name, _ in walk(path) if not name.endswith("/"))
         return Tree(path, tuple(sorted(found)), lambda name: read_bytes(path / name))
@@ -52,7 +51,7 @@ def tree(path: Path) -> Tree:
 
 
 def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
-    """A zip whose names, ways of compression and sizes are those of an honest one."""
+    """Open a zip file; DataError if a name, a compression method or the total size is suspicious."""
     with damaged(path, what, "get it again"):
         archive = zipfile.ZipFile(regular(path))
     for info in archive.infolist():
@@ -68,9 +67,9 @@ def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
 
 
 def wanted_files(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the wanted files of a folder or a tar archive, one at a time, in any order.
+    """Yield (name, content) of the wanted files of a folder or a tar archive, in any order.
 
-    Raises DataError naming whatever is missing or cannot be read.
+    Raises a DataError that names what is missing or unreadable.
     """
     missing = set(wanted)
     inside = ((name, read_bytes(path / name)) for name in wanted if there(path / name))
@@ -90,9 +89,10 @@ def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def unpack(archive: Path, folder: str, root: Path) -> None:
-    """Unpacks a tar or zip so that `root/folder` appears whole, or raises DataError and leaves nothing.
+    """Unpack a tar or zip to `root/folder`, completely or not at all.
 
-    Refused: a path that leaves the folder, a link or device, an archive whose content is implausibly large.
+    Raises a DataError for a path that leaves the folder, for a link or a device, and if the content is far
+    too large for the archive.
     """
     if (root / folder).exists():
         raise DataError(f"{root / folder} is there already; remove it to unpack {archive.name} again")
@@ -124,7 +124,7 @@ def _zip_entries(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of a tar; DataError at what is neither file nor folder, EOFError where the end is missing."""
+    """The files of a tar; DataError for links and devices, EOFError if its end is missing."""
     with Inflated(path, most) as content, tarfile.open(fileobj=content, mode="r|") as archive:
         for member in archive:
             _check_name(path, member.name)
@@ -136,7 +136,7 @@ def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[
                     f"{path}: {member.name} is a link, device or sparse file; do not trust this archive"
                 )
             yield member.name, stream
-        while content.read():  # to the end, where a .gz has its checksum; without its own, tarfile was there
+        while content.read():  # a .gz has its checksum at its end
             pass
 
 

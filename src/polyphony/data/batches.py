@@ -1,4 +1,4 @@
-"""Augmented batches drawn from a split that is one tensor: every operation is over the batch."""
+"""Augmented batches of a split that is one tensor; every operation is over the batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polyphony.data.splits import Split
 
 
 class Augmentation(Settings):
-    """A random crop after zero padding of `pad` pixels, then a horizontal flip of every second image.
+    """A random crop after zero padding of `pad` pixels, then a random horizontal flip.
 
-    With an `area` below one a window of that share of the image or more is brought to its size before that.
+    With an `area` below 1, a random window of at least that share of the image is resized first.
     uint8 [b c h w] → uint8 [b c h w], on the device of the images; one offset and one coin per image.
     `Augmentation(pad=0, flip=False)` returns its input and draws nothing.
     """
@@ -46,7 +46,7 @@ class Augmentation(Settings):
         return images
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """An offset (y, x) and a coin for each of so many images, of which only what is asked for. [3 n]"""
+        """A random offset (y, x) and a coin for each image, as far as they are needed. [3 n]"""
         offsets = [torch.randint(2 * self.pad + 1, (2, count), generator=rng)] if self.pad else []
         coins = [torch.randint(2, (1, count), generator=rng)] if self.flip else []
         return torch.cat(offsets + coins)
@@ -56,7 +56,7 @@ def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
     """Window (y, x) = offsets[:, i] of image i, zero-padded on all sides. [b c h w], [2 b] → [b c h w]"""
     height, width = images.shape[-2:]
     side = max(height, width)
-    if pad > side:  # what is further out shows nothing, and would take memory without end
+    if pad > side:  # more padding shows nothing and only takes memory
         pad, offsets = side, (offsets - pad).clamp(-side, side) + side
     padded = F.pad(images, (pad, pad, pad, pad))
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [b c 2p+1 2p+1 h w]
@@ -64,7 +64,7 @@ def crop(images: Tensor, pad: int, offsets: Tensor) -> Tensor:
 
 
 def resized_crop(images: Tensor, area: float, draws: Tensor) -> Tensor:
-    """A window of each image, brought to its size (bilinear). uint8 [b c h w], [4 b] in [0, 1) → [b c h w]
+    """A window of each image, resized to the image (bilinear). uint8 [b c h w], [4 b] in [0, 1) → [b c h w]
 
     Its share of the area is uniform from `area` to 1, the logarithm of its width over its height from that of
     3/4 to that of 4/3 in units of the image's sides, its place uniform.
@@ -81,7 +81,7 @@ def resized_crop(images: Tensor, area: float, draws: Tensor) -> Tensor:
 def flip(images: Tensor, coins: Tensor) -> Tensor:
     """Image i mirrored left to right where coins[i] is 1. [b c h w], [b] → [b c h w]
 
-    Both versions are made and rows chosen: copying rows is a quarter of the cost of choosing pixels.
+    Makes both versions and selects rows, which costs a quarter of selecting pixels.
     """
     both = torch.cat([images, images.flip(-1)])
     return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * coins)
@@ -118,7 +118,7 @@ def _order(split: Split, size: int, rng: torch.Generator) -> Sequence[Tensor]:
 
 
 def _with_unlabelled(split: Split, size: int, share: float, rng: torch.Generator) -> Sequence[Tensor]:
-    """The rows of each batch, first those with a label; the others are drawn again once all were drawn."""
+    """The rows of each batch, labelled ones first; unlabelled ones start over when all have been used."""
     has_label = split.labels >= 0
     labelled, others = has_label.nonzero()[:, 0], (~has_label).nonzero()[:, 0]
     own = labelled_rows(size, share)
@@ -136,18 +136,18 @@ def _with_unlabelled(split: Split, size: int, share: float, rng: torch.Generator
 
 
 def labelled_rows(size: int, unlabelled: float) -> int:
-    """How many rows of a batch have a label, where a share has none: at least one has, and one has not."""
+    """How many rows of a batch have a label: at least one row has one, and at least one has none."""
     return size - min(max(1, round(unlabelled * size)), size - 1) if unlabelled else size
 
 
 def epoch_steps(split: Split, size: int, unlabelled: float = 0.0) -> int:
-    """Batches an epoch over the images that have a label."""
+    """Batches in an epoch over the labelled images."""
     images = int((split.labels >= 0).sum()) if unlabelled else len(split)
     return batch_count(images, labelled_rows(size, unlabelled))
 
 
 def batch_count(images: int, size: int) -> int:
-    """Batches an epoch: the last may be smaller, but one image alone is left out: BatchNorm cannot use it."""
+    """Batches in an epoch. The last may be smaller; a single image is left out, as BatchNorm needs two."""
     whole, rest = divmod(images, size)
     return whole + (rest > 1)
 

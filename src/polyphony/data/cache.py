@@ -1,4 +1,4 @@
-"""Decoded data kept on disk in one file, and used again for as long as its source has not changed."""
+"""A cache of decoded data: one file on disk, valid until its source changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from polyphony._util.files import atomic_path, clear_leftovers
-from polyphony.data.dataset import Contents, as_labels, sound
+from polyphony.data.dataset import Contents, as_labels, validated
 from polyphony.data.files import cache_root, regular, walk
 from polyphony.data.splits import Split
 
@@ -20,14 +20,14 @@ FORMAT = 2  # raise it when a reader's result changes
 
 
 def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[], Contents]) -> Contents:
-    """`read()`, or what it gave when `path` looked as it does now. `reading` tells apart ways to read it."""
+    """`read()`, or its cached result if `path` has not changed. `reading` distinguishes ways to read it."""
     source = _digest(FORMAT, name, str(path.resolve()), reading)[:12]
     file = cache_root() / f"{name}-{source}-{_digest(stamp(path))[:16]}.safetensors"
     with suppress(Exception):
-        return restore(file)  # absent or damaged: read the source again
+        return restore(file)  # if it is missing or damaged, the source is read again
     contents = read()
-    with suppress(OSError, RuntimeError):  # a full disk, or a limit on what is mapped, costs time alone
-        clear_leftovers(file.parent)  # of processes that were killed amid writing
+    with suppress(OSError, RuntimeError):  # a full disk, or a limit on mapped memory: reading is only slower
+        clear_leftovers(file.parent)  # of killed processes
         keep(contents, file)
         for old in file.parent.glob(f"*-{source}-*.safetensors"):
             if old != file:
@@ -37,7 +37,7 @@ def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[]
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
-    """(name, size, time of change) of the file, or of everything below the folder: differs when it does."""
+    """(name, size, modification time) of the file, or of everything in the folder."""
     found = walk(path) if path.is_dir() else [(path.name, path.stat())]
     return sorted(
         (name, 0, 0) if name.endswith("/") else (name, status.st_size, status.st_mtime_ns)
@@ -50,7 +50,7 @@ def _digest(*what: object) -> str:
 
 
 def keep(contents: Contents, file: Path) -> None:
-    """Write the contents to the file, atomically."""
+    """Write the contents to the file atomically."""
     parts = contents.parts.items()
     arrays = {f"{part}.labels": split.labels.contiguous().numpy() for part, split in parts}
     arrays |= {f"{part}.images": split.images.contiguous().numpy() for part, split in parts}
@@ -66,4 +66,4 @@ def restore(file: Path) -> Contents:
         parts = {part: Split(tensor(f"{part}.images"), tensor(f"{part}.labels")) for part in facts["parts"]}
     for split in parts.values():
         as_labels(split.labels.numpy(), len(split), len(facts["classes"]), file)
-    return sound(Contents(tuple(facts["classes"]), parts, facts["origin"]), file)
+    return validated(Contents(tuple(facts["classes"]), parts, facts["origin"]), file)

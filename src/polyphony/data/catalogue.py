@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from polyphony.data.bundled import DIGITS, FASHION_SMALL
 from polyphony.data.cifar import CIFAR10, CIFAR100
 from polyphony.data.cifar_c import CIFAR10_C, CIFAR100_C
 from polyphony.data.dataset import Dataset
-from polyphony.data.digits import DIGITS
-from polyphony.data.fashion_small import FASHION_SMALL
 from polyphony.data.idx import FASHION_MNIST, MNIST
 from polyphony.data.svhn import SVHN
 from polyphony.data.tinyimagenet import TINYIMAGENET

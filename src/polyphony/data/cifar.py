@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from the python or the binary files, in a folder or still in the .tar.gz."""
+"""CIFAR-10 and CIFAR-100 from the python files, in a folder or still in the .tar.gz."""
 
 from __future__ import annotations
 
@@ -13,95 +13,78 @@ import torch
 
 from polyphony.data.archives import wanted_files
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
-from polyphony.data.errors import DataError
+from polyphony.data.files import DataError
 from polyphony.data.options import Options, last
 from polyphony.data.splits import Split
 from polyphony.data.unpickle import unpickle
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 PIXELS = 3 * 32 * 32
-# Where a label is (a key of the pickled table, or a byte's place before the pixels), the file of the classes'
-# names, and their key in it, which the text files of a binary archive do not have.
-Kind = tuple[str | int, str, str]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of one archive: training batches in order, the test batch, and the kinds of labels."""
+    """The files of an archive: training batches in order, the test batch, the names of the classes.
+
+    `fine` and `coarse` are keys: of the labels in a batch, and of the classes' names in `names`.
+    """
 
     train: tuple[str, ...]
     test: str
-    fine: Kind
-    coarse: Kind | None = None
-
-    def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
-        """Pixels [n 3072] and labels [n] of a batch."""
-        raise NotImplementedError
-
-    def classes(self, content: bytes, key: str, where: str) -> tuple[str, ...]:
-        """The names of the classes."""
-        raise NotImplementedError
+    names: str
+    fine: tuple[str, str]
+    coarse: tuple[str, str] | None = None
 
 
-class Pickled(Layout):
-    """Pickled tables."""
-
-    def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
-        table = unpickle(content, where)
-        pixels, labels = table.get("data"), table.get(str(label))
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
-            found = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no pixels"
-            raise DataError(f"{where} holds {found} where uint8 [n, {PIXELS}] belongs; download it again")
-        if not isinstance(labels, list) or not all(type(one) is int for one in labels):
-            raise DataError(f"{where} has no list of numbers {label!r}; download it again")
-        return pixels, np.array(labels)
-
-    def classes(self, content: bytes, key: str, where: str) -> tuple[str, ...]:
-        names = unpickle(content, where).get(key)
-        if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
-            raise DataError(f"{where} has no list of {key}; it is not the official file, download it again")
-        return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)
-
-
-class Binary(Layout):
-    """Rows of one byte a kind of label, then the pixels; names in a text file, one a line."""
-
-    def batch(self, content: bytes, label: str | int, where: str) -> tuple[Rows, Rows]:
-        before = 1 if self.coarse is None else 2
-        width = before + PIXELS
-        if not content or len(content) % width:
-            raise DataError(
-                f"{where} has {len(content):,} bytes, no multiple of {width:,}; download it again"
-            )
-        rows = np.frombuffer(content, np.uint8).reshape(-1, width)
-        return rows[:, before:], rows[:, int(label)]
-
-    def classes(self, content: bytes, key: str, where: str) -> tuple[str, ...]:
-        return tuple(content.decode("latin1").split())
+CIFAR10_FILES = Layout(
+    tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta", ("labels", "label_names")
+)
+CIFAR100_FILES = Layout(
+    ("train",), "test", "meta", ("fine_labels", "fine_label_names"), ("coarse_labels", "coarse_label_names")
+)
 
 
 def read(path: Path, options: Options, layout: Layout) -> Contents:
     """Both parts as uint8 [n 3 32 32] with class names; every file is checked before it is used."""
-    label, meta, key = (options.coarse and layout.coarse) or layout.fine
+    label, names = (options.coarse and layout.coarse) or layout.fine
     pixels: dict[str, Rows] = {}
     labels: dict[str, Rows] = {}
     classes: tuple[str, ...] = ()
-    for name, content in wanted_files(path, (*layout.train, layout.test, meta)):
+    for name, content in wanted_files(path, (*layout.train, layout.test, layout.names)):
         where = str(path / name) if path.is_dir() else f"{path}: {name}"
-        if name == meta:
-            classes = layout.classes(content, key, where)
+        table = unpickle(content, where)
+        if name == layout.names:
+            classes = _classes(table, names, where)
         else:
-            pixels[name], labels[name] = layout.batch(content, label, where)
+            pixels[name], labels[name] = _batch(table, label, where)
     checked = {
-        name: as_labels(found, len(pixels[name]), len(classes), f"{path}: {name}")
-        for name, found in labels.items()
+        name: as_labels(each, len(pixels[name]), len(classes), f"{path}: {name}")
+        for name, each in labels.items()
     }
     parts = {"train": layout.train, "test": (layout.test,)}
     return Contents(classes, {part: _join(pixels, checked, batches) for part, batches in parts.items()})
 
 
+def _batch(table: dict[str, Any], label: str, where: str) -> tuple[Rows, Rows]:
+    """Pixels [n 3072] and labels [n] of a batch."""
+    pixels, labels = table.get("data"), table.get(label)
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+        what = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no pixels"
+        raise DataError(f"{where} holds {what} where uint8 [n, {PIXELS}] belongs; download it again")
+    if not isinstance(labels, list) or not all(type(one) is int for one in labels):
+        raise DataError(f"{where} has no list of numbers {label!r}; download it again")
+    return pixels, np.array(labels)
+
+
+def _classes(table: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
+    names = table.get(key)
+    if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
+        raise DataError(f"{where} has no list of {key}; it is not the official file, download it again")
+    return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)
+
+
 def _join(pixels: dict[str, Rows], labels: dict[str, torch.Tensor], names: tuple[str, ...]) -> Split:
-    """One split of the named batches; each is let go once copied, so memory never holds the data twice."""
+    """One split of the named batches; each is freed once it is copied, so that memory holds the data once."""
     images = torch.empty(sum(len(pixels[name]) for name in names), PIXELS, dtype=torch.uint8)
     start = 0
     for name in names:
@@ -111,24 +94,6 @@ def _join(pixels: dict[str, Rows], labels: dict[str, torch.Tensor], names: tuple
     return Split(images.view(-1, 3, 32, 32), torch.cat([labels[name] for name in names]))
 
 
-BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-CIFAR10_PYTHON = Pickled(BATCHES, "test_batch", ("labels", "batches.meta", "label_names"))
-CIFAR10_BINARY = Binary(
-    tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", (0, "batches.meta.txt", "")
-)
-CIFAR100_PYTHON = Pickled(
-    ("train",),
-    "test",
-    fine=("fine_labels", "meta", "fine_label_names"),
-    coarse=("coarse_labels", "meta", "coarse_label_names"),
-)
-CIFAR100_BINARY = Binary(
-    ("train.bin",),
-    "test.bin",
-    fine=(1, "fine_label_names.txt", ""),
-    coarse=(0, "coarse_label_names.txt", ""),
-)
-
 SITE = "https://www.cs.toronto.edu/~kriz"
 TERMS = "no licence stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 
@@ -137,9 +102,9 @@ def _place(path: str, layout: Layout, checksums: Mapping[str, str]) -> Place:
     return Place(path, partial(read, layout=layout), checksums, () if layout.coarse is None else ("coarse",))
 
 
-def _dataset(name: str, title: str, classes: int, size: int, places: tuple[Place, ...]) -> Dataset:
-    """A data set whose second place is the archive that makes the first."""
-    folder, archive = places[:2]
+def _dataset(name: str, title: str, classes: int, size: int, places: tuple[Place, Place]) -> Dataset:
+    """A data set whose places are a folder, and the archive of that folder."""
+    folder, archive = places
     url, md5 = f"{SITE}/{archive.path}", archive.checksums[""]
     return Dataset(
         name,
@@ -163,7 +128,7 @@ CIFAR10 = _dataset(
     places=(
         _place(
             "cifar-10-batches-py",
-            CIFAR10_PYTHON,
+            CIFAR10_FILES,
             {
                 "data_batch_1": "c99cafc152244af753f735de768cd75f",
                 "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -174,9 +139,7 @@ CIFAR10 = _dataset(
                 "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
             },
         ),
-        _place("cifar-10-python.tar.gz", CIFAR10_PYTHON, {"": "c58f30108f718f92721af3b95e74349a"}),
-        _place("cifar-10-batches-bin", CIFAR10_BINARY, {}),
-        _place("cifar-10-binary.tar.gz", CIFAR10_BINARY, {"": "c32a1d4ab5d03f1284b67883e8d87530"}),
+        _place("cifar-10-python.tar.gz", CIFAR10_FILES, {"": "c58f30108f718f92721af3b95e74349a"}),
     ),
 )
 
@@ -188,15 +151,13 @@ CIFAR100 = _dataset(
     places=(
         _place(
             "cifar-100-python",
-            CIFAR100_PYTHON,
+            CIFAR100_FILES,
             {
                 "train": "16019d7e3df5f24257cddd939b257f8d",
                 "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
                 "meta": "7973b15100ade9c7d40fb424638fde48",
             },
         ),
-        _place("cifar-100-python.tar.gz", CIFAR100_PYTHON, {"": "eb9058c3a382ffc7106e4002c42a8d85"}),
-        _place("cifar-100-binary", CIFAR100_BINARY, {}),
-        _place("cifar-100-binary.tar.gz", CIFAR100_BINARY, {"": "03b5dce01913d631647c71ecec9e9cb8"}),
+        _place("cifar-100-python.tar.gz", CIFAR100_FILES, {"": "eb9058c3a382ffc7106e4002c42a8d85"}),
     ),
 )

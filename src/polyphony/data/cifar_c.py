@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
-from polyphony.data.errors import DataError
-from polyphony.data.files import damaged, read_bytes, there
+from polyphony.data.files import DataError, damaged, read_bytes, there
 from polyphony.data.npy import mapped
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
@@ -27,20 +26,22 @@ MARK = "regenerated.json"  # beside images made here, wherever the folder is mov
 
 
 def read(path: Path, options: Options) -> Contents:
-    """One part a corruption, memory-mapped: [5 n c h w], all severities. The extra four where they are."""
+    """One part for each corruption, memory-mapped: [5 n c h w], all severities; the extra four if present."""
     file = path / "labels.npy"
     labels = mapped(file)
     if labels.ndim != 1 or len(labels) % len(SEVERITIES) or not len(labels):
         raise DataError(f"{file} is {labels.dtype} {list(labels.shape)}, not 5 n labels; get it again")
-    shared = as_labels(labels, len(labels), np.iinfo(np.int64).max, file)  # few images may be of many classes
+    shared = as_labels(
+        labels, len(labels), np.iinfo(np.int64).max, file
+    )  # a few images may have many classes
     present = [name for name in EXTRA if there(path / f"{name}.npy")]
     parts = {name: _split(path / f"{name}.npy", shared) for name in (*CORRUPTIONS, *present)}
-    classes = tuple(map(str, shared.unique().tolist()))  # that are there: how many there are, no file says
+    classes = tuple(map(str, shared.unique().tolist()))  # those present: no file has the number of classes
     return Contents(classes, parts, "regenerated" if there(path / MARK) else "unverified")
 
 
 def source(path: Path) -> str | None:
-    """The fingerprint of the test split that images made here were made of; None where it is not written."""
+    """The fingerprint of the test split from which images were made here; None if it is not recorded."""
     file = path / MARK
     if not there(file):
         return None

@@ -1,15 +1,17 @@
-"""The 15 corruptions of CIFAR-C at its own constants, made here: "regenerated", never the official files.
+"""The 15 corruptions of CIFAR-C with its constants. The result is "regenerated", not the official files.
 
-After Hendrycks and Dietterich, Benchmarking Neural Network Robustness, 2019. The same formulas and constants;
-the random numbers differ, and frost is laid on from generated sheets of the photographs' colour and contrast.
-Lengths among the constants are pixels of a 32×32 image and stay as they are on other sizes.
+After Hendrycks and Dietterich, Benchmarking Neural Network Robustness, 2019: the same formulas and constants,
+other random numbers, and generated frost with the colour and contrast of the official photographs. Lengths
+are in pixels of a 32×32 image, for images of any size.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,10 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from polyphony.data.errors import DataError
+from polyphony._util.files import whole_folder
+from polyphony.data.cifar_c import MARK, SEVERITIES
+from polyphony.data.files import DataError
+from polyphony.data.splits import Split
 from polyphony.data.textures import (
     Array,
     Draws,
@@ -32,13 +37,13 @@ from polyphony.data.textures import (
     zoomed,
 )
 
-CHUNK = 500 * 3 * 32 * 32  # values at a time: bounds memory, stays in the caches; no result depends on it
+CHUNK = 500 * 3 * 32 * 32  # values at a time, which fit the CPU's cache; results do not depend on it
 
 
 def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0) -> torch.Tensor:
     """Corrupted images, severity 1 to 5. uint8 [n c h w] → uint8 [n c h w]
 
-    An image's corruption depends on its pixels, its place, the severity and the seed, not on those beside it.
+    The result for an image depends on its pixels, its index, the severity and the seed, not on other images.
     """
     if corruption not in CORRUPTIONS or severity not in (1, 2, 3, 4, 5):
         known = ", ".join(CORRUPTIONS)
@@ -53,7 +58,7 @@ def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0)
         chunk = images[start : start + step].permute(0, 2, 3, 1).numpy()
         draws = Draws(seed, corruption, severity, range(start, start + len(chunk)))
         result = apply(chunk.astype(np.float32) / 255, constants[severity - 1], draws)
-        levels = (result.clip(0, 1) * 255 + 1e-3).astype(np.uint8)  # whole levels survive float32
+        levels = (result.clip(0, 1) * 255 + 1e-3).astype(np.uint8)  # integers are exact in float32
         out[start : start + step] = torch.from_numpy(levels).permute(0, 3, 1, 2)
     return out
 
@@ -247,3 +252,36 @@ CORRUPTIONS: dict[str, tuple[Apply, tuple[Any, ...]]] = {
     "pixelate": (pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": (jpeg_compression, (80, 65, 58, 50, 40)),
 }
+
+
+def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[tuple[str, int]]:
+    """Write all corruptions of a split to `folder`, completely or not at all.
+
+    Yields (corruption, severity) after each, for a progress bar.
+    """
+    if folder.exists():
+        raise DataError(f"{folder} is there already; remove it to make the corrupted images again")
+    with whole_folder(folder) as beside:
+        for corruption in CORRUPTIONS:
+            yield from _write(beside / f"{corruption}.npy", corruption, test, seed)
+        kind = np.min_scalar_type(int(test.labels.max()))  # uint8, as the official file, up to 256 classes
+        np.save(beside / "labels.npy", np.tile(test.labels.numpy().astype(kind), len(SEVERITIES)))
+        facts = {
+            "what": "corrupted images made by polyphony with CIFAR-C's constants; not the official files",
+            "dataset": name,
+            "fingerprint": test.fingerprint,
+            "seed": seed,
+        }
+        (beside / MARK).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _write(file: Path, corruption: str, test: Split, seed: int) -> Iterator[tuple[str, int]]:
+    n, channels, height, width = test.images.shape
+    shape = (len(SEVERITIES) * n, height, width, channels)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with file.open("wb") as out:  # not memory-mapped: on a full disk that would kill the process
+        np.lib.format.write_array_header_1_0(out, header)
+        for severity in SEVERITIES:
+            block = corrupt(test.images, corruption, severity, seed=seed)
+            out.write(block.permute(0, 2, 3, 1).numpy().tobytes())
+            yield corruption, severity

@@ -1,4 +1,4 @@
-"""What a data set is: a row of facts, a function for every form it comes in, and what each of them gives."""
+"""What a data set is: facts, a reader for each of its forms, and what readers return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyphony.data.errors import DataError
+from polyphony.data.files import DataError
 from polyphony.data.options import Holdout, Options, stratified
 from polyphony.data.splits import Split
 
@@ -20,11 +20,11 @@ LONGEST_NAME = 200  # characters of a class's name
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a reader finds: the names of the classes, and the parts that are there ("train", "test", …).
+    """What a reader returns: the names of the classes, and the parts ("train", "test", …).
 
-    `origin` says how far the data is the official one: "official" (every checksum agrees), "unverified" (the
-    right counts, no checksums known), "altered" (the right counts, other checksums), "subset" (fewer images),
-    "own" (a user's), "regenerated" (corruptions made here).
+    `origin` is "official" (all checksums agree), "unverified" (right counts, no known checksums), "altered"
+    (right counts, other checksums), "subset" (fewer images), "own" (the user's data) or "regenerated"
+    (corruptions made here).
     """
 
     classes: tuple[str, ...]
@@ -34,11 +34,11 @@ class Contents:
 
 @dataclass(frozen=True)
 class Place:
-    """One form a data set has on disk: a folder or file below the data root, and how that form is read.
+    """One form of a data set on disk: a folder or file below the data root, and its reader.
 
-    `checksums` gives the MD5 of official files by their path below the place ("" for the place itself; of a
-    file that may be there as .gz, of what is in it). `heeds` names the options that change what is read.
-    `cached` is False for what is quicker to read again than to keep a second time.
+    `checksums` has the MD5 of official files by path below this place ("" for the place itself; for a .gz,
+    the MD5 of the unpacked file). `heeds` lists the options that change what is read. `cached` is False if
+    reading is faster than caching.
     """
 
     path: str
@@ -50,9 +50,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Download:
-    """An official file: its address, where it goes below the root, its MD5 and its size in bytes.
+    """An official file: its address, its path below the root, its MD5 and its size in bytes.
 
-    `unpacked` is the folder an archive makes below the root; a file without one is used as it is.
+    `unpacked` is the folder that an archive unpacks to; other files are used as they are.
     """
 
     url: str
@@ -64,9 +64,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A known data set. `counts` are the official numbers of images by part, `shape` is [c h w] of each, and
-    `labels` how many classes it has, where these are fixed.
-    """
+    """A known data set: official numbers of images by part, the images' shape [c h w], number of classes."""
 
     name: str
     title: str
@@ -81,7 +79,7 @@ class Dataset:
 
 
 def as_labels(labels: np.ndarray[Any, np.dtype[Any]], count: int, classes: int, where: object) -> Tensor:
-    """Labels [n] or [n 1] as int64 [n]; DataError unless there are `count`, whole numbers below `classes`."""
+    """Labels [n] or [n 1] as int64 [n]; DataError unless they are `count` integers from 0 to classes − 1."""
     if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
         raise DataError(
             f"{where} holds {labels.dtype} {list(labels.shape)} where {count:,} labels belong; "
@@ -93,8 +91,8 @@ def as_labels(labels: np.ndarray[Any, np.dtype[Any]], count: int, classes: int, 
     return torch.from_numpy(labels.reshape(-1).astype(np.int64))
 
 
-def sound(contents: Contents, where: object, shape: tuple[int, ...] | None = None) -> Contents:
-    """The contents; DataError unless all images are of one size (`shape`, [c h w]) and all names print."""
+def validated(contents: Contents, where: object, shape: tuple[int, ...] | None = None) -> Contents:
+    """The contents; DataError unless all images have one shape [c h w] and all class names are printable."""
     for part, split in contents.parts.items():
         found = tuple(split.images.shape[1:])
         shape = shape or found

@@ -1,4 +1,4 @@
-"""Official files fetched from their official addresses: resumed, measured, checked, then unpacked."""
+"""Downloads official files: resumes, checks size and MD5, unpacks."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from filelock import FileLock, Timeout
 from polyphony._util.files import LOCK, writing
 from polyphony.data.archives import unpack
 from polyphony.data.dataset import Download
-from polyphony.data.errors import DataError
-from polyphony.data.files import file_md5, there
+from polyphony.data.files import DataError, file_md5, there
 
-Progress = Callable[[int], None]  # told how many bytes are there
+Progress = Callable[[int], None]  # called with the number of bytes so far
 
 
 def fetch(download: Download, root: Path, progress: Progress) -> Path:
-    """The folder or file of the download below the root, fetched unless it is there already."""
+    """The folder or file of a download below the root; it is fetched if it is missing."""
     goal = root / (download.unpacked or download.path)
     if not goal.exists():
         with _alone(download, root):
-            if not goal.exists():  # nor made by another process meanwhile
+            if not goal.exists():  # another process may have made it meanwhile
                 _make(download, root, progress)
     return goal
 
 
 @contextmanager
 def _alone(download: Download, root: Path) -> Iterator[None]:
-    """Nobody else fetches the download meanwhile; DataError where somebody does. A kill ends the lock too."""
+    """Lock a download; DataError if another process fetches it. The lock ends with the process."""
     lock = root / f".{download.path.replace('/', '-')}{LOCK}"
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -49,9 +48,9 @@ def _alone(download: Download, root: Path) -> Iterator[None]:
 
 
 def _make(download: Download, root: Path, progress: Progress) -> None:
-    """The folder or file of the download, from a file put there by hand or from its address."""
+    """Make the folder or file of a download, from a file that the user put there or from its address."""
     file = root / download.path
-    users = there(file)  # put there by hand: checked, used and left alone
+    users = there(file)  # the user put it there: check it, use it, leave it
     if not users:
         _fetch_file(download, file, progress)
     elif file_md5(file) != download.md5:
@@ -63,7 +62,7 @@ def _make(download: Download, root: Path, progress: Progress) -> None:
 
 
 def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
-    """Writes beside the file and renames it when size and MD5 are right; a broken transfer is resumed."""
+    """Download to a partial file; rename it when size and MD5 are right. A broken transfer is resumed."""
     part = file.with_name(file.name + ".part")
     if there(part) and not part.is_file():
         raise DataError(f"{part} is no regular file; remove it to download there")
@@ -78,7 +77,7 @@ def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
     size = part.stat().st_size
     if size < download.size:
         raise DataError(
-            f"{download.url} broke off at {size:,} of {download.size:,} bytes; run again to go on"
+            f"{download.url} stopped at {size:,} of {download.size:,} bytes; run again to continue"
         )
     if size > download.size or file_md5(part) != download.md5:
         part.unlink()
@@ -92,10 +91,10 @@ def _transfer(download: Download, part: Path, progress: Progress) -> None:
     if have:
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=60) as response:
-        if response.status != 206:  # the server begins again
+        if response.status != 206:  # the server ignored the range
             have = 0
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab" if have else "wb") as out:  # at most a byte too much: that is no official file
+        with part.open("ab" if have else "wb") as out:  # a byte too many: this is not the official file
             while block := response.read(min(1 << 18, download.size + 1 - have)):
                 out.write(block)
                 have += len(block)

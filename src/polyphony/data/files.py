@@ -1,4 +1,4 @@
-"""Regular files as bytes, what a file may unpack to, and the folders data and cache live in."""
+"""The errors of readers, reading within limits, and the folders of data and cache."""
 
 from __future__ import annotations
 
@@ -14,14 +14,31 @@ from pathlib import Path
 
 from polyphony._util import files
 from polyphony._util.files import WriteError
-from polyphony.data.errors import DataError
+from polyphony._util.text import UserError
 
-LARGEST = 1 << 30  # no official file that is read whole into memory comes near a gigabyte
-RATIO, SLACK = 100, 1 << 24  # of what a file may unpack to
+
+class DataError(UserError, ValueError):
+    """Data on disk is wrong; the message names the file, the fault and what to do."""
+
+
+class MissingDataError(DataError):
+    """A known data set is not on this machine."""
+
+    def __init__(self, sentence: str, name: str = "") -> None:
+        super().__init__(sentence)
+        self.name = name
+
+
+class MissingCorruptedError(MissingDataError):
+    """The corrupted images of a data set were neither downloaded nor made."""
+
+
+LARGEST = 1 << 30  # bytes of a file that is read into memory; official files are far smaller
+RATIO, SLACK = 100, 1 << 24  # a file may unpack to RATIO times its size + SLACK bytes
 
 
 def data_root(root: Path | None = None) -> Path:
-    """Where data is looked for: the argument, else $POLYPHONY_DATA, else the user's data folder."""
+    """The folder of data sets: the argument, else $POLYPHONY_DATA, else the user's data folder."""
     if root is not None:
         return Path(root)
     if named := os.environ.get("POLYPHONY_DATA"):
@@ -31,14 +48,14 @@ def data_root(root: Path | None = None) -> Path:
 
 
 def cache_root() -> Path:
-    """Where decoded data is kept: the user's cache folder; everything in it can be deleted at any time."""
+    """The folder of decoded data, in the user's cache. Everything in it can be deleted at any time."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "polyphony" / "data"
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What the system refuses is a DataError that names the path, and so is a path that can be none."""
+    """Report the system's errors, and invalid paths, as a DataError that names the path."""
     try:
         yield
     except DataError:
@@ -51,24 +68,26 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def damaged(where: object, what: str, advice: str = "download it again") -> Iterator[None]:
-    """Whatever a library raises while it reads is a DataError: `where` is no whole `what`."""
+    """Report any error of a library that reads a file as a DataError: `where` is not a valid `what`."""
     try:
         yield
     except (DataError, WriteError):
         raise
     except Exception as error:  # a damaged file can make a library raise anything
-        if isinstance(error, OSError) and error.strerror:  # the system's own, no fault of the file
+        if isinstance(error, OSError) and error.strerror:  # from the system, not from the file
             raise DataError(f"{error.filename or where}: {error.strerror}; check the disk") from error
-        raise DataError(f"{where} is no whole {what} ({error or type(error).__name__}); {advice}") from error
+        raise DataError(
+            f"{where} is not a valid {what} ({error or type(error).__name__}); {advice}"
+        ) from error
 
 
 def there(path: Path) -> bool:
-    """Whether there is anything at the path that the system lets us see."""
-    return os.path.exists(path)  # noqa: PTH110 (the path's own method raises where it may not look)
+    """Whether the path exists and may be seen."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises without permission)
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file that is not empty and not larger than its kind may be; else a DataError."""
+    """The path, if it is a regular file, not empty and not too large for its kind; else a DataError."""
     with readable(path):
         if not files.regular(path).stat().st_size:
             raise DataError(f"{path} is empty; replace or remove it")
@@ -76,7 +95,7 @@ def regular(path: Path) -> Path:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file that is to be read whole; no more than its size said when it was opened."""
+    """The content of a file of at most `LARGEST` bytes; it is read up to the size that was checked."""
     size = regular(path).stat().st_size
     if size > LARGEST:
         raise DataError(f"{path} is larger than any official file of its kind; replace it")
@@ -85,17 +104,17 @@ def read_bytes(path: Path) -> bytes:
 
 
 def bound(path: Path) -> int:
-    """How many bytes a file may unpack to before it is taken for a bomb."""
+    """How many bytes a file may unpack to; more is treated as a decompression bomb."""
     return most_unpacked(path.stat().st_size)
 
 
 def most_unpacked(size: int) -> int:
-    """How many bytes, or pixels, so many may unpack to: images hardly shrink, a bomb does a thousandfold."""
+    """How many bytes or pixels `size` bytes may unpack to. Images hardly shrink; bombs shrink a lot."""
     return RATIO * size + SLACK
 
 
 class Inflated(io.RawIOBase):
-    """The bytes of a regular file, of a .gz unpacked, up to `most` of them; EOFError if read past its end."""
+    """A file as a stream, unpacked if it is a .gz, up to `most` bytes; EOFError after its end."""
 
     def __init__(self, path: Path, most: int | None = None) -> None:
         with readable(path), regular(path).open("rb") as file:
@@ -109,27 +128,27 @@ class Inflated(io.RawIOBase):
         super().close()
 
     def read(self, size: int = 1 << 20) -> bytes:
-        """The next bytes, at most so many; DataError once there have been too many."""
+        """The next bytes, at most `size`; DataError after more than `most` in all."""
         block = self.stream.read(size)
         self.left -= len(block)
         if self.left < 0:
             raise DataError(f"{self.path} unpacks out of proportion; do not trust it")
-        if self.ended:  # tarfile would go on for as long as a hostile size tells it to
+        if self.ended:  # without this, tarfile would believe a hostile size and read on
             raise EOFError("cut short")
         self.ended = not block
         return block
 
 
 def unpacked(path: Path) -> bytes:
-    """A whole file, of a .gz what is in it."""
+    """The content of a file, unpacked if it is a .gz."""
     with damaged(path, ".gz file"), Inflated(path) as stream:
         return b"".join(iter(stream.read, b""))
 
 
 def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(path below the folder, status) of all that is in it, links followed; folders end with a slash.
+    """(relative path, status) of everything in a folder; links are followed, folders end with a slash.
 
-    Raises DataError at a folder that links lead to twice, because there may be no end of it.
+    Raises a DataError if links lead to one folder twice: that may never end.
     """
     seen, waiting = set(), [""]
     while waiting:
@@ -147,7 +166,7 @@ def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:
-    """That of what a link leads to, or of the link itself where it leads nowhere."""
+    """The status of the target of a link, or of the link itself if it is broken."""
     try:
         return entry.stat()
     except OSError:
@@ -155,6 +174,6 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 def file_md5(path: Path) -> str:
-    """The MD5 of a file, as the data sets' authors publish it: against damage, not against malice."""
+    """The MD5 of a file, as authors of data sets publish it; it detects damage, not attacks."""
     with readable(path), regular(path).open("rb") as stream:
         return file_digest(stream, partial(md5, usedforsecurity=False)).hexdigest()

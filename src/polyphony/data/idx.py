@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
-from polyphony.data.errors import DataError
-from polyphony.data.files import there, unpacked
+from polyphony.data.files import DataError, there, unpacked
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
@@ -33,13 +32,13 @@ def _split(path: Path, prefix: str, classes: int) -> Split:
 
 
 def read_idx(path: Path, dimensions: int) -> tuple[Path, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The file read, `path` or `path`.gz, and its array of bytes."""
+    """The file that was read (`path` or `path`.gz), and its array of bytes."""
     packed = path.with_name(path.name + ".gz")
     file = path if there(path) or not there(packed) else packed
     content = unpacked(file)
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < header:
-        raise DataError(f"{file} is no IDX file of {dimensions}-dimensional bytes; download it again")
+        raise DataError(f"{file} is not an IDX file of {dimensions}-dimensional bytes; download it again")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if 0 in shape or len(content) != header + math.prod(shape):
         raise DataError(
@@ -63,7 +62,7 @@ def _dataset(
     address: str,
     files: str,
 ) -> Dataset:
-    """`files` has a line for each of `FILES`: its MD5, that of its .gz, and the size of that in bytes."""
+    """`files` has a line for each of `FILES`: its MD5, the MD5 of its .gz, the size of the .gz in bytes."""
     named = {f"{kind}-ubyte": line.split() for kind, line in zip(FILES, files.splitlines(), strict=True)}
     checksums = {file: md5 for file, (md5, _, _) in named.items()}
     return Dataset(

@@ -1,4 +1,4 @@
-"""Picture files decoded in parallel, straight into one array."""
+"""Decodes picture files in parallel into one array."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from rich.console import Console
 from rich.progress import track
 
 from polyphony._util.files import cores, end_with_parent
-from polyphony.data.errors import DataError
-from polyphony.data.files import most_unpacked
+from polyphony.data.files import DataError, most_unpacked
 from polyphony.data.splits import room
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-LARGEST = 80_000_000  # pixels; more is taken for a decompression bomb, as Pillow does
-CHUNK = 128  # pictures a task: handing over single ones costs more than decoding them
-CHUNK_BYTES = 2 << 20  # of pixels a task, of which several are in memory at a time
-MANY = 4096  # pictures from which starting processes pays
+LARGEST = 80_000_000  # pixels; Pillow too treats more as a decompression bomb
+CHUNK = 128  # pictures a task: sending them one by one costs more than decoding them
+CHUNK_BYTES = 2 << 20  # bytes of pixels a task
+MANY = 4096  # from so many pictures on, processes are faster than threads
 ORIENTATION = 0x0112  # the Exif tag
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -43,7 +42,7 @@ def is_picture(name: str) -> bool:
 
 
 def decode(content: bytes, where: str, size: Size | None) -> Pixels:
-    """One picture as `fitted` gives it; DataError for what is none, is damaged or unpacks to too much."""
+    """One picture as `fitted` returns it; DataError if it is no picture, damaged or too large."""
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
         if picture.width * picture.height > min(LARGEST, most_unpacked(len(content))):
@@ -57,7 +56,7 @@ def decode(content: bytes, where: str, size: Size | None) -> Pixels:
 
 
 def fitted(picture: Image.Image, where: str, size: Size | None) -> Pixels:
-    """RGB uint8 [3 h w], upright; with a size cropped at the centre to its shape and area-averaged to it."""
+    """RGB uint8 [3 h w], upright. With a size: cropped at the centre and averaged over areas to that size."""
     if picture.mode.startswith(("I", "F")):
         raise DataError(f"{where} has more than 8 bits a pixel ({picture.mode}); convert it to 8 bits")
     upright = ImageOps.exif_transpose(picture) if ORIENTATION in picture.getexif() else picture
@@ -79,9 +78,9 @@ def decode_all(
     size: Size | None,
     title: str,
 ) -> torch.Tensor:
-    """All pictures, in order, uint8 [n 3 h w]; without a size, all must have the size of the first.
+    """All pictures in order, uint8 [n 3 h w]. Without a size, all must have the size of the first.
 
-    Decoded in parallel; a terminal on standard error shows a progress bar.
+    A terminal on standard error shows a progress bar.
     """
     shape = (3, size[1], size[0]) if size else decode(read(names[0]), where(names[0]), None).shape
     out = room(len(names), *shape)
@@ -102,7 +101,7 @@ def decode_all(
 
 
 def _in_order(pool: Executor, chunks: Iterator[Chunk], size: Size | None) -> Iterator[list[Pixels]]:
-    """Results in the order of the chunks, of which only a few are in memory at a time."""
+    """Decoded chunks in order; only a few are in memory at a time."""
     waiting: deque[Future[list[Pixels]]] = deque()
     for chunk in chunks:
         waiting.append(pool.submit(decode_chunk, chunk, size))
@@ -113,10 +112,10 @@ def _in_order(pool: Executor, chunks: Iterator[Chunk], size: Size | None) -> Ite
 
 
 def _workers(count: int) -> Executor:
-    """Processes for many pictures, because threads spend small ones waiting for one another; else threads.
+    """Processes for many pictures, else threads (threads wait for each other on small pictures).
 
-    The processes are forked, so that a user's script needs no main guard; they touch Pillow and nothing else.
-    A process that is a worker itself may have none.
+    The processes are forked, so that the user's script needs no main guard; they only use Pillow. A worker
+    process cannot start processes.
     """
     if count < MANY or not sys.platform.startswith("linux") or current_process().daemon:
         return ThreadPoolExecutor(min(8, cores()))

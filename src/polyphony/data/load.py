@@ -1,8 +1,9 @@
-"""From a name or a path to the splits of a study."""
+"""Loads a data set by name or path as splits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import md5
 from pathlib import Path
 
 import torch
@@ -11,14 +12,20 @@ from torch import Tensor
 from polyphony._util.text import suggestion
 from polyphony.data.cache import cached
 from polyphony.data.catalogue import DATASETS
-from polyphony.data.check import check
-from polyphony.data.dataset import Contents, Dataset, Place, sound
-from polyphony.data.errors import DataError, MissingDataError
-from polyphony.data.files import data_root, readable, there
-from polyphony.data.options import Holdout, Options, brought, first_images, share, stratified, trim
-from polyphony.data.own import own
+from polyphony.data.dataset import Contents, Dataset, Place, validated
+from polyphony.data.files import DataError, MissingDataError, data_root, file_md5, readable, there, unpacked
+from polyphony.data.options import (
+    Holdout,
+    Options,
+    converted,
+    first_images,
+    left_without_labels,
+    share,
+    stratified,
+    trim,
+)
+from polyphony.data.own import own, read_unlabelled
 from polyphony.data.splits import Resize, Split, Splits
-from polyphony.data.unlabelled import left_without_labels, read_unlabelled
 
 EVERYTHING = Options()
 SUPERCLASSES = 20  # of CIFAR-100
@@ -45,21 +52,21 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
         torch.Size([200, 1, 8, 8])
     """
     dataset = identify(source)
-    place, path = found(dataset, data_root(root))
+    place, path = locate(dataset, data_root(root))
     return learnable(
         with_pictures(arrange(dataset, contents(dataset, place, path, options), options), options)
     )
 
 
 def outline(source: str, options: Options = EVERYTHING) -> Splits:
-    """The splits `load` would give of the official data, with blank images.
+    """The splits that `load` would return for the official data, with blank images.
 
-    They take no memory where validation images are the last rows, as CIFAR's are. Rows that are drawn at
-    random or by `per_class`, and images brought to another resolution, take as much as real ones.
+    They take no memory if validation images are the last rows, as in CIFAR. Random rows, `per_class` and
+    another resolution take as much memory as real images.
     """
     dataset = identify(source)
     if dataset.shape is None:
-        raise DataError(f"how large {dataset.name} is cannot be said without it")
+        raise DataError(f"the size of {dataset.name} is unknown until it is read")
     _refuse_coarse(dataset, dataset.places[0], options)
     classes = SUPERCLASSES if options.coarse else dataset.labels
     blank = torch.zeros(1, *dataset.shape, dtype=torch.uint8)
@@ -73,7 +80,7 @@ def outline(source: str, options: Options = EVERYTHING) -> Splits:
 
 
 def with_pictures(splits: Splits, options: Options) -> Splits:
-    """The splits with the unlabelled images of a folder or an .npz, if such are asked for."""
+    """The splits, with the unlabelled images of a folder or an .npz if the options name one."""
     if not isinstance(options.unlabelled, str):
         return splits
     shape = tuple(splits.train.images.shape[1:])
@@ -81,14 +88,14 @@ def with_pictures(splits: Splits, options: Options) -> Splits:
 
 
 def learnable(splits: Splits) -> Splits:
-    """The splits, if there is anything to tell apart; else DataError."""
+    """The splits; DataError if there are fewer than two classes to train on."""
     if len(splits.train.labels.unique()) < 2:
         raise DataError(f"the training images of {splits.name} are all of one class; a classifier needs two")
     return splits
 
 
 def identify(source: str) -> Dataset:
-    """The data set of that name, or the user's own at that path; else DataError with the nearest name."""
+    """The data set of a name, or the user's own at a path; else a DataError with the nearest name."""
     if source in DATASETS:
         return DATASETS[source]
     if source and there(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
@@ -97,22 +104,22 @@ def identify(source: str) -> Dataset:
     raise DataError(f"{source!r} is no known data set and no folder or .npz file; {hint}")
 
 
-def found(dataset: Dataset, root: Path) -> tuple[Place, Path]:
-    """The place below the root where the data set is, and its path; else MissingDataError."""
-    place = here(dataset, root)
+def locate(dataset: Dataset, root: Path) -> tuple[Place, Path]:
+    """The form of a data set that exists below the root, and its path; else MissingDataError."""
+    place = first_place(dataset, root)
     if place is None:
         where = f"{dataset.name} is not in {root}: put {dataset.places[0].path} there"
         raise MissingDataError(where, dataset.name)
     return place, root / place.path
 
 
-def here(dataset: Dataset, root: Path) -> Place | None:
-    """The first of the data set's places that exists below the root, or nothing."""
+def first_place(dataset: Dataset, root: Path) -> Place | None:
+    """The first form of a data set that exists below the root, or None."""
     return next((place for place in dataset.places if not place.path or there(root / place.path)), None)
 
 
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
-    """What is at the place, its origin checked; from the cache when the source has not changed."""
+    """The contents of a place with its origin, from the cache if the source has not changed."""
     _refuse_coarse(dataset, place, options)
 
     def checked() -> Contents:
@@ -131,13 +138,13 @@ def _refuse_coarse(dataset: Dataset, place: Place, options: Options) -> None:
 
 
 def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
-    """What is at the place, afresh; DataError unless it is sound."""
+    """The contents of a place, not from the cache; DataError if they are invalid."""
     with readable(path):
-        return sound(place.read(path, options), path, dataset.shape)
+        return validated(place.read(path, options), path, dataset.shape)
 
 
 def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
-    """Sets test and validation images aside, unless the data has its own; then trims and resizes."""
+    """Split off test and validation images unless the data has its own; then trim and resize."""
     train, valid, test = (whole.parts.get(part) for part in ("train", "valid", "test"))
     set_aside = tuple(part for part in ("valid", "test") if part not in whole.parts)
     if train is None:
@@ -153,8 +160,8 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
     spare = left_without_labels(train, options)
     squashed = options.resolution and test.images.shape[-2:] != 2 * (options.resolution,)
-    train, valid, test = (brought(split, options) for split in (trim(train, options), valid, test))
-    resize: Resize = "squash" if squashed else "crop"  # a reader that resizes has cropped
+    train, valid, test = (converted(split, options) for split in (trim(train, options), valid, test))
+    resize: Resize = "squash" if squashed else "crop"  # readers that resize crop first
     return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize, spare, set_aside)
 
 
@@ -164,7 +171,57 @@ def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[S
 
 
 def _rows(split: Split, rows: Tensor) -> Split:
-    """The split's rows, without a copy where they are consecutive."""
+    """Rows of a split; consecutive rows are not copied."""
     if len(rows) and bool((rows.diff() == 1).all()):
         return split[int(rows[0]) : int(rows[-1]) + 1]
     return split[rows]
+
+
+VERDICTS = {  # the origin of data in one sentence
+    "official": "complete, and every checksum is the official one",
+    "unverified": "complete by its counts; no official checksums are known for this form",
+    "subset": "not the official data: fewer images, a subset or a re-made copy",
+    "altered": "not the official data: the right number of images, but other files",
+    "own": "your own data, readable",
+    "regenerated": "made here by polyphony, not the official files",
+}
+
+
+def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> tuple[str, list[str]]:
+    """Compare the number of images and the checksums of the files with the official ones.
+
+    Returns the origin in one word, and a sentence for each difference.
+    """
+    if contents.origin != "unverified":  # the reader knows better than any checksum
+        return contents.origin, []
+    wrong_files, wrong_counts = _files(place, path), _counts(dataset, contents)
+    if not wrong_files and not wrong_counts:
+        origin = "official" if place.checksums else "unverified"
+    else:
+        origin = "subset" if wrong_counts else "altered"
+    return origin, wrong_counts + wrong_files
+
+
+def _counts(dataset: Dataset, contents: Contents) -> list[str]:
+    return [
+        f"{part} has {len(split):,} images, officially {dataset.counts[part]:,}"
+        for part, split in contents.parts.items()
+        if len(split) != dataset.counts.get(part, len(split))
+    ]
+
+
+def _files(place: Place, path: Path) -> list[str]:
+    """A line for each file whose checksum differs; missing parts are fine."""
+    found = ((name, _checksum(path / name if name else path)) for name in place.checksums)
+    return [
+        f"file {name or path.name}: MD5 {got}, officially {place.checksums[name]}"
+        for name, got in found
+        if got not in (None, place.checksums[name])
+    ]
+
+
+def _checksum(file: Path) -> str | None:
+    packed = file.with_name(file.name + ".gz")
+    if there(file):
+        return file_md5(file)
+    return md5(unpacked(packed), usedforsecurity=False).hexdigest() if there(packed) else None

@@ -11,8 +11,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from polyphony.data.errors import DataError
-from polyphony.data.files import damaged, regular
+from polyphony.data.files import DataError, damaged, regular
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Layout = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]

@@ -1,4 +1,4 @@
-"""Which part of a data set a study uses, and at what size: deterministic, in a fixed order."""
+"""Options: how much of a data set is used, at which size. All choices are deterministic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyphony._util.settings import Count, Settings, Whole
-from polyphony.data.errors import DataError
+from polyphony.data.files import DataError
 from polyphony.data.splits import Split, room
 
 LARGEST_SIDE = 8192  # pixels
@@ -33,7 +33,7 @@ class Options(Settings):
     test: Count | None = None
     """Number of test images; without such a split they are set aside (default: a fifth)."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
-    """Seed of the split, where the data set has no fixed one."""
+    """Seed of the split, if the data set has no fixed one."""
     coarse: bool = False
     """CIFAR-100 only: 20 superclasses as labels."""
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
@@ -43,17 +43,17 @@ class Options(Settings):
 
 
 Holdout = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
-"""(labels [n], how many to set aside, seed) → (rows kept, rows set aside)"""
+"""(labels [n], how many to split off, seed) → (rows that stay, rows split off)"""
 
 
 def last(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sets the last `count` rows aside: CIFAR's first 45,000 and last 5,000."""
+    """Split off the last `count` rows: CIFAR's first 45,000 and last 5,000."""
     rows = torch.arange(len(labels))
     return rows[: len(rows) - count], rows[len(rows) - count :]
 
 
 def last_of_each_class(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sets the last rows of every class aside, `count` in all: TinyImageNet's last 50 of each 500."""
+    """Split off the last rows of every class, `count` in all: TinyImageNet's last 50 of each 500."""
     shares = apportion(torch.bincount(labels), count)
     from_the_end = rank_in_class(labels.flip(0)).flip(0)
     aside = from_the_end < shares[labels]
@@ -61,7 +61,7 @@ def last_of_each_class(labels: Tensor, count: int, seed: int) -> tuple[Tensor, T
 
 
 def stratified(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sets `count` rows aside, of every class its share, chosen by the seed; both parts stay shuffled."""
+    """Split off `count` random rows, in proportion to the classes; both parts are shuffled."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     kept, aside = last_of_each_class(labels[order], count, seed)
     return order[kept], order[aside]
@@ -109,14 +109,27 @@ def left_out(split: Split, options: Options) -> Tensor:
     return left.nonzero()[:, 0]
 
 
+def left_without_labels(train: Split, options: Options) -> Split | None:
+    """The first training images that the options leave out, with label −1; None if none are wanted."""
+    if not isinstance(options.unlabelled, int):
+        return None
+    rows = left_out(train, options)
+    if len(rows) < options.unlabelled:
+        raise DataError(
+            f"{options.unlabelled:,} unlabelled images were asked for, but per_class and limit leave out"
+            f" {len(rows):,} training images"
+        )
+    return converted(train[rows[: options.unlabelled]], options).without_labels()
+
+
 def first_images(split: Split, count: int, what: str, advice: str) -> Split:
     """The first `count` images; DataError with the advice if they lack classes because of the images' order.
 
-    That is so where the images of each class stand together, two or more of a class on average. In another
+    This happens if the images of each class are together, two or more of a class on average. In another
     order a few images may lack a class.
     """
     if count < 1:
-        raise DataError(f"the first {count} {what} images are none; take one or more")
+        raise DataError(f"{count} {what} images are none; take one or more")
     part = split[:count]
     classes, kept = len(split.labels.unique()), len(part.labels.unique())
     in_order_of_class = 1 + int((split.labels.diff() != 0).sum()) == classes
@@ -128,8 +141,8 @@ def first_images(split: Split, count: int, what: str, advice: str) -> Split:
     return part
 
 
-def brought(split: Split, options: Options) -> Split:
-    """The split's images in the options' resolution (area-averaged) and channels; itself if they are so."""
+def converted(split: Split, options: Options) -> Split:
+    """The split's images in the options' resolution (area-averaged) and channels; itself if equal."""
     images, side, channels = split.images, options.resolution, options.channels
     if side is not None and images.shape[-2:] != (side, side):
         images = area_average(images, side, side)
@@ -153,7 +166,7 @@ def area_average(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def channels_first(images: Tensor) -> Tensor | None:
-    """[n h w c], [n c h w] or grey [n h w] → [n c h w]; nothing where no axis has 1 or 3 channels."""
+    """[n h w c], [n c h w] or grey [n h w] → [n c h w]; None if no axis has 1 or 3 channels."""
     if images.dim() == 3:
         return images[:, None]
     if images.dim() == 4 and images.shape[3] in (1, 3):
@@ -183,7 +196,7 @@ def _overlaps(length: int, side: int) -> Tensor:
 
 
 def share(n: int, parts: int, asked: int | None, what: str) -> int:
-    """`asked`, or one part in `parts` of n; refused when nothing would be left."""
+    """`asked`, or one part in `parts` of n; a DataError if nothing would be left."""
     count = math.ceil(n / parts) if asked is None else asked
     if count >= n:
         raise DataError(

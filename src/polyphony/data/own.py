@@ -1,4 +1,4 @@
-"""A user's own data: a folder of class folders of pictures, or an .npz with images and labels."""
+"""The user's own data: a folder with a folder of pictures for each class, or an .npz file."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from polyphony.data import cifar_c, npy
 from polyphony.data.archives import open_zip, tree
+from polyphony.data.cache import cached
 from polyphony.data.dataset import Contents, Dataset, Place, as_labels
-from polyphony.data.errors import DataError
-from polyphony.data.files import damaged, read_bytes, there
-from polyphony.data.images import SUFFIXES, decode_all
+from polyphony.data.files import DataError, damaged, read_bytes, readable, there
+from polyphony.data.images import SUFFIXES, decode_all, is_picture
 from polyphony.data.npy import Array
-from polyphony.data.options import Options, channels_first
+from polyphony.data.options import Options, area_average, channels_first, with_channels
 from polyphony.data.splits import Split
 
-KEYS = {  # what common tools call the arrays of a part, in the order looked for
+KEYS = {  # names that common tools give the arrays of a part, in order of preference
     "train": (("images", "labels"), ("train_images", "train_labels"), ("x_train", "y_train")),
     "valid": (("valid_images", "valid_labels"), ("val_images", "val_labels"), ("x_valid", "y_valid")),
     "test": (("test_images", "test_labels"), ("x_test", "y_test")),
 }
-FOLDERS = {  # what people call the folder of a part, in small letters
+FOLDERS = {  # names of the folder of a part, in lower case
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "val", "validation"), "valid"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -32,7 +32,7 @@ FOLDERS = {  # what people call the folder of a part, in small letters
 
 
 def own(path: Path) -> Dataset:
-    """A data set of the user's own, or corrupted images made here, named after its folder or file."""
+    """The user's data set, or corrupted images made here; its name is that of the folder or file."""
     path = path.resolve()
     if there(path / cifar_c.MARK):
         form = Place(str(path), cifar_c.read, cached=False)
@@ -45,9 +45,10 @@ def own(path: Path) -> Dataset:
 
 
 def read_folder(path: Path, options: Options) -> Contents:
-    """`path/CLASS/picture`, or `path/PART/CLASS/picture` of train, perhaps valid and test; RGB [n 3 h w].
+    """`path/CLASS/picture`, or `path/PART/CLASS/picture` with the parts train and optionally valid and test.
 
-    With a resolution every picture is cropped to a square and brought to it; without, sizes must be equal.
+    RGB [n 3 h w]. With a resolution, pictures are cropped to a square and resized; without one, all must have
+    the same size.
     """
     folders = _parts(path) or {"train": path}
     classes = _class_names(folders["train"])
@@ -60,7 +61,7 @@ def read_folder(path: Path, options: Options) -> Contents:
 
 
 def _parts(path: Path) -> dict[str, Path]:
-    """The folders of parts; DataError where two are of one part, or none is for training."""
+    """The folders of the parts; DataError if two folders are of one part, or if there is no train folder."""
     parts: dict[str, Path] = {}
     for folder in sorted(path.iterdir()):
         part = FOLDERS.get(folder.name.lower())
@@ -95,7 +96,7 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
             raise DataError(f"{folder / name} holds no pictures; fill the class folder or remove it")
         for file in files:
             if not file.lower().endswith(SUFFIXES):
-                raise DataError(f"{folder / name / file} is no picture file; remove it")
+                raise DataError(f"{folder / name / file} is not a picture file; remove it")
         names += [f"{name}/{file}" for file in files]
         labels += [label] * len(files)
 
@@ -108,10 +109,10 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
 
 
 def read_npz(path: Path, options: Options) -> Contents:
-    """`images` uint8 [n h w], [n h w c] or [n c h w] with `labels` [n] of integers from 0.
+    """`images` uint8 [n h w], [n h w c] or [n c h w] with `labels` [n], integers from 0.
 
-    Optional: `valid_images`, `test_images`, their labels, and `classes`, the names; without these there are
-    no more classes than images. Objects in the file are refused unread.
+    Optional: `valid_images`, `test_images`, their labels, and `classes`, the names. Without names, labels
+    must be below the number of images. Python objects are rejected unread.
     """
     arrays = _arrays(path)
     found = {part: next((pair for pair in KEYS[part] if set(pair) <= set(arrays)), None) for part in KEYS}
@@ -131,7 +132,7 @@ def read_npz(path: Path, options: Options) -> Contents:
 
 
 def images_of_npz(path: Path) -> Tensor:
-    """The training images of an .npz whose labels do not matter. uint8 [n c h w]"""
+    """The training images of an .npz, without labels. uint8 [n c h w]"""
     arrays = _arrays(path)
     name = next((images for images, _ in KEYS["train"] if images in arrays), None)
     if name is None:
@@ -140,7 +141,7 @@ def images_of_npz(path: Path) -> Tensor:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    """Those arrays of the file whose names are known."""
+    """The arrays of the file that have known names."""
     known = {"classes", *(name for pairs in KEYS.values() for pair in pairs for name in pair)}
     arrays = {}
     with open_zip(path, ".npz file") as archive:
@@ -177,3 +178,33 @@ def _pixels(path: Path, name: str, images: Array) -> Tensor:
             f"{path}: images {list(images.shape)} have no axis of 1 or 3 channels, last or second"
         )
     return pixels.contiguous()
+
+
+def read_unlabelled(path: Path, shape: tuple[int, ...]) -> Split:
+    """All pictures of a folder, at any depth, or `images` of an .npz, brought to a shape [c h w]; labels −1.
+
+    Pictures are cropped to the shape's sides; arrays are averaged to them. Labels are ignored. A DataError
+    if there are no pictures.
+    """
+    if not there(path) or not (path.is_dir() or path.suffix == ".npz"):
+        raise DataError(f"data.unlabelled is {path}, which is no folder and no .npz file; correct the path")
+    path = path.resolve()
+
+    def read() -> Contents:
+        with readable(path):
+            images = _all_pictures(path, shape) if path.is_dir() else images_of_npz(path)
+        images = with_channels(images, shape[0])
+        if images.shape[2:] != shape[1:]:
+            images = area_average(images, *shape[1:])
+        split = Split(images.contiguous(), torch.zeros(len(images), dtype=torch.int64))
+        return Contents((path.stem,), {"train": split}, "own")
+
+    return cached(f"{path.stem}-unlabelled", path, shape, read).parts["train"].without_labels()
+
+
+def _all_pictures(folder: Path, shape: tuple[int, ...]) -> Tensor:
+    files = tree(folder)
+    names = [name for name in files.names if is_picture(name)]
+    if not names:
+        raise DataError(f"{folder} holds no pictures; known are {', '.join(SUFFIXES)}")
+    return decode_all(names, files.read, files.where, (shape[2], shape[1]), folder.name)

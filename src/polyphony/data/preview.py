@@ -1,4 +1,4 @@
-"""A contact sheet: what a data set looks like, one labelled row a class or a corruption."""
+"""A contact sheet of a data set: one labelled row for each class or corruption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyphony.data.splits import Split
 Strip = tuple[str, torch.Tensor]  # (label, images [k c h w])
 
 TILE, LABEL, GAP = 56, 150, 3  # pixels
-ROWS = 400  # more are no page any more
+ROWS = 400  # more do not fit a page
 
 
 def class_rows(split: Split, classes: Sequence[str], columns: int = 8) -> list[Strip]:
@@ -40,7 +40,7 @@ def corruption_rows(parts: Mapping[str, Split], images: Sequence[int] = (0, 1)) 
 
 
 def sheet(rows: Sequence[Strip]) -> Image.Image:
-    """All rows on one white page, in as many columns as it takes; small images are enlarged unsmoothed."""
+    """All rows on one white page, in as many columns as needed; small images are enlarged unsmoothed."""
     widest = max(len(images) for _, images in rows)
     block_width, row_height = LABEL + widest * (TILE + GAP) + GAP, TILE + GAP
     blocks = max(1, round(math.sqrt(len(rows) * row_height / block_width)))  # about as wide as high

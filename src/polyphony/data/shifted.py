@@ -1,4 +1,4 @@
-"""What a model was not trained on: images of unknown classes, and corrupted versions of the test images."""
+"""Shifted data: images of unknown classes, and corrupted versions of the test images."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from pathlib import Path
 
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
-from polyphony.data.dataset import sound
-from polyphony.data.errors import MissingCorruptedError
-from polyphony.data.files import data_root, there
-from polyphony.data.load import EVERYTHING, arrange, contents, found, identify
-from polyphony.data.options import Options, area_average, brought, first_images, with_channels
+from polyphony.data.dataset import validated
+from polyphony.data.files import MissingCorruptedError, data_root, there
+from polyphony.data.load import EVERYTHING, arrange, contents, identify, locate
+from polyphony.data.options import Options, area_average, converted, first_images, with_channels
 from polyphony.data.splits import Split
 
 
 def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | None = None) -> Split:
-    """Another data set's test images, brought to the channels and size of `like`: classes no model has seen.
+    """The test images of another data set, converted to the channels and size of `like`.
 
-    A folder of pictures is cropped to a square where `like` is one; all else is squashed.
-    `limit` takes the first so many. The labels stay those of the other data set; they are no labels of the
-    known classes.
+    Pictures in a folder are cropped to a square if `like` is square; other images are squashed. `limit` takes
+    the first so many. The labels stay those of the other data set: they mean nothing for the known classes.
     """
     dataset = identify(name)
-    place, path = found(dataset, data_root(root))
+    place, path = locate(dataset, data_root(root))
     channels, height, width = like.images.shape[1:]
     heeded = height == width and "resolution" in place.heeds
     whole = contents(dataset, place, path, Options(resolution=height) if heeded else EVERYTHING)
@@ -39,10 +37,10 @@ def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | 
 
 @dataclass(frozen=True, eq=False)
 class Corrupted:
-    """Shifted versions of a test split; iterating gives (corruption, severity, Split), read from disk lazily.
+    """Corrupted versions of a test split. Iterating yields (corruption, severity, Split), read lazily.
 
-    `origin` is "official", "unverified" or, for images made by `polyphony data corrupt`, "regenerated": say
-    so wherever a score is shown. `source` is the fingerprint of the test split that those were made of.
+    `origin` is "official", "unverified" or, for images made by `polyphony data corrupt`, "regenerated":
+    show it with every score. `source` is the fingerprint of the test split that these were made from.
     """
 
     parts: dict[str, Split]
@@ -65,24 +63,24 @@ class Corrupted:
         block = split[(severity - 1) * n : severity * n]
         if self.options.test is not None:
             block = first_images(block, self.options.test, "corrupted", "take all of them")
-        return brought(block, self.options)
+        return converted(block, self.options)
 
 
 def corrupted(
     name: str, root: Path | None = None, options: Options = EVERYTHING, extra: bool = False
 ) -> Corrupted:
-    """The corrupted test images of a data set: the official ones where they are, otherwise those made here.
+    """The corrupted test images of a data set: the official ones if they are there, else those made here.
 
-    Of the options, `test`, `resolution` and `channels` apply. `extra` adds the four corruptions kept for
+    Of the options, `test`, `resolution` and `channels` apply. `extra` adds the four corruptions that are for
     validation.
     """
     base = data_root(root)
     official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
     if official is not None and there(base / official.places[0].path):
-        place, folder = found(official, base)
+        place, folder = locate(official, base)
         whole = contents(official, place, folder)
     elif there(made):
-        folder, whole = made, sound(read(made, options), made)
+        folder, whole = made, validated(read(made, options), made)
     else:
         where = f"{official.places[0].path} or {made.name}" if official else made.name
         raise MissingCorruptedError(f"{where} is not in {base}: put it there", name)

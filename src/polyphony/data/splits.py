@@ -1,4 +1,4 @@
-"""A data set as it is used: uint8 images and int64 labels, whole, in memory or mapped from a file."""
+"""Splits: uint8 images and int64 labels, in memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from polyphony._util.files import memory
-from polyphony.data.errors import DataError
-from polyphony.data.files import cache_root
+from polyphony.data.files import DataError, cache_root
 
 UNLABELLED = -1  # the label of an image without one
-SMALL = 1 << 28  # bytes of images that any machine has memory for
-CHUNK = 1 << 24  # bytes of images that are counted at a time
-Resize = Literal["crop", "squash"]  # to the shape wanted at the centre first, or not; then area-averaged
+SMALL = 1 << 28  # bytes of images that always fit in memory
+CHUNK = 1 << 24  # bytes of images at a time
+Resize = Literal["crop", "squash"]  # crop at the centre to the shape first, or not; then average over areas
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,20 +41,24 @@ class Split:
         return len(self.images)
 
     def __getitem__(self, which: slice | Tensor) -> Split:
-        if isinstance(which, Tensor) and which.dtype == torch.int64:  # copies rows whole: 15 times as fast
+        if isinstance(which, Tensor) and which.dtype == torch.int64:  # 15 times as fast as indexing
             out = room(len(which), *self.images.shape[1:]) if self.images.device.type == "cpu" else None
             images = torch.index_select(self.images, 0, which, out=out)
             return Split(images, self.labels.index_select(0, which))
         return Split(self.images[which], self.labels[which])
 
     def joined(self, other: Split) -> Split:
-        """These images, then the others, which have the same size."""
+        """These images followed by the others, which must have the same size."""
         images = room(len(self) + len(other), *self.images.shape[1:])
         images[: len(self)], images[len(self) :] = self.images, other.images
         return Split(images, torch.cat([self.labels, other.labels]))
 
+    def without_labels(self) -> Split:
+        """The images with the label −1, which means none."""
+        return Split(self.images, torch.full_like(self.labels, UNLABELLED))
+
     def some(self, count: int) -> Split:
-        """At most `count` images, evenly spaced: of data in the order of its classes, some of each."""
+        """At most `count` images, evenly spaced, so that data in order of class keeps all classes."""
         if count >= len(self):
             return self
         return self[torch.arange(count, device=self.images.device) * len(self) // count]
@@ -75,7 +78,7 @@ class Split:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of shapes, pixels and labels: equal exactly where the data is equal."""
+        """SHA-256 of shapes, pixels and labels."""
         digest = hashlib.sha256(repr((tuple(self.images.shape), len(self.labels))).encode())
         digest.update(self.images.cpu().contiguous().numpy().data)
         digest.update(self.labels.cpu().contiguous().numpy().data)
@@ -84,25 +87,24 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The three splits of one data set, the names of its classes, and where it comes from."""
+    """The splits of a data set, the names of its classes, and its origin (`dataset.Contents`)."""
 
     name: str
     classes: tuple[str, ...]
     train: Split
     valid: Split
     test: Split
-    origin: str = "own"  # every reader of official files says what it found
-    resize: Resize = "crop"  # how images came to their size
+    origin: str = "own"
+    resize: Resize = "crop"  # how images were resized
     unlabelled: Split | None = None  # images of the same size whose labels are all −1
-    set_aside: tuple[str, ...] = ()  # parts that were taken from the training images
+    set_aside: tuple[str, ...] = ()  # parts split off from the training images
 
 
 def room(*shape: int) -> Tensor:
-    """A tensor for uint8 images, yet to be filled: in memory, or mapped from a file where it is large.
+    """An uninitialised tensor for uint8 images: in memory, or mapped from a file if it is large.
 
-    That is from a quarter of the memory on, or 256 MiB if that is more. The file is in the cache folder, has
-    no name, and is gone with the tensor. DataError for more than sixteen times the memory, or than the disk
-    has place for.
+    Large means over a quarter of the memory, and over 256 MiB. The file is unnamed, in the cache folder, and
+    disappears with the tensor. DataError for more than 16 times the memory, or if the disk is too small.
     """
     size, most = math.prod(shape), 16 * memory()
     if size <= max(SMALL, memory() // 4):
@@ -114,21 +116,21 @@ def room(*shape: int) -> Tensor:
     except OSError as error:
         sides = "×".join(map(str, shape[1:]))
         raise DataError(
-            f"{shape[0]:,} images of {sides} take {size >> 30:,} GiB, for which there is no place ({error});"
+            f"{shape[0]:,} images of {sides} take {size >> 30:,} GiB, which do not fit ({error});"
             " take fewer or smaller ones"
         ) from error
 
 
 def mapped(shape: tuple[int, ...], folder: Path) -> Tensor:
-    """A uint8 tensor in a file without a name; OSError where the disk has no place for it."""
+    """A uint8 tensor in an unnamed file; OSError if the disk is too small."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.truncate(math.prod(shape))
-        if hasattr(os, "posix_fallocate"):  # a full disk is noticed now, not amid a write
+        if hasattr(os, "posix_fallocate"):  # detects a full disk now, not in the middle of a write
             os.posix_fallocate(file.fileno(), 0, math.prod(shape))
         return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=shape))
 
 
 def describe(tensor: Tensor) -> str:
-    """A tensor's type and shape in words, for a message. "float32 [3, 4]" """
+    """A tensor's type and shape for a message: "float32 [3, 4]" """
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,7 +1,7 @@
-"""What the corruptions are made of: random draws that belong to an image, fields, and samplings of a batch.
+"""Parts of corruptions: random draws for each image, random fields, resampling.
 
-Arrays are float32 [n h w c] or, for fields, [n h w]. Arithmetic is over the whole batch; random numbers are
-drawn image by image, since every image has a stream of its own.
+Arrays are float32 [n h w c] or, for fields, [n h w]. Arithmetic is over the batch. Random numbers are drawn
+image by image, because every image has its own stream.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Draws:
-    """A random stream for every image, given by (seed, corruption, severity, index of the image) alone.
+    """A random stream for every image, which depends only on (seed, corruption, severity, image index).
 
-    An image therefore looks the same in whatever batch or subset it is corrupted.
+    So an image is corrupted in the same way in any batch or subset.
     """
 
     def __init__(self, seed: int, corruption: str, severity: int, indexes: Sequence[int]) -> None:
@@ -135,8 +135,8 @@ PHOTOGRAPHS = (
 def frost_sheets(size: int = 256) -> Array:
     """Five sheets of frost on glass in [0, 255], with the photographs' colour and contrast. [5 size size 3]
 
-    They stand in for the photographs, which are not ours to ship: ridges of smooth noise of all sizes,
-    stretched along one direction a sheet, and grain.
+    They replace the photographs, which we may not ship: ridges of smooth noise of all sizes, stretched in one
+    direction for each sheet, and grain.
     """
     rng = np.random.Generator(np.random.Philox(key=[crc32(b"frost"), 0]))
     sheets = []
@@ -155,7 +155,7 @@ def frost_sheets(size: int = 256) -> Array:
 
 
 def bilinear(x: Array, rows: Array, columns: Array, border: Callable[[Array, int], Array]) -> Array:
-    """Images sampled at real positions; `border` brings positions inside. [n h w c], [n h w] → [n h w c]"""
+    """Images sampled at real positions; `border` maps them inside. [n h w c], [n h w] → [n h w c]"""
     top, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
     down, right = (rows - top)[..., None], (columns - left)[..., None]
     image = np.arange(len(x))[:, None, None]

@@ -9,7 +9,7 @@ import torch
 
 from polyphony.data.archives import Tree, tree
 from polyphony.data.dataset import Contents, Dataset, Download, Place
-from polyphony.data.errors import DataError
+from polyphony.data.files import DataError
 from polyphony.data.images import decode_all
 from polyphony.data.options import Options, last_of_each_class
 from polyphony.data.splits import Split
@@ -18,7 +18,7 @@ Listing = list[tuple[str, int]]  # (file, label)
 
 
 def read(path: Path, options: Options) -> Contents:
-    """Train, and the official validation set as test, uint8 [n 3 64 64]; greyscale becomes RGB."""
+    """Training images, and the official validation images as test. uint8 [n 3 64 64], grey as RGB."""
     files = tree(path)
     wnids = files.text("wnids.txt").split()
     label = {wnid: i for i, wnid in enumerate(wnids)}
@@ -41,7 +41,7 @@ def _names(files: Tree, wnids: list[str]) -> tuple[str, ...]:
 
 
 def _train(files: Tree, label: dict[str, int]) -> Listing:
-    """Class by class in the order of wnids.txt, within a class by the number in the file's name."""
+    """In the order of wnids.txt, within a class by the number in the file's name."""
     found: dict[str, list[str]] = {wnid: [] for wnid in label}
     for name in files.names:
         parts = PurePosixPath(name).parts
@@ -56,7 +56,7 @@ def _train(files: Tree, label: dict[str, int]) -> Listing:
 
 
 def _number(name: str) -> tuple[int, str, str]:
-    """Sorts by the last number in the name, however many digits it has."""
+    """The last number in the name, to sort by."""
     digits = re.findall(r"[0-9]+", PurePosixPath(name).stem)
     number = digits[-1].lstrip("0") if digits else ""
     return len(number), number, name

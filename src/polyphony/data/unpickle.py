@@ -2,8 +2,8 @@
 
 `pickle.Unpickler` with an allow-list of names is not enough: a small file can make it hash nested tuples for
 ever, or reserve gigabytes for its memo. Here the standard library splits a pickle into instructions, and the
-machine below runs those that an honest file has: it looks up no name, calls nothing, and no instruction takes
-more time or memory than the bytes it stands for.
+machine below runs those that official files contain. It imports nothing, calls nothing, and no instruction
+takes more time or memory than its bytes justify.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from polyphony.data.errors import DataError
-from polyphony.data.files import damaged
+from polyphony.data.files import DataError, damaged
 
 MOST = 1_000_000  # instructions; the official file with the most has about 200,000
 KINDS = {name: np.dtype(name) for name in ("u1", "i4", "i8")}
-NAMES = {  # all that an honest file mentions
+NAMES = {  # all names in official files
     "_codecs encode",
     "numpy dtype",
     "numpy ndarray",
@@ -46,11 +45,11 @@ TAKEN_TO_MARK = ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS")
 
 
 class _Name(str):
-    """One of NAMES; a text in the file is never taken for it."""
+    """One of NAMES; never equal in type to a text of the file."""
 
 
 class _Array:
-    """Stands for a numpy array; its value is there once the file has told its content."""
+    """A placeholder for a numpy array until the file gives its content."""
 
     value: np.ndarray[Any, np.dtype[Any]]
 
@@ -63,7 +62,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.spare = len(content)  # how much text may still be encoded: no file needs it twice
+        self.spare = len(content)  # how many characters may still be encoded: no file needs them twice
 
     def obey(self, instruction: str, argument: Any) -> None:
         if instruction in VALUES:
@@ -84,7 +83,7 @@ class _Machine:
             raise ValueError(f"{instruction}, which no CIFAR file has")
 
     def take(self, count: int | None) -> list[Any]:
-        """So many values off the stack, or all since the mark."""
+        """Remove `count` values from the stack, or all since the mark."""
         start = self.marks.pop() if count is None else len(self.stack) - count
         if start < 0:
             raise ValueError("nothing on the stack")
@@ -93,7 +92,7 @@ class _Machine:
         return taken
 
     def combine(self, instruction: str, taken: list[Any]) -> None:
-        """What an instruction makes of values: pushed, or put into what is on top of the stack."""
+        """Push the result of an instruction, or store it in the object on top of the stack."""
         match instruction.rstrip("S123"), self.stack[-1:]:
             case "TUPLE", _:
                 self.stack.append(tuple(taken))
@@ -127,7 +126,7 @@ class _Machine:
         return _Name(name.split()[1])
 
     def made(self, name: Any, arguments: Any) -> Any:
-        """What a call in an honest file would give."""
+        """The result of a call in an official file."""
         match name, arguments:
             case _Name("encode"), (str(text), "latin1"):
                 return self.encode(text)
@@ -142,7 +141,7 @@ class _Machine:
         raise ValueError("call of what is no function")
 
     def array(self, content: Any, kind: Any, shape: Any, order: Any) -> _Array:
-        """An array, if the content is exactly that of its shape."""
+        """An array; ValueError unless the content has exactly the size of its shape."""
         content = self.encode(content) if isinstance(content, str) else content
         if not isinstance(kind, np.dtype) or not _is_shape(shape) or order not in ("C", "F"):
             raise ValueError("array of an unknown kind")
