@@ -13,7 +13,7 @@ from polyphony import metrics
 from polyphony.report.advice import advice, uncalibrated, undertrained, visible_disagreement
 from polyphony.report.chart import Chart
 from polyphony.report.figures.diversity import shown_by_temperature
-from polyphony.report.run import Run
+from polyphony.runs.run import Run
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from scipy import stats
 from polyphony import metrics
 from polyphony.report import comparison
 from polyphony.report.differences import difference_table
-from polyphony.report.run import Run
 from polyphony.report.study_runs import differences, studies
+from polyphony.runs.run import Run
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_method_that_is_another_one_in_each_run_is_left_out_with_a_word(sets: 
     facts["recipe"]["methods"]["kd-ods"] |= {"epochs": 9}
     path.write_text(json.dumps(facts))
     page = comparison([sets[0], Run.open(sets[1].folder)])
-    assert "Not all runs of small have, or mean the same by, kd-ods." in page.html
+    assert "Some runs of small lack these methods or define them differently: kd-ods." in page.html
     assert "kd-ods −" not in page.html
 
 
@@ -171,3 +171,13 @@ def test_differences_need_two_pairs(sets: list[Run], tmp_path: Path):
     (study,) = studies([Run.open(sets[0].folder)])
     assert differences(study) == []
     assert difference_table([]).rows == []
+
+
+def test_unlabelled_images_are_compared_with_the_same_method_without_them():
+    kept = Path(__file__).parents[2] / "docs" / "results" / "unlabelled"
+    (study,) = studies([Run.open(kept)])
+    pairs = {(each.method, each.reference) for each in differences(study)}
+    for method in ("kd", "ods"):
+        assert {(f"{method}-unlabelled", method), (f"{method}-unlabelled", f"{method}-long")} <= pairs
+    assert ("ods-unlabelled", "kd-unlabelled") in pairs
+    assert ("ods-unlabelled", "kd-long") not in pairs

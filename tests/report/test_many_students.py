@@ -22,7 +22,7 @@ from polyphony.report.figures.shift import corruption_boxes
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.paper import EXPERIMENTS, experiments_of
 from polyphony.report.score_tables import members_table, price_table, score_table
-from polyphony.report.style import assign
+from polyphony.report.style import assign, looks_of
 from polyphony.report.verdict import verdict
 
 ONE_NETWORK = ["one-network", "mean-kd", "latentbe", "latentbe-diversify"]
@@ -83,7 +83,7 @@ def test_the_table_has_naive_numbers_of_diversity(run: Run, many: Path):
         pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
         shares.append(np.mean([(named[i] != named[j]).mean() for i, j in pairs]))
         information.append((entropy(probs.mean(0)) - entropy(probs).mean(0)).mean())
-    assert rows["kd-ods"]["Disagree"] == f"{np.mean(shares):.1%}"
+    assert rows["kd-ods"]["Disagree"] == f"{100 * np.mean(shares):.1f} %"
     assert rows["kd-ods"]["Mutual information"] == f"{np.mean(information):.3f}"
     assert not set(ONE_NETWORK) & rows.keys()
     kld = run.scored("teachers")[0].kld
@@ -222,7 +222,7 @@ def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_
 
 
 def test_sixteen_methods_look_different(run: Run):
-    found = run.look
+    found = looks_of(run)
     assert len({look.ink for look in found.values()}) == 17
     many = assign([(f"m{place}", "ods") for place in range(40)])
     assert len({(look.ink, look.marker) for look in many.values()}) == 42

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.transforms import Bbox
 from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 
@@ -22,7 +23,7 @@ from polyphony.report.chart import Absent, Chart
 from polyphony.report.figures.diversity import external_diversity, student_diversity, teacher_diversity
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching, roc
 from polyphony.report.figures.members import member_predictions, visible_difference
-from polyphony.report.figures.price import apart, other_costs, quality_for_price
+from polyphony.report.figures.price import free_places, other_costs, quality_for_price
 from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import by_corruption, corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import over_seeds
@@ -151,15 +152,28 @@ def test_other_costs_are_the_file_and_the_training(full_run: Path, small_run: Pa
     assert sizes["3 teachers"] == 0.003
 
 
-@given(st.lists(st.floats(0, 300), min_size=1, max_size=20))
-def test_labels_do_not_overlap_and_keep_their_order(heights: list[float]):
-    placed = apart(sorted(heights), 14.0, 300.0)
-    assert all(high - low >= 14.0 - 1e-9 for low, high in itertools.pairwise(placed))
-    assert max(placed) <= 300.0
+def mark(x: float, y: float) -> Bbox:
+    return Bbox.from_extents(x - 6, y - 6, x + 6, y + 6)
 
 
-def test_labels_with_room_stay_where_they_are():
-    assert apart([10.0, 100.0, 200.0], 14.0, 300.0) == [10.0, 100.0, 200.0]
+@given(st.lists(st.tuples(st.floats(0, 328), st.floats(0, 220)), min_size=1, max_size=5))
+def test_labels_overlap_nothing_and_stay_inside(places: list[tuple[float, float]]):
+    marks = [mark(*place) for place in places]
+    labels = free_places(marks, [60.0] * len(marks), 328.0, 220.0)
+    for one, other in itertools.combinations(labels, 2):
+        assert not one.overlaps(other)
+    for label in labels:
+        assert not label.count_overlaps(marks)
+        assert label.x0 >= 0
+        assert label.x1 <= 328
+        assert label.y0 >= 0
+        assert label.y1 <= 220
+
+
+def test_a_label_with_room_is_right_of_its_mark():
+    (label,) = free_places([mark(100, 100)], [50.0], 328.0, 220.0)
+    assert (label.x0, label.x1) == (116, 166)
+    assert label.y0 < 100 < label.y1
 
 
 def test_entropy_shares_are_a_histogram_over_all_seeds(full_run: Path):

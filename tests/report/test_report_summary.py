@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,15 @@ def test_a_winner_beats_every_other_beyond_the_interval_of_the_difference(draws:
             assert np.mean(apart) > 4.302652 * np.std(apart, ddof=1) / math.sqrt(3) - 1e-9  # t of two degrees
 
 
-def compared(folder: Path, *experiments: str) -> Run:
-    """A run that is said to be some of the paper's experiments."""
-    run = Run.open(folder)
-    vars(run)["paper"] = PaperExperiments(experiments, "")  # where a cached property keeps what it found
+@pytest.fixture
+def compared(small_run: Path, monkeypatch) -> Callable[..., Run]:
+    """The small run, which is said to be some of the paper's experiments."""
+
+    def run(*experiments: str) -> Run:
+        found = PaperExperiments(experiments, "")
+        monkeypatch.setattr("polyphony.report.paper_tables.experiments_of", lambda recipe: found)
+        return Run.open(small_run)
+
     return run
 
 
@@ -68,8 +74,8 @@ def test_the_table_has_the_scores_of_the_file(small_run: Path):
     assert [rows[name][0] for name in list(rows)[:2]] == ["3,000", "1,000"]
 
 
-def test_the_papers_numbers_stand_beside_those_of_the_same_method(small_run: Path):
-    table = score_table(compared(small_run, "cifar10-resnet32-be4"), "calibrated")
+def test_the_papers_numbers_stand_beside_those_of_the_same_method(compared):
+    table = score_table(compared("cifar10-resnet32-be4"), "calibrated")
     cells = {row[0].text: row[3] for row in table.rows}
     assert cells["kd-ods"].paper == "0.181 ± 0.002"
     assert cells["kd"].paper == "0.188 ± 0.003"
@@ -77,23 +83,23 @@ def test_the_papers_numbers_stand_beside_those_of_the_same_method(small_run: Pat
     assert cells["teachers (3 networks)"].paper == "0.167"
 
 
-def test_a_method_with_settings_of_its_own_has_no_paper_number(small_run: Path):
+def test_a_method_with_settings_of_its_own_has_no_paper_number(small_run: Path, compared):
     path = small_run / "recipe.json"
     path.write_text(
         path.read_text().replace('{"perturb": "ods"}', '{"perturb": "ods", "step_size": "match"}')
     )
-    table = score_table(compared(small_run, "cifar10-resnet32-be4"), "calibrated")
+    table = score_table(compared("cifar10-resnet32-be4"), "calibrated")
     assert next(row for row in table.rows if row[0].text == "kd-ods")[3].paper == ""
 
 
-def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path):
+def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path, compared):
     path = small_run / "recipe.json"
     facts = json.loads(path.read_text())
     facts["recipe"] |= {"members": 4}
     facts["recipe"]["student"] |= {"alpha": 0.9, "temperature": 4.0}
     facts["recipe"]["methods"]["scratch"] = {"perturb": "clean", "form": {"kind": "dirichlet"}}
     path.write_text(json.dumps(facts))
-    run = compared(small_run, "cifar10-resnet32-be4", "cifar10-resnet32-end2-4")
+    run = compared("cifar10-resnet32-be4", "cifar10-resnet32-end2-4")
     tuning, endd = paper_tables(run)
     cells = {row[0].text: row for row in tuning.rows}
     assert len(cells) == 12
@@ -106,9 +112,12 @@ def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path
     expected = f"{np.mean(ours):.3f} ± {np.std(ours, ddof=1):.3f}"
     assert rows["4, EnD²"][2] == Cell(expected, paper="0.260")
     assert rows["8, EnD²"][2] == Cell("–", paper="0.225")
-    other = paper_tables(compared(small_run, "cifar10-resnet32-be4"))[1]
+    other = paper_tables(compared("cifar10-resnet32-be4"))[1]
     assert {row[0].text: row for row in other.rows}["4, EnD²"][2] == Cell("–", paper="0.260")
-    assert paper_tables(compared(small_run, "cifar100-wrn28x2-be4")) == []
+    assert paper_tables(compared("cifar100-wrn28x2-be4")) == []
+
+
+def test_a_recipe_that_is_none_of_the_papers_has_none_of_its_tables(small_run: Path):
     assert paper_tables(Run.open(small_run)) == []
 
 
@@ -133,7 +142,7 @@ def test_one_teacher_is_spoken_of_as_one(small_run: Path):
 @pytest.mark.parametrize(
     ("teachers", "words"),
     [
-        (1, ("the NLL of no teacher and of the only one.", "better than that teacher.")),
+        (1, ("the NLL of a uniform guess and of the only teacher.", "better than that teacher.")),
         (2, ("the NLL of 1 and 2 teachers averaged", "better than all 2 together.")),
         (3, ("the NLL of 1, 2, … 3 teachers averaged", "better than all 3 together.")),
     ],

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from polyphony.report.figures.trust import COVERAGES, risk_coverage
-from polyphony.report.run import Run
 from polyphony.report.score_tables import unknown_tables
 from polyphony.report.tables import PageTable
 from polyphony.report.trust_tables import (
@@ -33,6 +32,7 @@ from polyphony.runs.rows import (
     UnknownScore,
     UnlabelledKld,
 )
+from polyphony.runs.run import Run
 from polyphony.study.groups import add_groups
 from polyphony.study.saved import write_table
 from polyphony.study.trust import write_trust
@@ -112,6 +112,10 @@ def test_classes_and_groups_of_one_student(run):
         mine = [r for r in rows if (r.by, r.group) == ("class", row["class"])]
         assert row["accuracy ↑"] == f"{100 * fmean(r.acc for r in mine):.1f} %"
         assert row["confidence"] == f"{100 * fmean(r.confidence for r in mine):.1f} %"
+        for model in ("teachers", "best teacher"):
+            key = (model, "class", row["class"])
+            theirs = [r.acc for r in run.table(GroupedScore) if (r.model, r.by, r.group) == key]
+            assert row[f"{model} ↑"] == (f"{100 * fmean(theirs):.1f} %" if theirs else "–")
         pairs = [f"{r.label} → {r.answer}" for r in mine if r.label]
         assert row["confusion"].rpartition(" (")[0] in pairs or not pairs
 

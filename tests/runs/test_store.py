@@ -18,17 +18,14 @@ from filelock import FileLock
 from polyphony._util import files
 from polyphony._util.files import WriteError, atomic_path, claim
 from polyphony.metrics import DirichletPredictions, Predictions
-from polyphony.runs import store
-from polyphony.runs.predictions import load_predictions, read_predictions, save_predictions
+from polyphony.runs import stage as stage_module
+from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
+from polyphony.runs.stage import Stage, Trained, difference, locked
 from polyphony.runs.store import (
     ChangedError,
     FileError,
-    Stage,
     StaleError,
     StoreError,
-    Trained,
-    difference,
-    locked,
     read_json,
     spec_key,
     write_whole,
@@ -269,13 +266,13 @@ def test_an_attempt_makes_its_folder_before_it_removes_those_of_others(tmp_path,
 
 
 def test_a_result_that_comes_while_a_folder_is_claimed_is_kept(stage, monkeypatch):
-    earlier, claim = stage.start(), store.claim
+    earlier, claim = stage.start(), stage_module.claim
 
     def claim_late(folder: Path) -> Path:
         earlier.finish(WEIGHTS, {"epochs": 7})
         return claim(folder)
 
-    monkeypatch.setattr(store, "claim", claim_late)
+    monkeypatch.setattr(stage_module, "claim", claim_late)
     assert stage.start() is None
     assert Trained(stage.folder).record()["epochs"] == 7
     assert sorted(path.name for path in stage.folder.iterdir()) == ["done.json", "weights.safetensors"]
@@ -287,7 +284,7 @@ def test_an_attempt_whose_folder_is_about_to_go_is_stale(stage, monkeypatch):
     def write(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "its files go first")
 
-    monkeypatch.setattr("polyphony.runs.store.write_whole", write)
+    monkeypatch.setattr("polyphony.runs.stage.write_whole", write)
     with pytest.raises(StaleError):
         attempt.save(STATE)
 
@@ -346,7 +343,7 @@ def test_a_stage_that_died_between_its_last_two_files_is_finished_again(stage):
     stage.start()
     stage.save(STATE)
     with (
-        mock.patch("polyphony.runs.store.as_json", side_effect=PowerCut),
+        mock.patch("polyphony.runs.stage.as_json", side_effect=PowerCut),
         pytest.raises(PowerCut),
     ):
         stage.finish(WEIGHTS, {})
@@ -359,19 +356,18 @@ def test_a_stage_that_died_between_its_last_two_files_is_finished_again(stage):
 def test_predictions_come_back_under_their_own_key_only(tmp_path):
     path = tmp_path / "teachers" / "test.safetensors"
     logits = torch.randn(3, 4, 5).transpose(0, 1)
-    assert load_predictions(path, "k") is None
+    assert saved_key(path) is None
     save_predictions(path, Predictions(logits, torch.arange(3)), "k")
-    found = load_predictions(path, "k")
+    assert saved_key(path) == "k"
+    found = read_predictions(path)
     assert torch.equal(found.logits, logits)
     assert torch.equal(found.labels, torch.arange(3))
-    assert load_predictions(path, "other") is None
 
 
 @pytest.mark.parametrize("kind", [Predictions, DirichletPredictions])
 def test_saved_predictions_say_what_they_are_to_whoever_reads_them(tmp_path, kind):
     path = tmp_path / "test.safetensors"
     save_predictions(path, kind(torch.randn(1, 3, 4), torch.arange(3)), "k")
-    assert type(load_predictions(path, "k")) is kind
     assert type(read_predictions(path)) is kind
 
 
@@ -379,7 +375,7 @@ def test_predictions_saved_without_a_word_on_it_are_members(tmp_path):
     path = tmp_path / "test.safetensors"
     safetensors.torch.save_file({"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}, path)
     assert type(read_predictions(path)) is Predictions
-    assert load_predictions(path, "k") is None
+    assert saved_key(path) is None
 
 
 def test_predictions_of_a_kind_to_come_are_one_sentence(tmp_path):
@@ -476,7 +472,7 @@ def test_damaged_predictions_are_one_sentence(tmp_path, kind):
     save_predictions(path, Predictions(torch.randn(2, 3, 4), torch.arange(3)), "k")
     damage(path, kind)
     with pytest.raises(StoreError) as caught:
-        load_predictions(path, "k")
+        read_predictions(path)
     one_sentence(caught, path, "damaged")
 
 
@@ -587,14 +583,14 @@ def test_a_save_that_is_cut_short_leaves_no_state_without_its_log(tmp_path, monk
     stage, log = Stage(tmp_path, SPEC), [{"epoch": 0}, {"epoch": 1}]
     stage.save({"log": log[:1]})
     allowed = iter(range(kept))
-    real = store.write_whole
+    real = stage_module.write_whole
 
     def write_whole(path, data, attempt):
         if next(allowed, None) is None:
             raise KeyboardInterrupt
         real(path, data, attempt)
 
-    monkeypatch.setattr(store, "write_whole", write_whole)
+    monkeypatch.setattr(stage_module, "write_whole", write_whole)
     with pytest.raises(KeyboardInterrupt):
         stage.save({"log": log})
     lines = (tmp_path / "log.jsonl").read_text().splitlines()

@@ -10,7 +10,7 @@ import pytest
 from polyphony import Split, load_student
 from polyphony.cli import main
 from polyphony.serve import Student
-from polyphony.study import open_study
+from polyphony.study.provenance import open_study
 
 FORMS = {
     "be": "{}",
@@ -18,6 +18,9 @@ FORMS = {
     "mimo": '"mimo"',
     "hydra": '"hydra"',
     "latent": '"latent_be"',
+    "low_rank": '"low_rank"',
+    "dlf": '{ kind = "dlf", draws = 5 }',
+    "separate": '{ kind = "separate", match_cost = "parameters" }',
     "single": '"single"',
     "dirichlet": '"dirichlet"',
     "proxy": '"proxy_dirichlet"',

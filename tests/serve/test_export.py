@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import zipfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,23 +17,43 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony import MIMO, BatchEnsemble, Dirichlet, Hydra, Single, load_student, resnet
+from polyphony import (
+    MIMO,
+    BatchEnsemble,
+    Dirichlet,
+    Hydra,
+    LatentFactor,
+    LoRAEnsemble,
+    Separate,
+    Single,
+    load_student,
+    resnet,
+)
 from polyphony.recipe import foreign_table
-from polyphony.serve import ExportError, Student, export_student
+from polyphony.serve import ExportError, Student, export_student, int8
 from polyphony.serve.description import Description
 from polyphony.serve.export import metadata
+from polyphony.serve.int8 import Int8, Judged
 
 CLASSES, SHAPE = 5, (3, 8, 8)
 
 
-def network(copies: int = 1) -> nn.Module:
+def network(copies: int = 1, extra: int = 0) -> nn.Module:
     """A convolution with a BatchNorm that is far from doing nothing, and a classifier."""
     norm = nn.BatchNorm2d(4)
     for values in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
         nn.init.uniform_(values, 0.5, 1.5)
     return nn.Sequential(
-        nn.Conv2d(3 * copies, 4, 3, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(36, copies * CLASSES)
+        nn.Conv2d(3 * copies, 4, 3, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(36, copies * CLASSES + extra)
     )
+
+
+def moved(student: LoRAEnsemble) -> LoRAEnsemble:
+    """With B away from zero, as after training."""
+    for name, value in student.named_parameters():
+        if name.endswith("up"):
+            nn.init.normal_(value, std=0.1)
+    return student
 
 
 def extreme(student: Dirichlet) -> Dirichlet:
@@ -47,8 +68,11 @@ FORMS = {
     "batch ensemble": lambda: BatchEnsemble(network(), 3),
     "mimo": lambda: MIMO(network(3), 3),
     "hydra": lambda: Hydra(network(), 3),
+    "low rank": lambda: moved(LoRAEnsemble(network(), 3, rank=2)),
+    "separate": lambda: Separate([network() for _ in range(3)]),
     "single": lambda: Single(network()),  # as which LatentBE predicts, too
     "dirichlet": lambda: Dirichlet(network()),
+    "dlf": lambda: LatentFactor(network(extra=4), CLASSES, 2, factors=4, draws=3),
     "proxy": lambda: extreme(Dirichlet(network(), offset=1.0)),
 }
 
@@ -159,6 +183,27 @@ def file_of(pictures, tmp_path_factory):
     return write
 
 
+class OwnLinear(nn.Linear):
+    """A Linear with a forward of its own, as timm's."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def test_half_takes_layers_with_a_forward_of_their_own(file_of):
+    network = nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.ReLU(), OwnLinear(32, CLASSES))
+    network(torch.zeros(1, *SHAPE))
+    assert file_of(BatchEnsemble(network, 2, size=SHAPE), ".onnx", half=True).is_file()
+
+
+def test_a_pt2_file_has_one_entry_for_all_factors(file_of):
+    """An entry's header is larger than the factors of a small layer."""
+    student = BatchEnsemble(network(), 3)
+    entries = zipfile.ZipFile(file_of(student, ".pt2")).namelist()
+    shared = sum(isinstance(module, nn.Conv2d | nn.Linear) for module in student.network.modules())
+    assert len([name for name in entries if "/weights/weight_" in name]) == shared + 1
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 def test_a_file_holds_every_shared_weight_once(suffix, file_of):
     """A hundred thousand numbers and more, in layers of which some are smaller than exporters fold."""
@@ -265,7 +310,7 @@ def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path, monk
 def test_a_file_is_replaced_by_force_alone_and_the_best_student_is_named(say, refused, run, tmp_path):
     to = tmp_path / "s.pt2"
     to.write_text("mine")
-    refused(say("export", run, "--out", to), "is there already: give --out another name, or --force")
+    refused(say("export", run, "--out", to), "exists: give --out another name, or --force")
     assert to.read_text() == "mine"
     told = say("export", run, "--out", to, "--force")
     assert told.code == 0, told
@@ -274,7 +319,7 @@ def test_a_file_is_replaced_by_force_alone_and_the_best_student_is_named(say, re
     assert to.stat().st_size > 1000
 
 
-def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path):
+def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path, monkeypatch):
     to = tmp_path / "s.onnx"
     told = say("export", run, "be", "--out", to, "--int8", "--allow", "1")
     assert told.code == 0, told
@@ -283,7 +328,10 @@ def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path):
     assert "Rank correlation of the mutual information with float32: " in told.out
     assert onnxruntime.InferenceSession(to).get_modelmeta().custom_metadata_map["precision"] == "int8"
     to.unlink()
-    refused(say("export", run, "be", "--out", to, "--int8", "--allow", "-9"), "where -9 is allowed")
+    worse = Int8(b"", "nothing", Judged(0.9, 0.3, 0.1, 1.0), Judged(0.9, 0.4, 0.1, 1.0), None, 70)
+    monkeypatch.setattr(int8, "quantise_student", lambda *_: worse)
+    words = "and 0.01 is allowed: nothing was written: give --allow a larger number"
+    refused(say("export", run, "be", "--out", to, "--int8"), words)
     assert not to.exists()
 
 
@@ -293,6 +341,7 @@ def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path):
         (["RUN", "singel", "--to", "s.onnx"], "no method 'singel'; did you mean 'single'?"),
         (["nowhere", "single", "--to", "s.onnx"], "nowhere/recipe.json is not there"),
         (["RUN", "single", "--to", "s.h5"], "must end in .onnx or .pt2"),
+        (["nowhere", "--to", "s.onnx", "--int8", "--allow", "-1"], "Must be >= 0"),  # before the run is read
         (["RUN", "single"], "--out"),
     ],
 )

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from polyphony import BatchEnsemble, Single, Split, resnet
+from polyphony import BatchEnsemble, Hydra, LatentFactor, LoRAEnsemble, Separate, Single, Split, resnet
 from polyphony.metrics import Predictions
+from polyphony.metrics.conformal import two_parts
 from polyphony.runs.samples import Samples
 from polyphony.serve import ExportError, Student
 from polyphony.serve.description import Description
 from polyphony.serve.int8 import Int8, may_be_slow, quantise_student
+from polyphony.serve.thresholds import Thresholds
 
 CLASSES, SHAPE = 5, (3, 8, 8)
 
@@ -114,6 +116,26 @@ def test_its_temperature_is_fitted_with_its_own_answers(made, samples):
     assert said["precision"] == "int8"
 
 
+def test_its_sets_are_calibrated_with_its_own_answers(student, samples):
+    """The threshold is of the int8 file: it holds exactly the wanted share of its calibration images."""
+    elsewhere = Thresholds(
+        coverages=(0.5, 0.99), confidences=(0.9, 0.1), scores=(1e-3, 1e-3), temperature=1.7
+    )
+    told = student.description.model_copy(update={"thresholds": elsewhere, "sets": 0.9})
+    session = onnxruntime.InferenceSession(quantise_student(replace(student, description=told), samples).data)
+    said = session.get_modelmeta().custom_metadata_map
+    own = Thresholds.model_validate_json(said["thresholds"])
+    pixels = {"pixels": samples.valid.images.numpy()}
+    sets, members = session.run(["set", "members"], pixels)
+    scaled = members.astype(np.float64).mean(0) ** (1 / own.temperature)
+    scores = -np.log(scaled / scaled.sum(-1, keepdims=True))
+    assert ((sets == (scores <= own.score(0.9))) | (np.abs(scores - own.score(0.9)) < 1e-4)).all()
+    _, calibration = two_parts(200)
+    held = sets[calibration, samples.valid.labels[calibration]].sum()
+    assert held == pytest.approx(np.ceil(0.9 * 151), abs=1)  # the last one lies on the threshold
+    assert json.loads(said["sets"]) == 0.9
+
+
 def test_it_is_smaller_and_the_classifier_keeps_its_precision(made):
     graph = onnx.load_from_string(made.data).graph
     kinds = {each.name: each.data_type for each in graph.initializer}
@@ -194,3 +216,43 @@ def test_a_processor_without_vnni_is_known(flags, slow, tmp_path, monkeypatch):
     assert may_be_slow(tmp_path / "cpuinfo") is slow
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert not may_be_slow(tmp_path / "cpuinfo")
+
+
+def test_heads_that_are_one_stack_of_matrices_stay_in_float(samples):
+    torch.manual_seed(4)
+    heads = Hydra(resnet(8, CLASSES, width=2), 3)  # so large a part of it that they would be int8
+    made = quantise_student(student_of(heads), samples)
+    assert made.in_float == "the classifier"
+    assert made.rank_correlation is not None
+
+
+LATER = {
+    "separate": lambda: Separate([resnet(8, CLASSES, width=8) for _ in range(3)]),
+    "low_rank": lambda: LoRAEnsemble(resnet(8, CLASSES, width=16), 3, rank=2),
+    "dlf": lambda: LatentFactor(resnet(8, CLASSES + 4, width=16), CLASSES, 3, factors=4, draws=3),
+}
+
+
+@pytest.mark.parametrize("form", LATER)
+def test_later_students_answer_in_int8_nearly_as_before(form, samples):
+    """Their weights have seen images, and those of low rank differ between members."""
+    torch.manual_seed(0)
+    ensemble = LATER[form]().train()
+    for weight in ensemble.parameters():
+        if not weight.any():
+            torch.nn.init.normal_(weight, std=0.02)
+    for _ in range(20):
+        ensemble(torch.rand(3, 16, *SHAPE))
+    student = student_of(ensemble)
+    made = quantise_student(student, samples)
+    session = onnxruntime.InferenceSession(made.data)
+    names = [each.name for each in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"pixels": samples.test.images.numpy()}), strict=True))
+    expected = student.predict(samples.test.images).members.numpy()
+    assert np.ptp(expected, axis=0).max() > 0.05
+    apart = np.abs(found["members"] - expected)
+    assert 1e-4 < apart.max() < 0.3
+    assert apart.mean() < 0.01
+    weights = [each for each in onnx.load_from_string(made.data).graph.initializer if len(each.dims) == 4]
+    assert weights
+    assert {each.data_type for each in weights} == {onnx.TensorProto.INT8}

@@ -17,12 +17,13 @@ from scipy.special import digamma
 from polyphony import Single, load_student
 from polyphony.execute.runner import Here
 from polyphony.recipe import read_recipe
-from polyphony.report.run import Run
 from polyphony.runs.rows import Score, from_csv, to_csv
+from polyphony.runs.run import Run
 from polyphony.runs.store import ChangedError, StoreError
 from polyphony.serve import AnswerError
 from polyphony.serve.load import Choice, choose
-from polyphony.study import Study, run_study
+from polyphony.study.run import run_study
+from polyphony.study.study import Study
 
 
 def test_answers_score_as_the_run_says(form, run, student, images):

@@ -18,7 +18,7 @@ def test_the_programs_on_the_way_out_run(say, run, images, tmp_path):
     (tmp_path / "photos").mkdir()
     for number, name in enumerate(("a.jpg", "b.png", "photos/c.png")):
         Image.fromarray(images.images[number, 0].numpy()).save(tmp_path / name)
-    names = {"runs/mine": str(run), "kd-ods": "single"}
+    names = {"runs/mine": str(run), "ods-3": "single"}
     for line in commands.splitlines():
         words = [names.get(word, word) for word in line.split()[1:]]
         assert say(*words).code == 0, line

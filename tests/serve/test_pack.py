@@ -13,8 +13,10 @@ import pytest
 
 from polyphony import load_student
 from polyphony.recipe import foreign_table
-from polyphony.report.run import Run
-from polyphony.runs.store import StoreError
+from polyphony.runs.files import read_table
+from polyphony.runs.rows import Latency, Score, SetScore, to_csv
+from polyphony.runs.run import Run
+from polyphony.runs.store import StoreError, write_whole
 from polyphony.serve.load import load_samples
 from polyphony.serve.pack import card
 
@@ -48,6 +50,46 @@ def test_its_card_says_scores_origin_and_licence(packed):
     assert said["classes"] == list("0123456789")
 
 
+def test_its_card_has_selective_prediction_and_sets(packed, run):
+    told, card = load_student(packed).description, (packed / "README.md").read_text()
+    whose = (told.method, told.seed)
+    (score,) = [
+        row
+        for row in read_table(run, Score)
+        if (row.model, row.seed, row.split, row.calibration) == (*whose, "test", "calibrated")
+    ]
+    (sets,) = [
+        row
+        for row in read_table(run, SetScore)
+        if (row.model, row.seed, row.score, row.wanted, row.label) == (*whose, "lac", 0.9, None)
+    ]
+    lines = {line.split(" | ")[0]: line for line in card.splitlines()}
+    assert lines["| errors among the 80 % most confident"].endswith(f" | {score.error_80:.1%} |")
+    size = f" | {sets.size:.2f} ({sets.coverage:.1%} hold the true class) |"
+    assert lines["| classes in a 90 % prediction set"].endswith(size)
+    models = ["teachers", "best teacher", "one network (single)", "student"]
+    assert f"| on test images | {' | '.join(models)} |" in lines.values()
+    assert {f"| {model}" for model in models} <= lines.keys()
+
+
+def test_its_card_has_the_price_where_the_run_has_measured_it(run, student, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    rows = [
+        Latency(model, 9, milliseconds, batch, 1, 2_340_000, "onnxruntime 1")
+        for batch in (1, 64)
+        for model, milliseconds in (
+            ("teachers", 4.0),
+            ("best teacher", 1.0),
+            ("single", 1.25),
+            ("be", batch / 8),
+        )
+    ]
+    write_whole(tmp_path / "run" / Latency.file, to_csv(rows, Latency).encode())
+    said = card(Run.open(tmp_path / "run"), student("be"), "mine", figure=False)
+    assert "| milliseconds for one image, one thread | 4.00 | 1.00 | 1.25 | 0.12 |" in said
+    assert "| file (MB, float32) | 2.34 | 2.34 | 2.34 | 2.34 |" in said
+
+
 def test_the_card_of_a_student_of_own_code_says_how_that_loads(run, student):
     own = foreign_table("os:getcwd", run)
     of_code = replace(
@@ -63,7 +105,7 @@ def test_the_card_of_a_student_of_own_code_says_how_that_loads(run, student):
 def test_nothing_is_left_where_packing_fails_and_nothing_is_replaced(say, refused, run, packed, tmp_path):
     refused(say("pack", run, "hidra", "--to", tmp_path / "a"), "did you mean 'hydra'?")
     (tmp_path / "b").mkdir()
-    refused(say("pack", run, "hydra", "--to", tmp_path / "b"), "is there already")
+    refused(say("pack", run, "hydra", "--to", tmp_path / "b"), "exists: give --out another name, or --force")
     refused(say("pack", run, "hydra", "--to", tmp_path / "b", "--force"), "only a packed student is replaced")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".cache") == ["b"]
 

@@ -113,7 +113,7 @@ def test_a_picture_cut_short_is_one_sentence(tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:2000])
     with (
         Image.open(tmp_path / "cut.png") as cut,
-        pytest.raises(DataError, match="a picture is no whole picture"),
+        pytest.raises(DataError, match="a picture is not a valid picture"),
     ):
         as_pixels(cut)
 

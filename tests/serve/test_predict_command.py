@@ -56,6 +56,18 @@ def test_who_decides_and_which_classes_are_possible(say, run, folder, images):
     assert plain.splitlines()[0] == "image,label,confidence,entropy,mutual_information"
 
 
+def test_a_long_table_has_a_line_for_each_image(say, run, folder, monkeypatch):
+    asked = ("predict", run, folder, "--method", "hydra", "--coverage", "0.7", "--sets", "0.9")
+    told = json.loads(say(*asked, "--json").out)
+    monkeypatch.setattr("polyphony.cli.use.MOST_FOLDED", 5)
+    head, *lines = say(*asked).out.splitlines()
+    assert head.split("  ")[0] == "image"
+    for each, line in zip(told, lines, strict=True):
+        assert line.startswith(f"{each['image']}  {each['label']} ")
+        assert line.index(each["by"]) == head.index("decided by")
+        assert line.endswith(", ".join(each["set"]) or "none")
+
+
 def test_the_most_uncertain_come_first(say, run, folder):
     told = json.loads(say("predict", run, folder, "--json", "--sort").out)
     entropies = [each["entropy"] for each in told]
@@ -88,8 +100,8 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
         (["nowhere", "IN"], "nowhere is not a run folder; 'polyphony study RECIPE' makes one"),
         (["RUN", "IN", "--method", "hidra"], "no method 'hidra'; did you mean 'hydra'?"),
         (["RUN", "IN", "--seed", "3"], "no seed 3"),
-        (["RUN", "IN", "--sets", "0.999"], "a coverage of 0.999 cannot be had: choose one from 0.5 to 0.99"),
-        (["RUN", "IN", "--coverage", "1.5"], "a coverage of 1.5 cannot be had"),
+        (["RUN", "IN", "--sets", "0.999"], "a coverage must be from 0.5 to 0.99, not 0.999"),
+        (["RUN", "IN", "--coverage", "0"], "a coverage must be from 0.5 to 0.99, not 0"),
         (["RUN", "missing.png"], "missing.png cannot be read"),
         (["RUN", "IN", "IN/notes.txt"], "notes.txt is no picture"),
     ],

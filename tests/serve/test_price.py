@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from polyphony.report.run import Run
 from polyphony.runs.rows import Latency
+from polyphony.runs.run import Run
 from polyphony.serve import price
 from polyphony.serve.export import ExportError, export_student
 from polyphony.serve.load import load_student

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from polyphony import load_student
-from polyphony.report.files import read_table
+from polyphony.runs.files import read_table
 from polyphony.runs.rows import SetScore, Threshold
-from polyphony.serve import AnswerError
+from polyphony.serve import AnswerError, Answers, ExportError, export_student
 from polyphony.serve.thresholds import CoverageError, Thresholds
 
 
@@ -52,7 +54,7 @@ def test_a_coverage_between_two_takes_the_higher():
     )
     assert found.confidence(0.501) == 0.49
     for wrong in (0.49, 0.53, math.nan):
-        with pytest.raises(CoverageError, match=r"choose one from 0\.5 to 0\.52"):
+        with pytest.raises(CoverageError, match=r"a coverage must be from 0\.5 to 0\.52"):
             found.score(wrong)
 
 
@@ -62,3 +64,54 @@ def test_a_run_without_thresholds_says_what_to_do(run, images, monkeypatch):
     assert answers.probabilities.shape == (2, 10)
     with pytest.raises(AnswerError, match="has no thresholds of validation images: evaluate its run again"):
         answers.sets(0.9)
+
+
+@pytest.mark.parametrize(("form", "coverage"), [("be", 0.9), ("mimo", 0.6), ("dirichlet", 0.8), ("be", 0.99)])
+def test_an_onnx_file_answers_with_the_sets_of_python(student, images, tmp_path, form, coverage):
+    asked = student(form).with_sets(coverage)
+    export_student(asked, tmp_path / "s.onnx", images.images)
+    session = onnxruntime.InferenceSession(tmp_path / "s.onnx")
+    names = [each.name for each in session.get_outputs()]
+    assert names == ["probabilities", "entropy", "mutual_information", "members", "set"]
+    assert json.loads(session.get_modelmeta().custom_metadata_map["sets"]) == coverage
+    (found,) = session.run(["set"], {"pixels": images.images.numpy()})
+    same_sets(asked.predict(images.images), torch.from_numpy(found), coverage)
+    if coverage == 0.99:  # more than 45 calibration images can promise
+        assert bool(found.all())
+
+
+def same_sets(answers, found, coverage):
+    scores, threshold = answers.set_scores(coverage)
+    assert found.dtype == torch.bool
+    assert bool(((found == answers.sets(coverage)) | ((scores - threshold).abs() < 1e-5)).all())
+
+
+def test_a_file_of_pytorch_has_the_sets_too(student, images, tmp_path):
+    asked = student("be").with_sets(0.9)
+    export_student(asked, tmp_path / "s.pt2", images.images)
+    found = torch.export.load(tmp_path / "s.pt2").module()(images.images)["set"]
+    same_sets(asked.predict(images.images), found, 0.9)
+
+
+def test_a_file_with_other_sets_is_not_written(student, images, tmp_path, monkeypatch):
+    asked = student("be").with_sets(0.9)
+    true_scores = Answers.set_scores
+    monkeypatch.setattr(Answers, "set_scores", lambda self, c: (true_scores(self, c)[0], 0.01))
+    with pytest.raises(ExportError, match="the file's set differ"):
+        export_student(asked, tmp_path / "s.onnx", images.images)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_student_without_thresholds_has_no_sets_to_export(run, monkeypatch):
+    monkeypatch.setattr(Thresholds, "of", lambda rows: None)
+    with pytest.raises(AnswerError, match="has no thresholds of validation images: evaluate its run again"):
+        load_student(run, "be").with_sets(0.9)
+
+
+def test_the_command_exports_sets(say, refused, run, tmp_path):
+    assert say("export", run, "be", "--out", tmp_path / "s.onnx", "--sets", "0.9").code == 0
+    assert "set" in [each.name for each in onnxruntime.InferenceSession(tmp_path / "s.onnx").get_outputs()]
+    for wrong in ("2", "0.3", "0", "nan"):
+        words = f"a coverage must be from 0.5 to 0.99, not {wrong}"
+        refused(say("export", run, "be", "--out", tmp_path / "t.onnx", "--sets", wrong), words)
+    assert not (tmp_path / "t.onnx").exists()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from polyphony.report.compare import comparison
 from polyphony.report.page import Report, report_of
-from polyphony.report.run import Run
 from polyphony.report.sweep_page import sweep_report
 from polyphony.report.sweep_run import SweepRun
+from polyphony.runs.run import Run
 from polyphony.runs.store import StoreError, write_whole
 
 __all__ = ["Run", "comparison", "report_of", "write_report"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from polyphony._util.text import listed
 from polyphony.metrics import Predictions
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
-from polyphony.report.run import Run
 from polyphony.report.verdict import percent
+from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images

@@ -43,7 +43,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 8.0,
-    "axes.titley": 1.0,  # given, since having matplotlib look for room takes time
+    "axes.titley": 1.0,  # fixed, because automatic placement is slow
     "axes.labelsize": 10.5,
     "axes.labelcolor": MUTED.light,
     "axes.titlecolor": TEXT.light,
@@ -75,7 +75,7 @@ _SETTINGS |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in _T
 
 @dataclass(frozen=True)
 class Margins:
-    """Room around axes for their labels, in points; fixed, since having matplotlib find it takes time."""
+    """Room around axes for their labels, in points; fixed, because automatic layout is slow."""
 
     left: float = 50.0
     right: float = 8.0
@@ -83,7 +83,7 @@ class Margins:
     top: float = 8.0
 
     def box(self, corner: tuple[float, float], width: float, height: float, figure: Figure) -> Box:
-        """The axes of a panel whose lower left corner is there, as shares of the figure."""
+        """The box of the axes of a panel with this lower left corner, as shares of the figure."""
         across, up = (size * _POINTS for size in figure.get_size_inches())
         return (
             (corner[0] + self.left) / across,
@@ -95,9 +95,9 @@ class Margins:
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing: a title, how it is drawn into its axes, and its width over its height.
+    """One drawing: a title, a function that draws into axes, and its width over its height.
 
-    `legend` is for panels that do not all show the same models, `of` how many of them show all together.
+    Panels that show different models have a `legend` each; `of` is the number of panels that share them.
     """
 
     title: str
@@ -122,14 +122,14 @@ class Chart:
 
     @property
     def wide(self) -> bool:
-        """Whether the page gives it the whole width: for many panels, many models, or rows of four."""
+        """Whether the chart takes the whole width of the page: many panels, many models, or rows of four."""
         many = len(self.page_legend) > BESIDE or any(panel.of > 2 for panel in self.panels)
         count = len(self.panels)
         return many or (self.width == SMALL and (count > BESIDE or (count % 3 == 1 and count > 1)))
 
     @property
     def page_legend(self) -> Sequence[Look]:
-        """The legend beside all panels on the page: none where each panel has its own."""
+        """The legend of the chart on the page; empty if each panel has its own."""
         return () if any(panel.legend for panel in self.panels) else self.legend
 
     def figure(self) -> Figure:
@@ -163,7 +163,7 @@ class Chart:
         return columns, _LEGEND + 17.0 * (math.ceil(len(self.legend) / columns) - 1)
 
     def drawing(self, panel: Panel) -> Figure:
-        """One panel by itself, without its title, which the page says in its own letters."""
+        """One panel without its title, which the page writes as text."""
         height = self.width / panel.aspect
         with matplotlib.rc_context(_SETTINGS):
             figure = Figure((self.width / _POINTS, height / _POINTS))
@@ -171,7 +171,7 @@ class Chart:
             return figure
 
     def drawings(self) -> list[tuple[Panel, Markup]]:
-        """Each panel and its SVG for the page: no size of its own, its colours the page's."""
+        """Each panel and its SVG for the page, without a fixed size, in the colours of the page."""
         found = []
         for place, panel in enumerate(self.panels):
             label = f"{self.title}: {panel.title}" if panel.title else self.title
@@ -194,14 +194,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Absent:
-    """A chart that cannot be drawn, and what would make it possible."""
+    """A chart that cannot be drawn, and what to do about it."""
 
     title: str
     why: str
 
 
 def svg(figure: Figure, salt: str, background: str = "none") -> str:
-    """A figure as SVG, the same bytes for the same drawing: no dates, ids from the salt."""
+    """A figure as SVG; reproducible: no dates, and ids come from the salt."""
     with matplotlib.rc_context(_SETTINGS | {"svg.hashsalt": salt}):
         text = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -225,9 +225,9 @@ def for_page(drawn: str, label: str) -> Markup:
 def grouped(
     title: str, models: Sequence[str], look: Looks, draw: Callable[..., None], aspect: float
 ) -> list[Panel]:
-    """As few panels as can show all models, each a few of them, nearly equally many; the teachers in all.
+    """Panels with at most `LINES` students each, and the teachers in all of them.
 
-    Panels have a legend each where there are several. `draw` is given axes and `models`, those to show there.
+    Several panels have a legend each. `draw` is called with axes and `models`, the models of the panel.
     """
     always = [model for model in models if model == TEACHERS]
     others = [model for model in models if model != TEACHERS]
@@ -243,12 +243,12 @@ def grouped(
 
 
 def spread(value: MeanSd) -> float:
-    """How long an error bar is: one standard deviation, or nothing where there is none."""
+    """The length of an error bar: one standard deviation, or 0 if there is none."""
     return 0.0 if math.isnan(value.sd) else value.sd
 
 
 def write(axes: Axes, at: tuple[float, float], words: str, **style: Any) -> None:
-    """Words whose upper right corner is at shares of a panel's width and height."""
+    """Write words; `at` is their upper right corner, as shares of the width and height of the panel."""
     axes.text(*at, words, transform=axes.transAxes, ha="right", va="top", **style)
 
 

@@ -14,11 +14,11 @@ from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel, spread
 from polyphony.report.differences import difference_chart, difference_table
 from polyphony.report.page import Report, render
 from polyphony.report.provenance import one_line, provenance
-from polyphony.report.run import Run
 from polyphony.report.study_runs import StudyRuns, differences, studies
 from polyphony.report.style import Looks, assign
 from polyphony.report.tables import Cell, Numbers, PageTable
 from polyphony.report.verdict import percent
+from polyphony.runs.run import Run
 from polyphony.runs.scores import HEADINGS
 
 _SHOWN = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
@@ -26,7 +26,7 @@ Scores = dict[tuple[str, str], MeanSd]  # by study and model
 
 
 def comparison(runs: Sequence[Run]) -> Report:
-    """The page that compares runs, and its figures and tables; sets of teachers of one study are one."""
+    """The page that compares runs, and its figures and tables; runs of one study are taken together."""
     found = studies(runs)
     methods = {name: study.first.perturbation(name) for study in found for name in study.methods}
     look = assign(list(methods.items()))
@@ -58,7 +58,10 @@ def warnings(found: Sequence[StudyRuns]) -> list[str]:
         said.append("Their DEE curves have different numbers of teachers, so “>N” means different things.")
     for study in found:
         if study.left_out:
-            said.append(f"Not all runs of {study.name} have, or mean the same by, {listed(study.left_out)}.")
+            methods = listed(study.left_out)
+            said.append(
+                f"Some runs of {study.name} lack these methods or define them differently: {methods}."
+            )
     return said
 
 

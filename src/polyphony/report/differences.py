@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from polyphony.report.chart import Chart, Margins, Panel
-from polyphony.report.run import Run
 from polyphony.report.study_runs import JUDGED, Difference, StudyRuns, differences
 from polyphony.report.style import MUTED, Looks
 from polyphony.report.tables import Cell, Numbers, PageTable, Value
+from polyphony.runs.run import Run
 
 # Of a panel, of one of its rows, of what is around them, and how high a panel is at least, in points.
 _WIDTH, _LINE, _FRAME, _LEAST = 420.0, 17.0, 60.0, 200.0
@@ -37,7 +37,7 @@ _READING = (
 
 
 def run_differences(run: Run) -> list[PageTable]:
-    """The table of one run; nothing where no two students can be paired."""
+    """The table of one run; empty if no two students can be paired."""
     found = differences(StudyRuns(run.recipe.name, [run]))
     return [difference_table(found)] if found else []
 

@@ -26,9 +26,9 @@ from polyphony.report.figures.quality import dee_curves, reliability_diagrams
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import learning_curves
 from polyphony.report.figures.trust import risk_coverage
+from polyphony.report.paper import experiments_of
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
-from polyphony.report.run import Run
 from polyphony.report.score_tables import (
     corrupted_tables,
     members_table,
@@ -36,10 +36,11 @@ from polyphony.report.score_tables import (
     score_table,
     unknown_tables,
 )
-from polyphony.report.style import INKS
+from polyphony.report.style import INKS, looks_of
 from polyphony.report.tables import PageTable
 from polyphony.report.trust_tables import group_tables, selective_table, set_tables, unlabelled_table
 from polyphony.report.verdict import verdict
+from polyphony.runs.run import Run
 
 Piece = Chart | PageTable | Absent
 
@@ -85,7 +86,7 @@ class Report:
 
 
 Figure = Callable[[Run], Piece | Sequence[Piece]]
-# What the page shows below the verdict, in reading order: a section's title, anchor and figures.
+# The sections below the verdict: title, anchor and figures.
 SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
     (
         "Quality and price",
@@ -138,16 +139,16 @@ def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = 
         subtitle=one_line(run),
         verdict=found,
         notes=[*found.notes, *advice(run)],
-        paper=run.paper,
+        paper=experiments_of(run.recipe),
         sections=filled,
-        looks=run.look,
+        looks=looks_of(run),
         provenance=provenance(run),
     )
     return Report(html, [piece for section in filled for piece in section.shown])
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from its template; all text is escaped, only drawings are not."""
+    """A page from its template; all text but drawings is escaped."""
     return _templates().get_template(template).render(values)
 
 

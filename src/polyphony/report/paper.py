@@ -58,7 +58,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one of the paper's experiments was run with; `student_training` as far as it says."""
+    """The settings of one of the paper's experiments; `student_training` has only those that it states."""
 
     data: str
     members: int
@@ -71,7 +71,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class PaperExperiments:
-    """The paper's experiments that a recipe is; what it does otherwise, if their numbers only orient."""
+    """The paper's experiments that a recipe reproduces, and the settings in which it departs from them."""
 
     names: tuple[str, ...]
     words: str
@@ -165,7 +165,7 @@ _OTHERWISE = {
 
 
 def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -> PaperExperiments | None:
-    """The paper's experiments that a recipe is by its settings, or else the one it is named after.
+    """The paper's experiments with the settings of a recipe, or else the one it is named after.
 
     Settings in `free` are not compared.
     """
@@ -179,7 +179,7 @@ def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -
 
 
 def departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) -> tuple[str, ...]:
-    """What a recipe does otherwise than an experiment of the paper, in a few words each."""
+    """The differences between a recipe and an experiment of the paper, in a few words each."""
     data, teachers = recipe.data, [recipe.teachers.network_of(j) for j in range(recipe.members)]
     forms = [recipe.form_table(name) for name in recipe.methods]
     wrong = {
@@ -223,7 +223,7 @@ def _optimised_otherwise(ours: Schedule) -> bool:
 
 
 def printed(row: PaperRow | None, column: str) -> str:
-    """What a row of the paper has in a column, or nothing: it has no mean-KLD."""
+    """The cell of a row of the paper; empty if it has no such column, as for mean-KLD."""
     return getattr(row, column, "")
 
 

@@ -7,12 +7,13 @@ from polyphony.report.paper import (
     EXPERIMENTS,
     PaperRow,
     Tuning,
+    experiments_of,
     paper_rows,
     tuning,
 )
-from polyphony.report.run import Run
 from polyphony.report.tables import Cell, PageTable
 from polyphony.runs.rows import Score
+from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, HEADINGS, TEACHERS, mean_of, mean_text
 
 _ENDD = ("acc", "nll", "bs", "ece")
@@ -21,7 +22,7 @@ _NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
 
 def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
     """The paper's row of a model, if it has one: none where a method changes the student's settings."""
-    paper, recipe = run.paper, run.recipe
+    paper, recipe = experiments_of(run.recipe), run.recipe
     if paper is None:
         return None
     if model == BEST_TEACHER:
@@ -40,7 +41,8 @@ def paper_row(run: Run, model: str, calibration: str, table: str | None = None) 
 
 def paper_tables(run: Run) -> list[PageTable]:
     """The paper's further tables on a run's experiment; none for a recipe that is not the paper's."""
-    names = run.paper.names if run.paper else ()
+    paper = experiments_of(run.recipe)
+    names = paper.names if paper else ()
     tuned = [cell for cell in tuning() if cell.experiment in names]
     against_endd = any(name.startswith("cifar10-resnet32") for name in names)
     return [*([tuning_table(run, tuned)] if tuned else []), *([endd_table(run)] if against_endd else [])]

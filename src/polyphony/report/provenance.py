@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from polyphony._util.text import counted, duration
-from polyphony.data.check import VERDICTS
-from polyphony.report.run import Run
+from polyphony.data.load import VERDICTS
+from polyphony.runs.run import Run
 from polyphony.runs.store import flat
 
 Lines = list[tuple[str, str]]  # what, and its value

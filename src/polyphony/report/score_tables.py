@@ -10,11 +10,11 @@ from polyphony import metrics
 from polyphony._util.text import count, counted, duration
 from polyphony.report.paper import printed
 from polyphony.report.paper_tables import paper_row
-from polyphony.report.run import Run
-from polyphony.report.tables import Cell, PageTable, slug
+from polyphony.report.tables import DASH, Cell, PageTable, number, share, slug
 from polyphony.report.verdict import megabytes, percent
 from polyphony.runs.predictions import CORRUPTED
 from polyphony.runs.rows import CorruptedScore, FactorDistance, Latency, UnknownScore, headings
+from polyphony.runs.run import Run
 from polyphony.runs.scores import (
     HEADINGS,
     TEACHERS,
@@ -30,7 +30,6 @@ _HOW = {
     "calibrated": "at the temperature fitted on validation images",
     "standard": "as predicted, without temperature scaling",
 }
-_DASH = "–"
 _UNKNOWN = {
     ("entropy", "auroc"): "AUROC, entropy ↑",
     ("mutual_information", "auroc"): "AUROC, mutual inf. ↑",
@@ -73,9 +72,9 @@ def _score_row(run: Run, model: str, calibration: str, winners: Mapping[str, str
 
 
 def clear_winner(values: Mapping[str, BySeed], *, larger: bool) -> str | None:
-    """Who is ahead of every other: the 95 % interval of each difference, paired by seed, leaves out zero.
+    """The method that is clearly better than every other: each paired 95 % interval excludes zero.
 
-    None where there is no other, or where one has no spread (one seed, or an infinite value).
+    None if there is none, if there is one method, or if one has no spread (one seed, or an infinite value).
     """
     if len(values) < 2 or not all(values.values()):
         return None
@@ -86,17 +85,17 @@ def clear_winner(values: Mapping[str, BySeed], *, larger: bool) -> str | None:
 
 
 def price_table(run: Run) -> PageTable:
-    """What each model costs: parameters, the exported file, milliseconds, training time."""
+    """The cost of each model: parameters, exported file, milliseconds, training time."""
     rows = run.table(Latency)
     batches = sorted({row.batch for row in rows})
     how = f" Milliseconds: one thread, {rows[0].runtime}, {rows[0].machine}." if rows else ""
     caption = (
-        f"Price.{how} “× one teacher” compares the milliseconds of the smallest batch. Training time is that"
-        " of one student without its teachers; “× teachers” compares it with training all teachers. A dash:"
-        " not measured."
+        f"Price.{how} “× one teacher” compares milliseconds at the smallest batch. Training time is for one"
+        " student, without its teachers; “× teachers” compares it with training all teachers. A dash: not"
+        " measured."
     )
     body = [_price_row(run, model, batches) for model in run.models]
-    return PageTable.of("price", caption, list(body[0]), [cells.values() for cells in body])
+    return PageTable.from_rows("price", caption, body)
 
 
 def _price_row(run: Run, model: str, batches: Sequence[int]) -> dict[str, str]:
@@ -108,9 +107,9 @@ def _price_row(run: Run, model: str, batches: Sequence[int]) -> dict[str, str]:
         "Form": _form(run, model),
         "Members": str(run.members_of(model)),
         "Parameters": count(run.params(model)),
-        "File": megabytes(price.bytes) if price and price.bytes else _DASH,
+        "File": megabytes(price.bytes) if price and price.bytes else DASH,
         **{f"ms, {counted(batch, 'image')}": _milliseconds(row) for batch, row in by_batch.items()},
-        "× one teacher": f"{times:.2f}" if times else _DASH,
+        "× one teacher": f"{times:.2f}" if times else DASH,
         **_training(run, model),
     }
 
@@ -123,19 +122,19 @@ def _form(run: Run, model: str) -> str:
 
 
 def _milliseconds(row: Latency | None) -> str:
-    return f"{row.milliseconds:.3g}" if row else _DASH
+    return f"{row.milliseconds:.3g}" if row else DASH
 
 
 def _training(run: Run, model: str) -> dict[str, str]:
     taught, mine = run.seconds(TEACHERS)[: run.members], run.seconds(model)
     if not mine:
-        return {"Training": _DASH, "× teachers": _DASH}
+        return {"Training": DASH, "× teachers": DASH}
     seconds = sum(taught) if model == TEACHERS else fmean(mine)
-    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else _DASH}
+    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else DASH}
 
 
 def members_table(run: Run) -> list[PageTable]:
-    """How members differ, and whom they follow; nothing where no model has members."""
+    """How members differ, and whom they follow; empty if no model has members."""
     varied = [name for name in run.methods if run.members_of(name) > 1 or run.mean(name, "kld").mean]
     if not varied:
         return []
@@ -148,7 +147,7 @@ def members_table(run: Run) -> list[PageTable]:
         " apart the members’ rank-one factors are, as a share of their norm."
     )
     body = [_members_row(run, model) for model in (TEACHERS, *varied)]
-    return [PageTable.of("members", caption, list(body[0]), [cells.values() for cells in body])]
+    return [PageTable.from_rows("members", caption, body)]
 
 
 def _members_row(run: Run, model: str) -> dict[str, str]:
@@ -158,20 +157,14 @@ def _members_row(run: Run, model: str) -> dict[str, str]:
     apart = [row.distance for row in run.table(FactorDistance) if row.model == model]
     return {
         "Model": label(run, model),
-        "Follows own teacher ↑": _DASH if follows is None else percent(follows),
-        "Diversity kept": _DASH if kept is None else percent(kept),
+        "Follows own teacher ↑": DASH if follows is None else percent(follows),
+        "Diversity kept": DASH if kept is None else percent(kept),
         HEADINGS["kld"]: f"{run.mean(model, 'kld').mean:.3f}",
-        "Disagree": _mean([metrics.disagreement(each.logits) for each in tested if several], ".1%"),
-        "Mutual information": _mean(known, ".3f"),
-        "Same images ↑": _mean([row.rank_correlation for row in run.scored(model)], ".2f"),
-        "Factors": _mean(apart, ".2f"),
+        "Disagree": share(metrics.disagreement(each.logits) for each in tested if several),
+        "Mutual information": number(known, 3),
+        "Same images ↑": number(row.rank_correlation for row in run.scored(model)),
+        "Factors": number(apart),
     }
-
-
-def _mean(values: Sequence[float | None], style: str) -> str:
-    """The mean of the values that are there."""
-    known = [value for value in values if value is not None]
-    return format(fmean(known), style) if known else _DASH
 
 
 def label(run: Run, model: str) -> str:
@@ -203,7 +196,7 @@ def _unknown(run: Run, name: str) -> PageTable:
 def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> Cell:
     values = [getattr(row, column) for row in rows if row.score == by]
     best = Counter(row.score for row in rows if row.best).most_common(1)
-    text = mean_text(column, metrics.mean_sd(values)) if values else _DASH
+    text = mean_text(column, metrics.mean_sd(values)) if values else DASH
     return Cell(text, best=column == "auroc" and [by] == [score for score, _ in best])
 
 
@@ -227,7 +220,7 @@ def _corrupted(run: Run, name: str) -> PageTable:
 
 
 def _conditions(run: Run, rows: Sequence[CorruptedScore]) -> set[tuple[str, int]]:
-    """The corruptions and severities: means compare only if every model and seed has a score for each."""
+    """The corruptions and severities; raises unless every model and seed has a score for each."""
     found = {(row.corruption, row.severity) for row in rows}
     for (model, _), scored in Counter((row.model, row.seed) for row in rows).items():
         if scored != len(found):
@@ -237,7 +230,7 @@ def _conditions(run: Run, rows: Sequence[CorruptedScore]) -> set[tuple[str, int]
 
 
 def _is_official(run: Run, name: str, conditions: Iterable[tuple[str, int]]) -> bool:
-    """Whether all the published images were predicted, as in the paper: not made here, nor only the first."""
+    """Whether all published images were predicted, as in the paper: no regenerated ones, no limit."""
     splits = (f"{CORRUPTED}{name}-{kind}-{severity}" for kind, severity in conditions)
     return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
 

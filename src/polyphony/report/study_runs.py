@@ -1,4 +1,4 @@
-"""Runs of one study with other teachers and images, taken together; methods judged by paired differences."""
+"""Runs of one study with different teachers and images, and the paired differences of their methods."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe import ROUNDING, FormTable, Recipe
-from polyphony.report.run import Run
 from polyphony.runs.rows import Score
+from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text
 
 Pair = tuple[int, int | None]  # which set of teachers, and which seed of the student
@@ -23,19 +23,19 @@ _PLAINER = {"clean": 0, "gaussian": 1}  # perturbations that others are compared
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """Runs that are alike but for their seeds: each a set of teachers, with students of its own."""
+    """Runs that differ only in their seeds; each has its own teachers and students."""
 
     name: str
     runs: Sequence[Run]
 
     @property
     def first(self) -> Run:
-        """Any of them, for what they have in common."""
+        """The first run, for settings that all runs share."""
         return self.runs[0]
 
     @cached_property
     def methods(self) -> list[str]:
-        """The methods that every run has scores of, and means the same by."""
+        """The methods with scores and the same settings in every run."""
         mine = self.first.recipe.methods
         return [
             name
@@ -45,7 +45,7 @@ class StudyRuns:
 
     @property
     def left_out(self) -> list[str]:
-        """The methods that only some of the runs have scores of, or mean other things by."""
+        """The methods without scores or with other settings in some runs."""
         every = dict.fromkeys(name for run in self.runs for name in run.methods)
         return [name for name in every if name not in self.methods]
 
@@ -86,7 +86,7 @@ class StudyRuns:
         return Dee(median_low([dee.value for dee in found]), min(seeds), max(seeds), found[0].teachers)
 
     def share(self, model: str, read: Callable[[Run, str], float | None]) -> float | None:
-        """The mean over sets of a share that every run has; nothing where one has none."""
+        """The mean of a share over runs; None if a run has none."""
         found = [read(run, model) for run in self.runs]
         known = [share for share in found if share is not None]
         return fmean(known) if len(known) == len(found) else None
@@ -134,19 +134,20 @@ JUDGED = (
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much a method differs from another, paired; `ahead` says in how many pairs it is better.
+    """The paired difference between two methods; `ahead` is the number of pairs in which the first is better.
 
-    Pairs of one set share their teachers: `over_sets` takes each set's mean as one, where there are several.
+    Pairs of one run share their teachers; `over_sets` is the difference over the means of each run, if there
+    are several.
     """
 
     study: str
     method: str
     reference: str
-    words: str  # whose scores less whose
+    words: str  # "method − reference"
     judged: Judged
     paired: MeanSd
     ahead: int
-    known: int  # pairs of which it can be said: not where both DEEs are past the curve
+    known: int  # pairs with a defined difference: not if both DEEs are past the curve
     over_sets: MeanSd | None
 
     @property
@@ -227,7 +228,7 @@ def differences(study: StudyRuns) -> list[Difference]:
 
 
 def references(study: StudyRuns, method: str) -> list[str]:
-    """What a method is compared with: the same without what is special about it, and the best plain one."""
+    """The references of a method: the same with a plainer perturbation, and the best plain distillation."""
     plainer = [other for other in study.methods if _is_plainer(study.first.recipe, other, method)]
     if study.first.perturbation(method) in (None, "clean"):
         return plainer
@@ -236,21 +237,19 @@ def references(study: StudyRuns, method: str) -> list[str]:
 
 
 def _is_plainer(recipe: Recipe, name: str, than: str) -> bool:
-    """Whether a method is another one at the same temperature with less to it."""
+    """Whether a method is a plainer version of another at the same settings."""
     plain, special = (recipe.methods[each].label for each in (name, than))
-    (*mine, passes), (*others, others_passes) = (_settings(recipe, each) for each in (name, than))
+    mine, others = ([recipe.setting(each, key) for key in ("alpha", "temperature")] for each in (name, than))
+    passes, shares = ([recipe.setting(each, key) for each in (name, than)] for key in ("passes", "share"))
     if not plain or not special or mine != others:
         return False
     if recipe.form_table(name) != recipe.form_table(than):
         return plain == special == "clean" and recipe.form_table(name).label == "single"
+    if shares[0] != shares[1]:  # of images without labels
+        return plain == special and passes[0] == passes[1] and shares[0] == 0
     if plain == special:
-        return (passes, others_passes) == ("two", "one")
+        return passes == ["two", "one"]
     return _PLAINER.get(plain, 2) < _PLAINER.get(special, 2)
-
-
-def _settings(recipe: Recipe, method: str) -> list[Any]:
-    """A method's α, temperature and passes, without running code of a recipe's own, as `distillation` may."""
-    return [recipe.setting(method, key) for key in ("alpha", "temperature", "passes")]
 
 
 def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -> Difference | None:
@@ -266,13 +265,13 @@ def _difference(study: StudyRuns, method: str, reference: str, judged: Judged) -
 
 
 def _words(recipe: Recipe, method: str, reference: str) -> str:
-    """Whose scores less whose, with the epochs of one that has its own, where these differ."""
+    """ "method − reference", with their epochs if a method sets its own and they differ."""
     epochs = {name: recipe.schedule(name).epochs for name in (method, reference)}
     own = len(set(epochs.values())) > 1 and {name for name in epochs if recipe.methods[name].epochs}
     return " − ".join(f"{name} ({epochs[name]} epochs)" if own and name in own else name for name in epochs)
 
 
 def _over_sets(apart: Mapping[Pair, float]) -> MeanSd | None:
-    """The differences' mean over sets of teachers, each the mean of its pairs; nothing of one set."""
+    """The difference over the means of each run; None for one run."""
     sets = [[each for pair, each in apart.items() if pair[0] == at] for at in {place for place, _ in apart}]
     return metrics.paired([sum(each) / len(each) for each in sets]) if len(sets) > 1 else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle
 from typing import Any
 
+from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
 
@@ -98,9 +99,9 @@ Looks = Mapping[str, Look]  # by model
 
 
 def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:
-    """Looks for methods given with their perturbations, and for the teachers; no two are the same.
+    """Looks of the teachers and of methods, listed with their perturbations; all are different.
 
-    The first method of a perturbation has the perturbation's own colour, the others what is left.
+    The first method with a perturbation gets its colour; the others get spare colours.
     """
     own: dict[str | None, Ink] = {}
     for _, kind in sorted(methods, key=lambda method: method[1] not in _BY_KIND):
@@ -117,8 +118,13 @@ def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:
     return found
 
 
+def looks_of(run: Run) -> dict[str, Look]:
+    """How each model of a run is drawn everywhere."""
+    return assign([(name, run.perturbation(name)) for name in run.methods])
+
+
 def _preferred(kind: str | None) -> Sequence[Ink]:
-    """A perturbation's colour; of one that is not known here a spare that its name decides, then the next."""
+    """Colours for a perturbation, best first: its own, or spare ones that start at a hash of its name."""
     if kind in _BY_KIND:
         return [_BY_KIND[kind]]
     first = zlib.crc32(str(kind).encode()) % len(_SPARE)

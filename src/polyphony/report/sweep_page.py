@@ -13,7 +13,7 @@ from polyphony._util.text import counted
 from polyphony.recipe.points import PARAMETERS, Value, text_of
 from polyphony.report.chart import MEDIUM, Absent, Chart, Margins, Panel, spread
 from polyphony.report.page import Report, Section, render
-from polyphony.report.paper import PaperExperiments, Tuning, tuning
+from polyphony.report.paper import PaperExperiments, Tuning, experiments_of, tuning
 from polyphony.report.provenance import provenance
 from polyphony.report.style import TEXT, Ink, assign
 from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun, Tried, in_words
@@ -37,7 +37,7 @@ _UNSEEN = (
 
 def sweep_report(run: SweepRun) -> Report:
     """The page of a sweep, and its figures and tables."""
-    paper = run.paper
+    paper = experiments_of(run.recipe, run.asked.recipe, free=PARAMETERS)  # α, τ and η are each point's own
     printed = [cell for cell in tuning() if paper and cell.experiment in paper.names]
     section = Section("Points", "points", [sweep_map(run), sweep_table(run, printed)])
     html = render(
@@ -130,9 +130,9 @@ def sweep_table(run: SweepRun, printed: list[Tuning]) -> PageTable:
     """The points, best first, with the paper's numbers beside those it has."""
     rest = f", the best {MOST_ROWS} of {len(run.ranked)}" if len(run.ranked) > MOST_ROWS else ""
     caption = (
-        f"Scores on validation images, mean ± s.d. over n = {run.best.nll.n} seeds, best first{rest}. All but"
-        " the standard NLL and mean-KLD are at the temperature fitted on these images. Bold: within one"
-        " standard deviation of the best."
+        f"Scores on validation images, mean ± s.d. over n = {run.best.nll.n} seeds, best first{rest}. Scores"
+        " are at the temperature fitted on these images, except the standard NLL and mean-KLD. Bold: within"
+        " one standard deviation of the best."
     )
     nll, *others = (HEADINGS[column] for column in ("nll", *_COLUMNS))
     header = ["", *SYMBOLS.values(), nll, f"standard {nll}", *others]

@@ -10,15 +10,14 @@ from pathlib import Path
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of, toml
-from polyphony.report.files import Asked, read_object
-from polyphony.report.paper import PaperExperiments, experiments_of
-from polyphony.report.run import Run
+from polyphony.runs.files import Asked, read_object
 from polyphony.runs.rows import SweepScore, TeacherScore, headings
+from polyphony.runs.run import Run
 from polyphony.runs.scores import JUDGE, TEACHERS
 from polyphony.runs.store import FileError, damaged
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
-OTHER = "standard"  # beside what decides
+OTHER = "standard"  # the calibration that does not rank the points
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Tried:
 
     @property
     def nll(self) -> MeanSd:
-        """What decides: the calibrated NLL."""
+        """The calibrated NLL, which ranks the points."""
         return self.scores[JUDGE]["nll"]
 
     @property
@@ -51,7 +50,7 @@ class SweepRun(Run):
 
     @classmethod
     def open(cls, folder: Path) -> SweepRun:
-        """The sweep in a folder; a StoreError, in one sentence, if it has not come to its end."""
+        """The sweep in a folder; raises a StoreError if it is not finished."""
         run, path = cls(folder), folder / SweepScore.file
         if not path.is_file():
             raise FileError(path, "is not there: the sweep is not at its end")
@@ -76,11 +75,6 @@ class SweepRun(Run):
         return self.asked.trials is not None
 
     @cached_property
-    def paper(self) -> PaperExperiments | None:
-        """The paper's experiment that was swept: its α, τ and η are each point's own, not the student's."""
-        return experiments_of(self.recipe, self.asked.recipe, free=PARAMETERS)
-
-    @cached_property
     def tried(self) -> list[Tried]:
         """All points that have scores, in the order of the file."""
         rows: dict[str, list[SweepScore]] = {}
@@ -98,12 +92,12 @@ class SweepRun(Run):
 
     @cached_property
     def ranked(self) -> list[Tried]:
-        """The points, that of least calibrated validation NLL first."""
+        """The points by calibrated validation NLL, the lowest first."""
         return sorted(self.tried, key=lambda each: each.nll.mean)
 
     @property
     def best(self) -> Tried:
-        """The point of least calibrated validation NLL."""
+        """The point with the lowest calibrated validation NLL."""
         return self.ranked[0]
 
     @property
@@ -113,22 +107,22 @@ class SweepRun(Run):
 
     @property
     def own(self) -> Tried | None:
-        """The point that the recipe itself is at, if it was tried."""
+        """The point with the recipe's own settings, if it was tried."""
         return next((each for each in self.tried if _set(each.settings) == self.asked.own), None)
 
     @property
     def diverged(self) -> list[str]:
-        """Points without scores: their loss stopped being a number."""
+        """Points without scores: their loss became NaN."""
         return [name for name in self.recipe.methods if name not in self.methods]
 
     @cached_property
     def values(self) -> dict[str, list[Value]]:
-        """The values of each parameter that were tried, in order; a step size to be matched comes last."""
+        """The values of each parameter that were tried, in order; `match` comes last."""
         found = {name: {each.settings[name] for each in self.tried} for name in PARAMETERS}
         return {name: sorted(values, key=_order) for name, values in found.items()}
 
     def has_beyond(self, name: str, value: float) -> bool:
-        """Whether values of a parameter on both sides of one were asked for, also where they diverged."""
+        """Whether the sweep has a smaller and a larger value of a parameter, diverged points included."""
         every = [self.recipe.setting(point, name) for point in self.recipe.methods]
         numbers = [each for each in every if isinstance(each, float)]
         return min(numbers) < value < max(numbers)

@@ -1,12 +1,13 @@
-"""Tables for people, as HTML cells, Markdown and LaTeX; and tables of numbers, as CSV."""
+"""Tables for people as HTML, Markdown and LaTeX; tables of numbers as CSV."""
 
 from __future__ import annotations
 
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from polyphony.runs.rows import csv_text
 
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
+DASH = "–"  # a cell without a value
 Value = str | int | float | None
 
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
@@ -50,7 +52,7 @@ class Numbers:
     rows: Sequence[Sequence[Value]]
 
     def csv(self) -> str:
-        """A CSV file; numbers with all their digits, what is missing or not a number empty."""
+        """A CSV file with all digits; None and NaN are empty."""
         return csv_text(self.header, ([None if _is_nan(each) else each for each in row] for row in self.rows))
 
     def for_page(self) -> list[list[str]]:
@@ -62,7 +64,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Cell:
-    """Text or a number in a table; perhaps the best of its column, with its range or the paper's number."""
+    """A cell: its text, whether it is the best of its column, the paper's number, its range over seeds."""
 
     text: str
     best: bool = False
@@ -70,7 +72,7 @@ class Cell:
     range: str = ""
 
     def written(self, escape: Callable[[str], str], bold: str) -> str:
-        """The cell in a language with its own way to escape and to write bold."""
+        """The cell in Markdown or LaTeX; `bold` is a format with one %s."""
         text = escape(self.text)
         text = bold % text if self.best else text
         text = f"{text} ({escape(self.range)})" if self.range else text
@@ -79,7 +81,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table for people: the first column says what a row is, the others are numbers."""
+    """A table for people: names in the first column, numbers in the others."""
 
     name: str
     caption: str
@@ -90,9 +92,14 @@ class PageTable:
     def of(
         cls, name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[Cell | str]]
     ) -> PageTable:
-        """A table most of whose cells are text and no more."""
+        """A table; cells may be plain text."""
         cells = [[Cell(each) if isinstance(each, str) else each for each in row] for row in rows]
         return cls(name, caption, header, cells)
+
+    @classmethod
+    def from_rows(cls, name: str, caption: str, rows: Sequence[Mapping[str, Cell | str]]) -> PageTable:
+        """A table from rows with equal headings; at least one."""
+        return cls.of(name, caption, list(rows[0]), [row.values() for row in rows])
 
     def markdown(self) -> str:
         """A Markdown table under its caption."""
@@ -117,13 +124,25 @@ class PageTable:
 
 
 def binned(edges: Tensor | np.ndarray, *columns: Tensor | np.ndarray) -> list[tuple[Value, ...]]:
-    """The numbers of each bin: its lower edge, its upper one, and its part of each column."""
+    """For each bin its lower edge, its upper edge, and its value in each column."""
     each = [edges[:-1].tolist(), edges[1:].tolist(), *(column.tolist() for column in columns)]
     return list(zip(*each, strict=True))
 
 
+def number(values: Iterable[float | None], digits: int = 2) -> str:
+    """The mean of the known values; a dash without any."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.{digits}f}" if known else DASH
+
+
+def share(values: Iterable[float | None], digits: int = 1) -> str:
+    """The mean of the known values in per cent; a dash without any."""
+    mean = number((None if value is None else 100 * value for value in values), digits)
+    return mean if mean == DASH else f"{mean} %"
+
+
 def slug(name: str) -> str:
-    """A name as part of a file's name: what is not a letter, digit, dot, dash or underscore is a dash."""
+    """A name as part of a file name: other characters than letters, digits, . - _ become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name)
 
 
@@ -138,9 +157,9 @@ def escape_latex(text: str) -> str:
 
 
 def value_text(value: Value) -> str:
-    """A number or word of a chart, for the page: four digits, no exponent where it can be helped."""
+    """A value for the page: numbers with four digits, large ones without an exponent."""
     if value is None or _is_nan(value):
-        return "–"
+        return DASH
     if not isinstance(value, float):
         return str(value)
     if math.isinf(value):

@@ -6,27 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from polyphony.report.run import Run
-from polyphony.report.tables import PageTable, slug
+from polyphony.report.tables import DASH, PageTable, number, share, slug
 from polyphony.report.verdict import chosen
 from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, UnlabelledKld
-from polyphony.runs.scores import TEACHERS
+from polyphony.runs.run import Run
+from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
 MOST_GROUPS = 20  # rows of a table of classes or groups
-_DASH = "–"
 _BY = {"doubt": "confidence", "entropy": "entropy", "mutual_information": "mutual information"}
-
-
-def share(values: Iterable[float | None], digits: int = 1) -> str:
-    """The mean of the values that are there, in per cent."""
-    known = [value for value in values if value is not None]
-    return f"{100 * fmean(known):.{digits}f} %" if known else _DASH
-
-
-def number(values: Iterable[float | None], digits: int = 2) -> str:
-    """The mean of the values that are there."""
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.{digits}f}" if known else _DASH
 
 
 def selective_table(run: Run) -> list[PageTable]:
@@ -36,28 +23,29 @@ def selective_table(run: Run) -> list[PageTable]:
     for model in run.models if rows else ():
         scored = run.scored(model)
         best = best_uncertainty([row for row in rows if (row.model, row.split) == (model, "valid")])
-        cells = {
-            "Model": model,
-            "error ↓": share([1 - row.acc for row in scored]),
-            "error at 90 % ↓": share([row.error_90 for row in scored]),
-            "error at 80 % ↓": share([row.error_80 for row in scored]),
-            "coverage at 5 % errors ↑": share([row.coverage_5 for row in scored]),
-            "AURC ↓": number([row.aurc for row in scored], 4),
-            "excess AURC ↓": number([row.excess_aurc for row in scored], 4),
-            "AUROC of errors ↑": number([row.error_auroc for row in scored], 3),
-            "best order": _BY.get(best or "", _DASH),
-        }
-        body.append(cells)
+        body.append(
+            {
+                "Model": model,
+                "error ↓": share([1 - row.acc for row in scored]),
+                "error at 90 % ↓": share([row.error_90 for row in scored]),
+                "error at 80 % ↓": share([row.error_80 for row in scored]),
+                "coverage at 5 % errors ↑": share([row.coverage_5 for row in scored]),
+                "AURC ↓": number([row.aurc for row in scored], 4),
+                "excess AURC ↓": number([row.excess_aurc for row in scored], 4),
+                "AUROC of errors ↑": number([row.error_auroc for row in scored], 3),
+                "best order": _BY.get(best or "", DASH),
+            }
+        )
     caption = (
         "Selective prediction on test images by calibrated confidence, means over seeds. Error at 80 %: the"
         " error rate among the 80 % of images with the highest confidence. Excess AURC: AURC minus that of"
         " the best possible order. Best order: the uncertainty with the lowest AURC on validation images."
     )
-    return [PageTable.of("selective", caption, list(body[0]), [row.values() for row in body])] if body else []
+    return [PageTable.from_rows("selective", caption, body)] if body else []
 
 
 def best_uncertainty(rows: Iterable[SelectiveScore]) -> str | None:
-    """The uncertainty with the lowest AURC, mean over seeds; none without rows."""
+    """The uncertainty with the lowest mean AURC over seeds; None without rows."""
     areas: dict[str, list[float]] = {}
     for row in rows:
         areas.setdefault(row.score, []).append(row.aurc)
@@ -95,7 +83,7 @@ def _sets(run: Run, rows: Sequence[SetScore], wanted: Sequence[float]) -> PageTa
         " classes; at the same coverage smaller is better. LAC: all classes above one probability. APS:"
         " adapts to the image, never empty."
     )
-    return PageTable.of("sets", caption, list(body[0]), [row.values() for row in body])
+    return PageTable.from_rows("sets", caption, body)
 
 
 def _sets_by_class(run: Run, rows: Sequence[SetScore], wanted: float) -> list[PageTable]:
@@ -123,7 +111,7 @@ def _sets_by_class(run: Run, rows: Sequence[SetScore], wanted: float) -> list[Pa
 def lowest(
     groups: dict[str, list[SetScore]] | dict[str, list[GroupedScore]], read: Callable[..., float]
 ) -> tuple[list[str], str]:
-    """The groups that a table shows, in their order, and a sentence where these are not all."""
+    """The groups that a table shows, in their order, and a sentence if some are left out."""
     ranked = sorted(groups, key=lambda group: fmean(map(read, groups[group])))[:MOST_GROUPS]
     words = f" Only the {MOST_GROUPS} lowest of {len(groups)} are shown." if len(groups) > MOST_GROUPS else ""
     return [group for group in groups if group in ranked], words
@@ -139,7 +127,10 @@ def group_tables(run: Run) -> list[PageTable]:
 
 def _groups(student: str, by: str, rows: Sequence[GroupedScore]) -> PageTable:
     groups: dict[str, list[GroupedScore]] = {}
-    teachers = {row.group: row.acc for row in rows if (row.model, row.by) == (TEACHERS, by)}
+    baselines = [
+        {row.group: row.acc for row in rows if (row.model, row.by) == (model, by)}
+        for model in (TEACHERS, BEST_TEACHER)
+    ]
     for row in rows:
         if (row.model, row.by) == (student, by):
             groups.setdefault(row.group, []).append(row)
@@ -149,7 +140,7 @@ def _groups(student: str, by: str, rows: Sequence[GroupedScore]) -> PageTable:
             group,
             f"{groups[group][0].n:,}",
             share(row.acc for row in groups[group]),
-            share([teachers.get(group)]),
+            *(share([accuracies.get(group)]) for accuracies in baselines),
             number((row.ece for row in groups[group]), 3),
             share(row.confidence for row in groups[group]),
             _confusion(groups[group]),
@@ -157,10 +148,11 @@ def _groups(student: str, by: str, rows: Sequence[GroupedScore]) -> PageTable:
         for group in shown
     ]
     caption = (
-        f"{student} on test images by {by}, calibrated, means over seeds, beside the teachers’ accuracy."
+        f"{student} on test images by {by}, calibrated, means over seeds, beside the accuracy of the"
+        " teachers and of the best one alone."
         f" Confusion: the most frequent error and its count.{words}"
     )
-    header = [by, "images", "accuracy ↑", "teachers’ ↑", "ECE ↓", "confidence", "confusion"]
+    header = [by, "images", "accuracy ↑", "teachers ↑", "best teacher ↑", "ECE ↓", "confidence", "confusion"]
     return PageTable.of(f"groups-{slug(by)}", caption, header, body)
 
 
@@ -168,14 +160,14 @@ def _confusion(rows: Sequence[GroupedScore]) -> str:
     """ "shirt → coat (31)": the error that most seeds make most often."""
     pairs = Counter((row.label, row.answer) for row in rows if row.label is not None)
     if not pairs:
-        return _DASH
+        return DASH
     label, answer = pairs.most_common(1)[0][0]
     times = fmean(row.times for row in rows if (row.label, row.answer) == (label, answer))
     return f"{label} → {answer} ({times:.0f})"
 
 
 def unlabelled_table(run: Run) -> list[PageTable]:
-    """How much of their disagreement the teachers show on images without labels."""
+    """How far the teachers disagree on images without labels."""
     body = [
         [f"{row.n:,} images", f"{row.kld:.3f}", f"{row.valid_kld:.3f}", f"{row.kld / row.valid_kld:.0%}"]
         for row in run.table(UnlabelledKld)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from polyphony import metrics
 from polyphony._util.text import counted, listed
 from polyphony.metrics import MeanSd
-from polyphony.report.run import Run
+from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS, BySeed, by_shared_seeds, differ, mean_text
 
 ALIKE = 0.05  # of the teachers' mean-KLD: below it members count as alike
@@ -45,7 +45,7 @@ def verdict(run: Run) -> Verdict:
 
 
 def chosen(run: Run) -> str:
-    """The method of least mean calibrated NLL on validation images."""
+    """The method with the lowest mean calibrated NLL on validation images."""
     rows = {name: run.scored(name, "valid") for name in run.methods}
     known = {name: statistics.fmean(row.nll for row in each) for name, each in rows.items() if each}
     return min(known or run.methods, key=lambda name: known.get(name, 0.0))
@@ -134,7 +134,7 @@ def _following(run: Run, name: str) -> Headline:
 
 
 def _kept(run: Run, name: str) -> str:
-    """What a student keeps of the diversity, which says something only beside whom its members follow."""
+    """The share of the diversity that a student keeps, in words."""
     kept = run.kept(name)
     return "" if kept is None else f"; it keeps {percent(kept)} of the teachers’ diversity"
 
@@ -150,7 +150,7 @@ def _without_teachers(run: Run, name: str) -> str:
 
 @dataclass(frozen=True)
 class Standing:
-    """The student of least NLL, its NLL over seeds, and the students that it is not clearly better than."""
+    """The student with the lowest NLL, and the students that it is not clearly better than."""
 
     best: str
     nll: MeanSd
@@ -167,7 +167,7 @@ class Standing:
 
 
 def _certainty(run: Run, name: str) -> list[str]:
-    """How sure the order of the students is, and that of the chosen one and the best teacher."""
+    """How certain the order of the students is, and that of the chosen one and the best teacher."""
     standing = Standing.of({method: run.by_seed(method, "nll") for method in run.methods})
     if standing.nll.n == 1:
         return [ONCE]

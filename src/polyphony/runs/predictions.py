@@ -1,4 +1,4 @@
-"""The files of predictions in a run folder: which there are, written whole, checked when they are read."""
+"""Files of predictions in a run folder: their paths, atomic writes, and checks on reading."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ UNLABELLED: Final = "unlabelled"  # the split of images without labels
 
 
 def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
-    """Where a run keeps what a model predicts on a split: the teachers together have no seed, students do."""
+    """The file of a model's predictions on a split; the teachers are one model and have no seed."""
     who = [model] if seed is None else [model, str(seed)]
     return run.joinpath("predictions", *who, f"{split}.safetensors")
 
 
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
-    """Logits, what they are, and labels in one file, under the key of what they depend on."""
+    """Write logits, their kind and labels to one file, with the key of their inputs."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
     # Several facts are written in any order: the usual kind goes unsaid, so that equal files are equal bytes.
     kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
     write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
 
 
-def load_predictions(path: Path, key: str) -> Predictions | None:
-    """Predictions saved under this key, or nothing where there are none or they depend on something else."""
-    return read_predictions(path) if path.exists() and saved_key(path) == key else None
-
-
 def saved_key(path: Path) -> str | None:
-    """The key under which predictions were saved."""
+    """The key that predictions were saved with; None if there are none."""
+    if not path.exists():
+        return None
     with opened(path) as file:
         key: str | None = (file.metadata() or {}).get("key")
         return key
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Saved predictions, whatever they depend on."""
+    """Saved predictions with any key."""
     with opened(path) as file:
         return _predictions(path, file)
 

@@ -1,7 +1,7 @@
-"""The rows of every table that a run holds. A row is a dataclass, and its fields are the table's columns.
+"""The rows of all tables of a run. A row is a dataclass; its fields are the columns.
 
-Writer, reader and checker come from the fields: their types, and which of them may be missing. A column that
-people are shown has its heading beside its type; the heading's arrow says which way is better.
+The types of the fields decide how a table is written, read and checked. A column that people see has its
+heading in an annotation; the arrow in the heading says which way is better.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table; `file` is where in its folder a run keeps it."""
+    """A row of a table; `file` is the path of the table in a run folder."""
 
     file: ClassVar[str]
 
@@ -104,7 +104,7 @@ class SetScore(_Of):
 
 @dataclass(frozen=True)
 class Threshold(_Of):
-    """What a model needs for one coverage, by validation images."""
+    """Thresholds of a model for one coverage, from validation images."""
 
     file: ClassVar[str] = "analysis/thresholds.csv"
     coverage: float
@@ -141,7 +141,7 @@ class UnlabelledKld(TableRow):
 
 @dataclass(frozen=True)
 class EnsembleNll(TableRow):
-    """The NLL of deep ensembles of so many teachers, mean over subsets of all: what DEE is read off."""
+    """The NLL of deep ensembles of one size, mean over subsets of the teachers: the curve behind DEE."""
 
     file: ClassVar[str] = "analysis/dee.csv"
     split: str
@@ -152,7 +152,7 @@ class EnsembleNll(TableRow):
 
 @dataclass(frozen=True)
 class Temperature(_Of):
-    """The temperature fitted on a model's validation predictions, at which it is called calibrated."""
+    """The temperature fitted on a model's validation predictions; calibrated scores use it."""
 
     file: ClassVar[str] = "analysis/temperatures.csv"
     temperature: float
@@ -196,14 +196,14 @@ class _Corrupted(_Of):
 
 @dataclass(frozen=True)
 class CorruptedScore(Quality, _Corrupted):
-    """A model on corrupted test images, as predicted: not calibrated, as in the paper's table."""
+    """A model on corrupted test images, uncalibrated as in the paper's table."""
 
     file: ClassVar[str] = "analysis/corrupted.csv"
 
 
 @dataclass(frozen=True)
 class UnknownScore(_Of):
-    """How well a model tells another data set's classes, the positive ones, from its own."""
+    """How well a model separates images of another data set (positive) from its own test images."""
 
     file: ClassVar[str] = "analysis/ood.csv"
     unknown: str
@@ -272,13 +272,13 @@ def columns(kind: type[DataclassInstance]) -> list[str]:
 
 
 def headings(kind: type[DataclassInstance]) -> dict[str, str]:
-    """The columns that people are shown, each with its heading."""
+    """The columns that people see, with their headings."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: get_args(hints[name])[1] for name in columns(kind) if hasattr(hints[name], "__metadata__")}
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A CSV file: numbers with all their digits, what is missing empty, ∞ as inf."""
+    """A CSV file: all digits of numbers, empty cells for None, inf for ∞."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -293,9 +293,9 @@ def to_csv(rows: Iterable[Kind], kind: type[Kind]) -> str:
 
 
 def from_csv(text: str, kind: type[Kind]) -> list[Kind]:
-    """The rows that `to_csv` wrote; a ValueError, in a few words, for a text that is not such a table.
+    """The rows of a text that `to_csv` wrote; raises a ValueError for other texts.
 
-    Columns that the rows do not have are passed over, and those with a default may be missing.
+    Unknown columns are ignored; columns with a default may be missing.
     """
     header, lines = _cells(text)
     types = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
@@ -308,7 +308,7 @@ def from_csv(text: str, kind: type[Kind]) -> list[Kind]:
 
 
 def _cells(text: str) -> tuple[list[str], list[list[str]]]:
-    """A table's header, and its rows, which are as long."""
+    """The header and the rows of a table; raises if a row has another length."""
     if text and not text.endswith("\n"):  # a number that was cut short looks like another number
         raise ValueError("it ends within a line")
     try:
@@ -322,7 +322,7 @@ def _cells(text: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _value(cell: str, types: Sequence[Any]) -> Any:
-    """What a cell holds: nothing if it is empty and may be, else of the first type that it can be."""
+    """The value of a cell: None if it is empty and may be, else the first type that parses."""
     if not cell and NoneType in types:
         return None
     *others, last = (each for each in types if each is not NoneType)

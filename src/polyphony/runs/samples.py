@@ -1,4 +1,4 @@
-"""A few images of each split that a run keeps, so that students can be exported without the data set."""
+"""A few images of each split, saved with a run: students can be exported without the data set."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Samples:
 
     @classmethod
     def of(cls, splits: Splits) -> Samples:
-        """The images of a data set that a run keeps, evenly spaced."""
+        """Evenly spaced images of each split."""
         image = math.prod(splits.train.images.shape[1:])
         most = {name: max(1, min(count, MOST_BYTES // image)) for name, count in COUNTS.items()}
         return cls(**{name: getattr(splits, name).some(count) for name, count in most.items()})
 
 
 def keep_samples(folder: Path, splits: Splits, fingerprints: Mapping[str, str]) -> None:
-    """Write the run's samples, unless those of the same data are there."""
+    """Write the samples of a run, unless it has samples of the same data."""
     path, key = folder / FILE, json.dumps(dict(sorted(fingerprints.items())))
     if path.exists():
         with opened(path) as file:
@@ -52,7 +52,7 @@ def keep_samples(folder: Path, splits: Splits, fingerprints: Mapping[str, str]) 
 
 
 def read_samples(folder: Path) -> Samples | None:
-    """The samples that a run keeps; none of a run that is older than they are."""
+    """The samples of a run; None for runs of early versions."""
     path = folder / FILE
     if not path.is_file():
         return None

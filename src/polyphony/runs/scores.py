@@ -1,15 +1,15 @@
-"""Scores as text: the same names, digits and comparisons on the terminal, on the page and in files."""
+"""Names, digits and comparisons of scores, shared by the terminal, the page and files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
 from polyphony import metrics
-from polyphony.metrics import MeanSd
-from polyphony.runs.rows import Score, headings
+from polyphony.metrics import MeanSd, Predictions
+from polyphony.runs.rows import Score, Threshold, headings
 
 TEACHERS = "teachers"  # the ensemble: all teachers that students learn from
 BEST_TEACHER = "best teacher"  # one of them: least calibrated NLL on validation images, own temperature
@@ -17,13 +17,15 @@ CALIBRATIONS = ("calibrated", "standard")
 JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
 HEADINGS = headings(Score)
 
+LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages that students can be asked for
+
 BySeed = Mapping[int | None, float]  # a student's score by its seed
 
 
 def select(
     rows: Iterable[Score], model: str, split: str = "test", calibration: str = "calibrated"
 ) -> list[Score]:
-    """A model's rows, one a seed."""
+    """The rows of a model, one per seed."""
     wanted = (model, split, calibration)
     return [row for row in rows if (row.model, row.split, row.calibration) == wanted]
 
@@ -90,7 +92,7 @@ class Dee:
         return self.seeds_text(2, " to ")
 
     def seeds_text(self, digits: int, between: str) -> str:
-        """The range over seeds with so many digits, and these words between its ends."""
+        """The range over seeds, with this number of digits and this text between its ends."""
         ends = dict.fromkeys(self._number(end, digits) for end in (self.least, self.largest))
         return between.join(ends) if len(ends) > 1 else ""
 
@@ -108,7 +110,15 @@ def differ(one: BySeed, other: BySeed) -> bool:
 
 
 def by_shared_seeds(values: Mapping[str, BySeed]) -> Mapping[str, BySeed]:
-    """The values at the seeds that all students have; all of them where no seed is shared."""
+    """The values at the seeds that all students have; all values if no seed is shared."""
     shared = set.intersection(*(set(each) for each in values.values()))
     kept = {name: {seed: each[seed] for seed in each if seed in shared} for name, each in values.items()}
     return kept if shared else values
+
+
+def thresholds(model: str, seed: int | None, valid: Predictions, temperature: float) -> Iterator[Threshold]:
+    """The thresholds of a model for each coverage, from its validation predictions and temperature."""
+    rule = valid.set_rule()
+    for level in LEVELS:
+        confidence = valid.confidence_at(level, temperature)
+        yield Threshold(model, seed, level, confidence, rule.temperature, rule.threshold(level))

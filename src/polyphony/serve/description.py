@@ -10,22 +10,23 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from polyphony import __version__
-from polyphony._util.settings import MOST_MEMBERS
+from polyphony._util.settings import MOST_MEMBERS, Settings
 from polyphony.data.options import LARGEST_SIDE
 from polyphony.data.splits import Resize
 from polyphony.ensembles import Ensemble
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
-from polyphony.recipe import Form
+from polyphony.recipe import Blueprint, Form, NetworkTable
 from polyphony.recipe.networks import Network
 from polyphony.recipe.python import PythonTable
-from polyphony.recipe.table import RecipeError, Table
+from polyphony.recipe.table import RecipeError
+from polyphony.runs.proof import Proof, proven
 from polyphony.runs.store import StoreError
 from polyphony.serve.thresholds import Thresholds
 
 Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
 
 
-class Description(Table):
+class Description(Settings):
     """All that is needed to build a student and to read its answers, and its origin."""
 
     network: Network
@@ -42,7 +43,9 @@ class Description(Table):
     weights: str  # hash of the weights
     scores: dict[str, float]  # calibrated, on test images
     thresholds: Thresholds | None = None  # of validation images; early runs have none
+    sets: float | None = None  # coverage of the output `set` of an exported file; None: no such output
     licence: str = ""  # under which others may use it
+    proof: Proof | None = None  # how members of its network were found to run
     version: str = __version__
 
     @classmethod
@@ -67,6 +70,16 @@ class Description(Table):
         }
         return self.model_copy(update=own)
 
+    @property
+    def blueprint(self) -> Blueprint:
+        """What its networks are made from."""
+        return Blueprint(self.network, len(self.classes), self.shape)
+
+    @property
+    def own_network(self) -> NetworkTable:
+        """The network that its form is built from."""
+        return self.form.resolved().network_table(self.blueprint, self.members)
+
     def to_config(self) -> dict[str, Any]:
         """As JSON for others, who need not know where code or a model lay on this machine."""
         try:
@@ -79,8 +92,9 @@ class Description(Table):
     def build(self) -> Ensemble:
         """The student with fresh weights, as it was trained."""
         form = self.form.resolved()
-        network = self.network.fitted(len(self.classes), self.shape, copies=form.copies(self.members))
         try:
-            return form.build(network, self.members, None)
-        except ValueError as error:
+            return form.student(proven(self.blueprint, self.form, self.proof), self.members, None)
+        except RecipeError:
+            raise
+        except (ValueError, AttributeError) as error:
             raise StoreError(f"a student of '{self.method}' cannot be built ({error})") from error

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyphony._util.files import atomic_path
-from polyphony.serve.graph import OUTPUTS, Levels
+from polyphony.serve.graph import SET, Levels
 from polyphony.serve.onnx_file import onnx_model, session
-from polyphony.serve.student import Student
+from polyphony.serve.student import Answers, Student
 from polyphony.serve.trace import ExportError, one_sentence, quiet, traced
 
 BATCHES = (1, 2, 7)  # at which a file is compared with the student
@@ -30,6 +31,7 @@ def export_student(
     """Write a student as one file that takes any number of images: ONNX, or torch.export's .pt2.
 
     It takes `pixels` [b c h w], uint8 or float32 in [0, 1], and gives the four parts of `Answers` by name.
+    For a student `with_sets` it also gives `set`, bool [b k]: which classes are in the prediction set.
     `half` stores weights as float16, in half the bytes; it computes in float32 all the same. The file is
     compared with the student on the images, uint8 [n c h w], in batches of 1, 2 and 7 before it is written.
     Raises an ExportError if a number differs by more than 1e-5 (with `half` 1e-2), divided by the temperature
@@ -38,7 +40,7 @@ def export_student(
     makers = {".onnx": as_onnx, ".pt2": as_pt2}
     to = Path(to)
     if to.suffix not in makers:
-        raise ExportError(f"{to} must end in {' or '.join(makers)}, the forms there are")
+        raise ExportError(f"{to} must end in {' or '.join(makers)}")
     check_images(student, images)
     data, run = makers[to.suffix](student, levels, half)
     compare(student, run, images, levels, HALF_TOLERANCE if half else TOLERANCE)
@@ -68,10 +70,11 @@ def as_onnx(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
 def runs(data: bytes) -> Run:
     """How an ONNX file runs."""
     opened = session(data)
+    names = [each.name for each in opened.get_outputs()]
 
     def run(pixels: Tensor) -> dict[str, Tensor]:
-        found = opened.run(list(OUTPUTS), {"pixels": pixels.numpy()})
-        return {name: torch.from_numpy(each) for name, each in zip(OUTPUTS, found, strict=True)}
+        found = opened.run(names, {"pixels": pixels.numpy()})
+        return {name: torch.from_numpy(each) for name, each in zip(names, found, strict=True)}
 
     return run
 
@@ -81,6 +84,7 @@ def as_pt2(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
     buffer = io.BytesIO()
     with quiet():
         program = traced(student, levels, half)
+        join_buffers(program.state_dict)
         extra = {"polyphony.json": json.dumps(metadata(student, levels))}
         torch.export.save(program, buffer, extra_files=extra)
         data = compressed(buffer)
@@ -88,12 +92,29 @@ def as_pt2(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
     return data, loaded
 
 
+def join_buffers(tensors: dict[str, Tensor]) -> None:
+    """Make all float32 buffers views of one tensor: an archive has an entry for each storage, with a header.
+
+    A member's factors are a few numbers each, so that without this their headers are larger than they are.
+    """
+    buffers = {
+        id(each): each
+        for each in tensors.values()
+        if each.dtype == torch.float32 and not isinstance(each, nn.Parameter)
+    }
+    joined = torch.cat([each.flatten() for each in buffers.values()])
+    parts = dict(zip(buffers, joined.split([each.numel() for each in buffers.values()]), strict=True))
+    for name, each in tensors.items():
+        if id(each) in parts:
+            tensors[name] = parts[id(each)].view(each.shape)
+
+
 def compressed(archive: io.BytesIO) -> bytes:
     """The same ZIP archive, compressed: JSON that describes a small network is as large as its weights."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(archive) as source,
-        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target,
     ):
         for entry in source.infolist():
             target.writestr(entry.filename, source.read(entry))
@@ -108,6 +129,7 @@ def pixels_of(images: Tensor, levels: Levels) -> Tensor:
 def metadata(student: Student, levels: Levels) -> dict[str, str]:
     """What a file says of itself, each value as text: JSON but for words."""
     told = student.description.to_config() | {"levels": levels}
+    del told["proof"]  # which is for building the network again
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
 
 
@@ -119,9 +141,21 @@ def compare(student: Student, run: Run, images: Tensor, levels: Levels, toleranc
         answers = run(pixels_of(some, levels))
         expected = student.predict(some)
         for name, found in answers.items():
-            apart = float((found - getattr(expected, name)).abs().max())
+            apart = difference(student, expected, name, found)
             if not apart <= allowed:
                 raise ExportError(
                     f"the file's {name} differ from the student's by {apart:.1e} at a batch of {batch}, where"
                     f" {allowed:.0e} is rounding: nothing was written"
                 )
+
+
+def difference(student: Student, expected: Answers, name: str, found: Tensor) -> float:
+    """The largest difference between an output of a file and the student's answer.
+
+    For sets: how far the probability of a class that only one of them has is from the threshold.
+    """
+    if name != SET:
+        return float((found - getattr(expected, name)).abs().max())
+    scores, threshold = expected.set_scores(student.description.sets or 0.0)
+    margins = ((-scores).exp() - math.exp(-threshold)).abs()
+    return float((margins * (found != (scores <= threshold))).max())

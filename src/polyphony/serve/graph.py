@@ -12,11 +12,13 @@ from torch.nn.utils import parametrize
 
 from polyphony.ensembles import Ensemble
 from polyphony.metrics import DirichletPredictions
+from polyphony.nn.rank_one import is_plain
 from polyphony.serve.student import Answers, Student
 
 Levels = Literal["uint8", "float32"]
 
 OUTPUTS = tuple(field.name for field in fields(Answers) if field.type == "Tensor")
+SET = "set"  # only of a student `with_sets`: whether each class is in the prediction set, bool [b k]
 
 STEPS = 8  # by which a digamma's argument is raised, to where its series holds
 
@@ -29,6 +31,8 @@ class AnswerGraph(nn.Module):
     """
 
     temperature: Tensor
+    set_temperature: Tensor  # of p in the sets
+    set_log_prob: Tensor  # the smallest log p in a set
 
     def __init__(self, student: Student, levels: Levels, half: bool = False) -> None:
         super().__init__()
@@ -38,6 +42,11 @@ class AnswerGraph(nn.Module):
         self.register_buffer("temperature", torch.tensor(student.temperature))
         self.dirichlet = student.ensemble.predicts is DirichletPredictions
         self.scale = 255 if levels == "uint8" else 1
+        sets, thresholds = student.description.sets, student.description.thresholds
+        self.has_sets = sets is not None and thresholds is not None
+        if sets is not None and thresholds is not None:
+            self.register_buffer("set_temperature", torch.tensor(thresholds.temperature))
+            self.register_buffer("set_log_prob", torch.tensor(-thresholds.score(sets)))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """The outputs by name, in the order of `Answers`."""
@@ -51,18 +60,26 @@ class AnswerGraph(nn.Module):
             apart = dirichlet_information(logits[0])
         else:
             apart = (members * (each - mean)).sum(-1).mean(0)  # (1/m) Σ_j KL(p_j ‖ p̄)
-        return {
+        answers = {
             "probabilities": probabilities,
             "entropy": -(probabilities * scaled).sum(-1),
             "mutual_information": apart.clamp_min(0),
             "members": members,
         }
+        if self.has_sets:
+            answers[SET] = (mean / self.set_temperature).log_softmax(-1) >= self.set_log_prob
+        return answers
 
 
 def store_as_half(ensemble: Ensemble) -> None:
-    """Keep all weights that are no vectors as float16, and widen them where they are used."""
+    """Keep all weights that are no vectors as float16, and widen them where they are used.
+
+    A Conv2d or Linear with a forward of its own keeps float32: members put their weight in its place.
+    """
     halves: dict[nn.Parameter, nn.Parameter] = {}  # of one that several modules share, one
     for module in list(ensemble.modules()):
+        if isinstance(module, nn.Conv2d | nn.Linear) and not is_plain(module):
+            continue
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.dtype == torch.float32 and weight.dim() > 1:
                 parametrize.register_parametrization(module, name, Widened(), unsafe=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +17,13 @@ from polyphony.data.splits import Split
 from polyphony.metrics import Predictions
 from polyphony.metrics.fidelity import rank_correlation
 from polyphony.runs.samples import Samples
+from polyphony.runs.scores import thresholds
 from polyphony.serve.export import Run, check_images, metadata, pixels_of, runs
 from polyphony.serve.graph import Levels
 from polyphony.serve.onnx_file import onnx_model, require_runtime
 from polyphony.serve.quantise import as_int8, folded_model, layers_of
 from polyphony.serve.student import Student
+from polyphony.serve.thresholds import Thresholds
 from polyphony.serve.trace import ExportError, one_sentence, traced
 
 if TYPE_CHECKING:
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
 ALLOWED = 0.01  # how far the calibrated NLL on test images may rise
 HURTS = 0.002  # on validation images: from here on, fewer layers are made int8
 BATCH = 64
-TEMPERATURE = "temperature"  # what the file calls the number that scales the mean prediction
+
+
+class WorseError(ExportError):
+    """An int8 file whose NLL has risen by more than is allowed."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,12 @@ class Int8:
     images: int  # test images
 
     def write(self, to: Path, allow: float = ALLOWED) -> None:
-        """Write the file; an ExportError where the NLL has risen by more than is allowed."""
+        """Write the file; raises a WorseError if the NLL has risen by more than is allowed."""
         rise = self.after.nll - self.before.nll
         if not rise <= allow:
-            raise ExportError(
+            raise WorseError(
                 f"int8 raises the calibrated NLL on test images by {rise:.4f} ({self.before.nll:.4f} to"
-                f" {self.after.nll:.4f}), where {allow:g} is allowed: nothing was written"
+                f" {self.after.nll:.4f}), and {allow:g} is allowed: nothing was written"
             )
         with atomic_path(to) as beside:
             beside.write_bytes(self.data)
@@ -68,18 +74,32 @@ class Int8:
 def quantise_student(student: Student, samples: Samples, levels: Levels = "uint8") -> Int8:
     """A student's ONNX file with int8 weights and activations, by onnxruntime's static quantisation.
 
-    Activations' ranges are measured on the training images, the temperature is fitted again on the validation
-    images, and both files are judged on the test images. Where int8 raises the validation NLL by more than
-    0.002, the first layer and then all but the layers with weights stay in float32, and the best is taken.
+    Activations' ranges are measured on the training images. The temperature and the thresholds of sets are
+    fitted again on the validation images. Both files are judged on the test images. Where int8 raises the
+    validation NLL by more than 0.002, the first layer and then all but the layers with weights stay in
+    float32, and the best is taken.
     """
     require_runtime()
     for split in (samples.train, samples.valid, samples.test):
         check_images(student, split.images)
     with one_sentence(student, "written as int8"):
-        model = onnx_model(traced(student, levels), {}, f"{student.words}, int8, by Polyphony")
+        program = traced(with_placeholders(student), levels)
+        model = onnx_model(program, {}, f"{student.words}, int8, by Polyphony")
         plain = runs(model.SerializeToString())
         words, made = best_choice(folded_model(model), plain, samples, levels)
         return judged(student, words, made, plain, samples, levels)
+
+
+def with_placeholders(student: Student) -> Student:
+    """The student with other constants than any network has: `judged` sets them, and onnxruntime would merge
+    those that are equal."""
+    told = student.description
+    sets = () if told.sets is None else (told.sets,)
+    limits = Thresholds(
+        coverages=sets, confidences=sets, scores=(1.7182818,) * len(sets), temperature=1.4142136
+    )
+    update = {"temperature": 1.1415927, "thresholds": limits if sets else None}
+    return replace(student, description=told.model_copy(update=update))
 
 
 def best_choice(
@@ -105,27 +125,33 @@ def judged(
     from onnx import helper
 
     quantised = runs(made.SerializeToString())
-    found = answers(quantised, samples.valid, levels)[0].fit_temperature()
+    valid, _ = answers(quantised, samples.valid, levels)
+    found, told = valid.fit_temperature(), student.description
     sides = []
     for run, temperature in ((plain, student.temperature), (quantised, found)):
         predictions, information = answers(run, samples.test, levels)
         sides.append((score(predictions, temperature), information))
     (before, known), (after, new) = sides
-    set_temperature(made, found)
-    description = student.description.model_copy(update={"temperature": found, "thresholds": None})
-    said = metadata(replace(student, description=description), levels)
+    limits = Thresholds.of([*thresholds(told.method, told.seed, valid, found)])
+    numbers = {"temperature": found}
+    if limits and told.sets is not None:
+        numbers |= {"set_temperature": limits.temperature, "set_log_prob": -limits.score(told.sets)}
+    set_numbers(made, numbers)
+    described = told.model_copy(update={"temperature": found, "thresholds": limits})
+    said = metadata(replace(student, description=described), levels)
     alike = rank_correlation(known, new)
     facts = asdict(after) | {"rank_correlation": alike, "images": len(samples.test), "in_float": words}
     helper.set_model_props(made, said | {"precision": "int8", "int8": json.dumps(facts)})
     return Int8(made.SerializeToString(), words, before, after, alike, len(samples.test))
 
 
-def set_temperature(model: onnx.ModelProto, temperature: float) -> None:
-    """Let a model scale its mean prediction by another temperature."""
+def set_numbers(model: onnx.ModelProto, numbers: Mapping[str, float]) -> None:
+    """Replace constants of a model, named as the buffers of `AnswerGraph`."""
     from onnx import numpy_helper
 
-    (value,) = (each for each in model.graph.initializer if each.name == TEMPERATURE)
-    value.CopyFrom(numpy_helper.from_array(np.array(temperature, np.float32), TEMPERATURE))
+    constants = {each.name: each for each in model.graph.initializer}
+    for name, number in numbers.items():
+        constants[name].CopyFrom(numpy_helper.from_array(np.array(number, np.float32), name))
 
 
 def judge(run: Run, split: Split, levels: Levels) -> Judged:

@@ -17,16 +17,15 @@ from polyphony._util.text import first_line, suggestion
 from polyphony.recipe.libraries import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.recipe.sources import KEPT
-from polyphony.report.run import Run
 from polyphony.runs.rows import Score, Temperature, Threshold, headings
+from polyphony.runs.run import Run
 from polyphony.runs.samples import Samples, read_samples
+from polyphony.runs.stage import Trained, difference
 from polyphony.runs.store import (
     ChangedError,
     CodeError,
     FileError,
     StoreError,
-    Trained,
-    difference,
     read_bytes,
     read_json,
     sha256,
@@ -35,7 +34,7 @@ from polyphony.runs.store import (
 from polyphony.serve.description import Description
 from polyphony.serve.student import Student
 from polyphony.serve.thresholds import Thresholds
-from polyphony.study import open_study
+from polyphony.study.provenance import open_study
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
 
@@ -101,6 +100,7 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
     It is built without numbers where it can be. A module that is given a parameter twice counts twice.
     """
     size, most = 0, sum(each.numel() for each in weights.values())
+    network = description.own_network
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal size
@@ -110,10 +110,10 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        for device in ("meta", "cpu") if not isinstance(description.network, PythonTable) else ():
+        for device in ("meta", "cpu") if not isinstance(network, PythonTable) else ():
             size = 0
             with suppress(Exception), torch.device(device):  # what else is wrong with it is said later
-                description.network.build(len(description.classes), description.shape[0])
+                network.build(len(description.classes), description.shape[0])
                 break
             if size > 2 * most:
                 break
@@ -193,6 +193,7 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "weights": trained.record()["weights"],
         "scores": scores_of(run, method, seed),
         "thresholds": thresholds.model_dump(mode="json") if thresholds else None,
+        "proof": trained.record().get("proof"),
     }
     description = Description.read(described, run.folder).with_code(run.folder / KEPT)
     check_code(trained, description)

@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from polyphony._util.text import extra
-from polyphony.serve.graph import OUTPUTS
+from polyphony.serve.graph import OUTPUTS, SET
 from polyphony.serve.trace import ExportError, quiet
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ def onnx_model(program: ExportedProgram, metadata: dict[str, str], words: str) -
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
     from onnxscript.optimizer import optimize_ir
 
+    names = [*OUTPUTS, SET][: len(program.graph_signature.user_outputs)]
     with quiet():
         made: Any = torch.onnx.export(
             program,
             input_names=["pixels"],
-            output_names=list(OUTPUTS),
+            output_names=names,
             dynamic_shapes=({0: "batch"},),
             optimize=False,
             verbose=False,

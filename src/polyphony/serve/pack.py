@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from polyphony._util.files import whole_folder
 from polyphony._util.text import counted
 from polyphony.recipe.python import keep_code, own_code
 from polyphony.report.figures.diversity import Group, diversity_chart
-from polyphony.report.run import Run
-from polyphony.runs.rows import Score, headings
+from polyphony.report.style import looks_of
+from polyphony.runs.rows import Latency, Score, SetScore, headings
+from polyphony.runs.run import Run
 from polyphony.runs.samples import Samples
-from polyphony.runs.scores import TEACHERS, score_text
+from polyphony.runs.scores import BEST_TEACHER, TEACHERS, score_text
 from polyphony.runs.store import StoreError
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
@@ -39,7 +41,7 @@ their entropy, how far members disagree (mutual information) and each member's o
 | on test images, calibrated | {headings} |
 |---|{rule}
 {table}
-{picture}
+{trust}{picture}
 ## How to ask it
 
 With Polyphony{importable}:
@@ -92,7 +94,7 @@ def pack_student(
     `to` already, unless that is a packed student and `force` replaces it.
     """
     if to.exists() and not (packing.force and (to / CONFIG).is_file()):
-        raise StoreError(f"{to} is there already, and only a packed student is replaced, by force")
+        raise StoreError(f"{to} exists: only a packed student is replaced, and only by force")
     run = Run.open(folder)
     choice = choose(run, method, seed)
     description, weights = describe(run, choice.method, choice.seed)
@@ -122,7 +124,7 @@ def diversity(run: Run, description: Description) -> bytes | None:
     who = {"teachers": (TEACHERS, None), "student": (description.method, description.seed)}
     found = {label: run.predictions.get((*key, "test")) for label, key in who.items()}
     groups = [
-        Group(f"{label}, test images", run.look[who[label][0]].colour, each.first(run.members))
+        Group(f"{label}, test images", looks_of(run)[who[label][0]].colour, each.first(run.members))
         for label, each in found.items()
         if each is not None and each.varies
     ]
@@ -132,9 +134,9 @@ def diversity(run: Run, description: Description) -> bytes | None:
 
 
 def card(run: Run, student: Student, name: str, *, figure: bool, quantised: Int8 | None = None) -> str:
-    """The model card: what it is, its scores beside the teachers', how to load it."""
+    """The model card: what it is, its scores beside those of the baselines, how to load it."""
     told, heads, own = student.description, headings(Score), own_code(student.description)
-    rows = {"teachers": (TEACHERS, None), "student": (told.method, told.seed)}
+    rows = compared(run, told.method, told.seed)
     cells = {label: " | ".join(score_cells(run, *key, list(heads))) for label, key in rows.items()}
     return CARD_TEXT.format(
         name=name,
@@ -148,11 +150,61 @@ def card(run: Run, student: Student, name: str, *, figure: bool, quantised: Int8
         headings=" | ".join(heads.values()),
         rule="---:|" * len(heads),
         table="\n".join(f"| {label} | {each} |" for label, each in cells.items()),
+        trust=trust_rows(run, rows),
         picture=f"\n![Diversity of the teachers and of the student]({FIGURE})\n" if figure else "",
         shape=", ".join(map(str, told.shape)),
         graph=GRAPH,
         int8=int8_words(quantised) if quantised else "",
     )
+
+
+def compared(run: Run, method: str, seed: int) -> dict[str, tuple[str, int | None]]:
+    """Model and seed by label: the teachers, the best one, one network taught by their mean, the student."""
+    baselines: dict[str, tuple[str, int | None]] = {"teachers": (TEACHERS, None)}
+    for row in run.scored(BEST_TEACHER):
+        baselines[BEST_TEACHER] = (BEST_TEACHER, row.seed)
+    for name in run.methods_with("clean"):
+        is_mean = run.recipe.form_table(name).label == "single" and name != method
+        if is_mean and seed in [row.seed for row in run.scored(name)]:
+            baselines[f"one network ({name})"] = (name, seed)
+    return baselines | {"student": (method, seed)}
+
+
+def trust_rows(run: Run, models: Mapping[str, tuple[str, int | None]]) -> str:
+    """Rows for people who act on an answer: errors at 80 % coverage, 90 % prediction sets, and the price."""
+    errors = {
+        (row.model, row.seed): f"{row.error_80:.1%}"
+        for model, _ in models.values()
+        for row in run.scored(model)
+        if row.error_80 is not None
+    }
+    sets = {
+        (row.model, row.seed): f"{row.size:.2f} ({row.coverage:.1%} hold the true class)"
+        for row in run.table(SetScore)
+        if (row.score, row.wanted, row.label) == ("lac", 0.9, None)
+    }
+    rows = {"errors among the 80 % most confident": errors, "classes in a 90 % prediction set": sets}
+    rows |= price_rows(run, models)
+    lines = [
+        f"| {name} | {' | '.join(cells[key] for key in models.values())} |\n"
+        for name, cells in rows.items()
+        if cells.keys() >= {*models.values()}  # runs of early versions have neither
+    ]
+    head = f"\n| on test images | {' | '.join(models)} |\n|---|{'---:|' * len(models)}\n"
+    return head + "".join(lines) if lines else ""
+
+
+def price_rows(
+    run: Run, models: Mapping[str, tuple[str, int | None]]
+) -> dict[str, dict[tuple[str, int | None], str]]:
+    """Milliseconds of one image and bytes of the exported file, where the run has measured them."""
+    exported = [row for row in run.table(Latency) if row.runtime.startswith("onnxruntime")]
+    prices = {row.model: row for row in exported if row.batch == 1 and row.bytes}
+    found = {key: prices[key[0]] for key in models.values() if key[0] in prices}
+    return {
+        "milliseconds for one image, one thread": {k: f"{row.milliseconds:.2f}" for k, row in found.items()},
+        "file (MB, float32)": {k: f"{(row.bytes or 0) / 1e6:.2f}" for k, row in found.items()},
+    }
 
 
 def int8_words(quantised: Int8) -> str:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from polyphony._util.files import processor
 from polyphony.analysis import latencies
-from polyphony.report.run import Run
 from polyphony.runs.rows import Latency, to_csv
+from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
-from polyphony.runs.store import Trained, write_whole
+from polyphony.runs.stage import Trained
+from polyphony.runs.store import write_whole
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
 from polyphony.serve.load import assemble, describe
@@ -53,7 +54,8 @@ def measure_prices(run: Run) -> list[Latency]:
     All with onnxruntime, or all with PyTorch where one cannot be exported, in one thread of the CPU.
     """
     parts = {model: networks_of(run, model) for model in run.models}
-    loaded = {key: load() for each in parts.values() for key, load in each}
+    loads = {key: load for each in parts.values() for key, load in each}
+    loaded = {key: load() for key, load in loads.items()}
     try:
         priced = {key: in_onnxruntime(student) for key, student in loaded.items()}
     except ExportError:
@@ -98,13 +100,18 @@ def in_onnxruntime(student: Student) -> Priced:
     with TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         export_student(student, path, random_images(COMPARED, student.description.shape))
-        import onnxruntime
+        return priced_file(path.read_bytes())
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = THREADS
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        runtime = f"onnxruntime {onnxruntime.__version__}"
-        return Priced(lambda x: session.run(None, {"pixels": x.numpy()}), path.stat().st_size, runtime)
+
+def priced_file(data: bytes) -> Priced:
+    """An ONNX file in one thread of onnxruntime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = THREADS
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    runtime = f"onnxruntime {onnxruntime.__version__}"
+    return Priced(lambda x: session.run(None, {"pixels": x.numpy()}), len(data), runtime)
 
 
 def in_pytorch(student: Student) -> Priced:

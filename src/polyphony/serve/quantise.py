@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
+from polyphony.serve.rewrite import pad_in_int8, pool_for_slices
 from polyphony.serve.trace import ExportError, quiet
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Layers:
     first: tuple[str, ...]  # of these, layers that nothing weighted runs before
     last: tuple[str, ...]  # and layers that nothing weighted runs after: classifiers
     others: tuple[str, ...]  # what runs between weighted layers
-    last_share: float  # of the classifiers in all weights
+    keep_last: bool  # whether classifiers stay in float32 in any case
 
     def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """What to leave in float32, in words, and the nodes that become int8: the most first."""
@@ -44,7 +45,7 @@ class Layers:
             "the classifier and the first layer": set(everything) - {*self.last, *self.first},
             "all but the layers with weights": set(self.weighted) - {*self.last},
         }
-        if self.last_share <= SMALL_SHARE:
+        if self.keep_last:
             del left["nothing"]
         for words, nodes in left.items():
             if not nodes.isdisjoint(self.weighted):
@@ -61,6 +62,7 @@ def folded_model(model: onnx.ModelProto) -> onnx.ModelProto:
         onnx.save(model, source)
         quant_pre_process(source, target, skip_symbolic_shape=True)
         folded = onnx.load(target)
+    pool_for_slices(folded)
     for number, node in enumerate(folded.graph.node):
         node.name = f"n{number}"
     return folded
@@ -69,21 +71,23 @@ def folded_model(model: onnx.ModelProto) -> onnx.ModelProto:
 def layers_of(model: onnx.ModelProto) -> Layers:
     """What can become int8; an ExportError where there is nothing."""
     graph = model.graph
-    sizes = {each.name: int(np.prod(each.dims)) for each in graph.initializer}
+    shapes = {each.name: tuple(each.dims) for each in graph.initializer}
     weights = {
-        node.name: sizes[node.input[1]]
+        node.name: shapes[node.input[1]]
         for node in graph.node
-        if node.op_type in WEIGHTED and node.input[1] in sizes
+        if node.op_type in WEIGHTED and node.input[1] in shapes
     }
-    if not weights:
+    stacked = {name for name, shape in weights.items() if len(shape) == 3}  # onnxruntime takes one matrix
+    if weights.keys() <= stacked:
         raise ExportError("the network has no convolution or linear layer: there is nothing to make int8")
     before = reached_from(graph.node, weights)
     after = reached_from(graph.node, weights, backwards=True)
     first = tuple(name for name in weights if name not in before)
     last = tuple(name for name in weights if name not in after)
     others = tuple(n.name for n in graph.node if n.op_type in OTHERS and n.name in before and n.name in after)
-    share = sum(weights[name] for name in last) / sum(weights.values())
-    return Layers(tuple(weights), first, last, others, share)
+    share = sum(math.prod(weights[name]) for name in last) / sum(map(math.prod, weights.values()))
+    keep_last = share <= SMALL_SHARE or not stacked.isdisjoint(last)
+    return Layers(tuple(name for name in weights if name not in stacked), first, last, others, keep_last)
 
 
 def reached_from(nodes: Sequence[Any], names: Any, backwards: bool = False) -> set[str]:
@@ -128,6 +132,7 @@ def as_int8(model: onnx.ModelProto, nodes: Sequence[str], pixels: Tensor) -> onn
             extra_options={"MatMulConstBOnly": True},
         )
         made: onnx.ModelProto = onnx.load(target)
+    pad_in_int8(made)
     del made.graph.value_info[:]
     return made
 

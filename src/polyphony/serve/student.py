@@ -19,6 +19,8 @@ from polyphony.serve.pictures import Picture, batches_of
 from polyphony.serve.thresholds import Thresholds
 from polyphony.training.predict import batch_for
 
+NO_THRESHOLDS = "this student has no thresholds of validation images: evaluate its run again"
+
 
 class AnswerError(UserError, ValueError):
     """A student whose network answers with what is no prediction."""
@@ -58,9 +60,14 @@ class Answers:
         The set of an image holds the true class with probability `coverage` or more, if the image comes from
         where the validation images come from: on average over images, not for each class. A set may be empty.
         """
+        scores, threshold = self.set_scores(coverage)
+        return scores <= threshold
+
+    def set_scores(self, coverage: float) -> tuple[Tensor, float]:
+        """The score −log p of each class, and the largest score in a set. [n k]"""
         told, thresholds = self._thresholds()
         log_probs = temper(self.probabilities.log(), thresholds.temperature / told.temperature)
-        return lac(log_probs) <= thresholds.score(coverage)
+        return lac(log_probs), thresholds.score(coverage)
 
     def certain(self, coverage: float = 0.8) -> Tensor:
         """Whether the student is confident enough to answer itself. bool [n]
@@ -71,7 +78,7 @@ class Answers:
 
     def _thresholds(self) -> tuple[Description, Thresholds]:
         if self.description is None or self.description.thresholds is None:
-            raise AnswerError("this student has no thresholds of validation images: evaluate its run again")
+            raise AnswerError(NO_THRESHOLDS)
         return self.description, self.description.thresholds
 
     @property
@@ -113,6 +120,16 @@ class Student:
     def licensed(self, licence: str) -> Student:
         """The same under a licence, which an exported or packed student says."""
         return replace(self, description=self.description.model_copy(update={"licence": licence}))
+
+    def with_sets(self, coverage: float) -> Student:
+        """The same student; a file exported from it has the output `set` with prediction sets.
+
+        Raises an AnswerError if the run has no thresholds, a CoverageError if it has none for this coverage.
+        """
+        if self.description.thresholds is None:
+            raise AnswerError(NO_THRESHOLDS)
+        self.description.thresholds.score(coverage)
+        return replace(self, description=self.description.model_copy(update={"sets": coverage}))
 
     def predict(self, images: Picture | Sequence[Picture], batch: int | None = None) -> Answers:
         """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`).

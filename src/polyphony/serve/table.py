@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from PIL import Image
 from torch import Tensor
 
-from polyphony.report.page import render
 from polyphony.runs.rows import headings
 from polyphony.serve.student import Answers, Student
 
@@ -45,9 +44,10 @@ def answered(
     numbers = (answers.confidence, answers.entropy, answers.mutual_information)
     columns: list[Sequence[Any]] = [names, labels, *(each.tolist() for each in numbers)]
     nothing = [None] * len(names)
-    columns.append([DECIDED_BY[each] for each in answers.certain(coverage).tolist()] if coverage else nothing)
-    held = answers.sets(sets).tolist() if sets else []
-    columns.append([tuple(compress(classes, each)) for each in held] if sets else nothing)
+    sure = [] if coverage is None else answers.certain(coverage).tolist()
+    held = [] if sets is None else answers.sets(sets).tolist()
+    columns.append([DECIDED_BY[each] for each in sure] or nothing)
+    columns.append([tuple(compress(classes, each)) for each in held] or nothing)
     return [Answered(*row) for row in zip(*columns, strict=True)]
 
 
@@ -61,6 +61,8 @@ def contact_sheet(student: Student, rows: Sequence[Answered], images: Tensor) ->
 
     Rows and images, uint8 [n c h w], in the order of the page; of many the first 500 are shown.
     """
+    from polyphony.report.page import render  # here: it imports matplotlib
+
     shown = [(row, picture_data(image)) for row, image in zip(rows[:MOST_SHOWN], images, strict=False)]
     return render(
         "predictions.html",

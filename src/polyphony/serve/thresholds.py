@@ -6,8 +6,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from polyphony._util.settings import Settings
 from polyphony._util.text import UserError
-from polyphony.recipe.table import Table
 from polyphony.runs.rows import Threshold
 
 
@@ -15,7 +15,7 @@ class CoverageError(UserError, ValueError):
     """A coverage that a student cannot be asked for."""
 
 
-class Thresholds(Table):
+class Thresholds(Settings):
     """One entry for each of `coverages`, ascending. A coverage between two takes the higher one's."""
 
     coverages: tuple[float, ...]
@@ -48,5 +48,5 @@ class Thresholds(Table):
     def _place(self, coverage: float) -> int:
         if not self.coverages[0] <= coverage <= self.coverages[-1]:
             ends = f"{self.coverages[0]:g} to {self.coverages[-1]:g}"
-            raise CoverageError(f"a coverage of {coverage:g} cannot be had: choose one from {ends}")
+            raise CoverageError(f"a coverage must be from {ends}, not {coverage:g}")
         return bisect_left(self.coverages, coverage)

@@ -13,9 +13,9 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
 from polyphony.metrics import DirichletPredictions, DiversityBins, Predictions
 from polyphony.report.advice import share_shown
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, write
-from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT, Look
+from polyphony.report.style import MUTED, TEXT, Look, looks_of
 from polyphony.report.tables import Numbers, binned
+from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
@@ -33,9 +33,9 @@ class Group:
 def teacher_diversity(run: Run) -> Chart | Absent:
     """Teachers on training images, as they are and perturbed, and on test images."""
     title = "Diversity of the teachers"
-    groups = _teachers_on(run, "train", "training images")
+    groups, look = _teachers_on(run, "train", "training images"), looks_of(run)
     for names, seen in run.moved:
-        groups.append(Group(f"training, as in {', '.join(names)}", run.look[names[0]].colour, seen))
+        groups.append(Group(f"training, as in {', '.join(names)}", look[names[0]].colour, seen))
     groups += _teachers_on(run, "test", "test images")
     if not groups:
         return Absent(title, "the teachers' predictions are not in the run folder.")
@@ -53,7 +53,8 @@ def student_diversity(run: Run) -> Chart | Absent:
     pooled = {method: run.pooled(method, "test") for method in run.methods}
     tested = {method: each for method, each in pooled.items() if each is not None}
     single = [method for method, each in tested.items() if not each.varies]
-    groups = [Group(method, run.look[method].colour, each) for method, each in tested.items() if each.varies]
+    look = looks_of(run)
+    groups = [Group(method, look[method].colour, each) for method, each in tested.items() if each.varies]
     if not groups and single:
         return Absent(title, "every student is one network, without members.")
     if not groups:
@@ -90,9 +91,9 @@ def external_diversity(run: Run) -> Chart | Absent:
 
 
 def _teachers_on(run: Run, split: str, words: str, methods: Sequence[str] = ()) -> list[Group]:
-    """The ensemble's teachers on a split, if they predicted on it, in the colour of the first method."""
+    """The teachers of the ensemble on a split, if they predicted on it, in the first method's colour."""
     predictions = run.pooled(TEACHERS, split)
-    colour = run.look[methods[0]].colour if methods else TEXT.light
+    colour = looks_of(run)[methods[0]].colour if methods else TEXT.light
     return [] if predictions is None else [Group(words, colour, predictions)]
 
 
@@ -128,14 +129,14 @@ def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: flo
 
 
 def shown_by_temperature(run: Run) -> Chart | Absent:
-    """The teachers' mean-KLD on training images, as they are and moved, beside that on validation images."""
+    """The teachers' mean-KLD on training images, clean and perturbed, as a share of validation images."""
     title = "How much training images reveal"
     clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
     if clean is None or held is None or not held.mean_kld():
         return Absent(title, "the teachers' predictions are not in the run folder, or do not differ.")
     seen = {Look("training images", MUTED, "o"): clean}
     for names, each in run.moved:
-        own = run.look[names[0]]
+        own = looks_of(run)[names[0]]
         seen[Look(f"perturbed as in {', '.join(names)}", own.ink, own.marker)] = each
     shares = {look: [share_shown(each, held, t) for t in TEMPERATURES] for look, each in seen.items()}
     rows = [(look.label, *at) for look, line in shares.items() for at in zip(TEMPERATURES, line, strict=True)]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import Absent, Chart, Panel, diagonal, grouped
-from polyphony.report.run import Run
-from polyphony.report.style import Looks, assign
+from polyphony.report.style import Looks, assign, looks_of
 from polyphony.report.tables import Numbers, PageTable
 from polyphony.runs.rows import GradientSnr, JacobianCosine, columns
+from polyphony.runs.run import Run
 
 Cosines = dict[str, Tensor]  # by method
 Curves = dict[str, tuple[Tensor, Tensor]]  # false and true positive rates, by method
@@ -39,11 +39,11 @@ def jacobian_matching(run: Run) -> list[Chart | PageTable | Absent]:
     if not against:
         return [Absent(_TITLE, "the recipe has no student without teachers to compare with.")]
     splits = {split: cosines(rows, split) for split in dict.fromkeys(row.split for row in rows)}
-    return [jacobian_chart(splits, against, run.look), jacobian_table(splits, against)]
+    return [jacobian_chart(splits, against, looks_of(run)), jacobian_table(splits, against)]
 
 
 def from_scratch(run: Run, methods: Sequence[str]) -> dict[str, str]:
-    """The student from scratch that each method is compared with: of its own form, or else the first."""
+    """The student without teachers that each method is compared with: of its own form, or the first."""
     scratch = [method for method in run.methods_with(None) if method in methods]
     if not scratch:
         return {}
@@ -99,7 +99,7 @@ def jacobian_chart(splits: Mapping[str, Cosines], against: Mapping[str, str], lo
 
 
 def _references(against: Mapping[str, str]) -> tuple[list[str], str]:
-    """The students from scratch that others are compared with, and how each was chosen among several."""
+    """The students without teachers that others are compared with, and how they were chosen."""
     used = list(dict.fromkeys(against.values()))
     return used, "" if len(used) == 1 else ", of the same form where there is one"
 

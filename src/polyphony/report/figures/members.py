@@ -11,9 +11,9 @@ from matplotlib.colors import to_rgb
 from torch import Tensor
 
 from polyphony.report.chart import SMALL, Absent, Chart, Margins, Panel
-from polyphony.report.run import Run
-from polyphony.report.style import MUTED, Look
+from polyphony.report.style import MUTED, Look, looks_of
 from polyphony.report.tables import Numbers
+from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
 MOST = 3  # examples on the page
@@ -40,10 +40,10 @@ def member_predictions(run: Run) -> Chart | Absent:
     images, perturbed = run.views["images"], run.views["perturbed"]
     students = {name.removeprefix(_PREFIX): t for name, t in run.views.items() if name.startswith(_PREFIX)}
     said = {TEACHERS: run.views[TEACHERS], **students}
-    order = _shown(run, students)
+    order, look = _shown(run, students), looks_of(run)
     panels = []
     for place in range(min(MOST, len(images))):
-        here = {run.look[model]: said[model][:, :, place] for model in order}
+        here = {look[model]: said[model][:, :, place] for model in order}
         draw = partial(_draw, image=images[place], perturbed=perturbed[place], said=here)
         panels.append(
             Panel(f"example {place + 1}", draw, 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0))
@@ -51,7 +51,7 @@ def member_predictions(run: Run) -> Chart | Absent:
     which = " that have members" if all(students[name].shape[1] > 1 for name in order[1:]) else ""
     best = f" These are the {len(order) - 1} best students by NLL{which}; the file has all."
     reading = _READING + (best if len(order) < len(said) else "")
-    legend = [run.look[model] for model in order]
+    legend = [look[model] for model in order]
     return Chart("members", _TITLE, reading, panels, _numbers(said), legend, width=SMALL)
 
 
@@ -88,7 +88,7 @@ def _picture(image: Tensor) -> np.ndarray:
 
 
 def _draw(axes: Axes, *, image: Tensor, perturbed: Tensor, said: Mapping[Look, Tensor]) -> None:
-    """An image before and after [c h w], and under them what each model says. said [2 m k]"""
+    """An image before and after [c h w], and under them the predictions of each model. said [2 m k]"""
     axes.axis("off")
     unit = 1 / _height(len(said))  # one panel's width, as a share of its height
     difference = visible_difference(image, perturbed)

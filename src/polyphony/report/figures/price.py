@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from polyphony._util.text import counted
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Absent, Chart, Margins, Panel, spread
-from polyphony.report.run import Run
-from polyphony.report.style import RULE, Look
+from polyphony.report.style import RULE, Look, looks_of
 from polyphony.report.tables import Numbers
+from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
 _TITLE = "Quality for its price"
 _WIDTH, _LINE = 400.0, 14.0  # of a panel, and of a line of labels, in points
+_MARK, _ASIDE, _LETTER = 6.0, 16.0, 6.6  # half a mark, from a mark to its label, a letter; in points
 _MARGINS = Margins(left=58.0, bottom=44.0, right=14.0, top=12.0)
 
 
@@ -36,8 +40,8 @@ class Priced:
 Cost = Callable[[Run, str], float | None]
 
 
-def quality_for_price(run: Run) -> Chart | Absent:
-    """The picture that sells a student, or does not: NLL against milliseconds, every mark labelled."""
+def quality_for_price(run: Run, models: Sequence[str] | None = None) -> Chart | Absent:
+    """NLL against milliseconds, every mark labelled, of some models (default: all)."""
     row = run.price(TEACHERS)
     if row is None:
         return Absent(_TITLE, "latency was not measured: run 'polyphony analyse RUN latency'.")
@@ -47,7 +51,7 @@ def quality_for_price(run: Run) -> Chart | Absent:
         " standard deviation over seeds. The grey line averages 1, 2, … teachers. A student below it is"
         " better than an ensemble of the same price."
     )
-    return _chart("price", _TITLE, reading, run, {f"milliseconds for {images}": _milliseconds})
+    return _chart("price", _TITLE, reading, run, {f"milliseconds for {images}": _milliseconds}, models)
 
 
 def other_costs(run: Run) -> Chart:
@@ -77,10 +81,17 @@ def _training(run: Run, model: str) -> float | None:
     return (sum(seconds) if model == TEACHERS else fmean(seconds)) if seconds else None
 
 
-def _chart(name: str, title: str, reading: str, run: Run, costs: Mapping[str, Cost]) -> Chart:
+def _chart(
+    name: str,
+    title: str,
+    reading: str,
+    run: Run,
+    costs: Mapping[str, Cost],
+    models: Sequence[str] | None = None,
+) -> Chart:
     panels, rows = [], []
     for words, cost in costs.items():
-        points = [point for model in run.models if (point := _priced(run, model, cost))]
+        points = [point for model in models or run.models if (point := _priced(run, model, cost))]
         if points:
             draw = partial(_draw, points=points, line=_ensembles(run, cost), label=words)
             panels.append(Panel(words if len(costs) > 1 else "", draw, _aspect(len(points)), _MARGINS))
@@ -97,11 +108,11 @@ def _aspect(models: int) -> float:
 def _priced(run: Run, model: str, cost: Cost) -> Priced | None:
     price = cost(run, model)
     label = f"{run.members} teachers" if model == TEACHERS and run.members > 1 else model
-    return None if price is None else Priced(label, price, run.mean(model, "nll"), run.look[model])
+    return None if price is None else Priced(label, price, run.mean(model, "nll"), looks_of(run)[model])
 
 
 def _ensembles(run: Run, cost: Cost) -> list[tuple[float, float]]:
-    """(price, NLL) of the mean of 1, 2, … teachers, as far as there are in the ensemble."""
+    """(price, NLL) of the mean of 1, 2, … teachers of the ensemble."""
     together, curve = cost(run, TEACHERS), run.curves.get("calibrated", [])
     sizes = list(enumerate(curve))[1 : run.members + 1]
     return [(size * (together or 0.0) / run.members, nll) for size, nll in sizes]
@@ -113,35 +124,55 @@ def _draw(axes: Axes, *, points: Sequence[Priced], line: Sequence[tuple[float, f
     for each in points:
         mark = {**each.look.mark, "markersize": 7.5, "linestyle": "", "elinewidth": 1.4}
         axes.errorbar(each.price, each.nll.mean, spread(each.nll), **mark, zorder=3)
-    axes.set_xlim(0, 1.08 * max(each.price for each in points))
+    axes.set_xlim(0, 1.1 * max(each.price for each in points))
     axes.margins(y=0.12)
     axes.set(xlabel=label, ylabel="calibrated NLL on test images")
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    middle = axes.get_xlim()[1] / 2
-    for right in (True, False):
-        _write_labels(axes, [each for each in points if (each.price <= middle) == right], right)
+    _write_labels(axes, points)
 
 
-def _write_labels(axes: Axes, points: Sequence[Priced], right: bool) -> None:
-    """The names of points beside them, moved up or down until no two overlap, with a thin line to each."""
-    low, high = axes.get_ylim()
-    tall = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted()).height * 72
-    order = sorted(points, key=lambda each: each.nll.mean)
-    wanted = [(each.nll.mean - low) / (high - low) * tall for each in order]
-    for each, at, height in zip(order, wanted, apart(wanted, _LINE, tall), strict=True):
+def _write_labels(axes: Axes, points: Sequence[Priced]) -> None:
+    """The name of each point in the nearest free place beside it, with a thin line to the point."""
+    size = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())  # in inches
+    across, up = 72 * size.width / axes.get_xlim()[1], 72 * size.height / float(np.ptp(axes.get_ylim()))
+    marks = []
+    for each in points:
+        x, y = each.price * across, (each.nll.mean - axes.get_ylim()[0]) * up
+        bar = max(_MARK, spread(each.nll) * up)
+        marks.append(Bbox.from_extents(x - _MARK, y - bar, x + _MARK, y + bar))
+    widths = [_LETTER * len(each.label) for each in points]
+    places = free_places(marks, widths, 72 * size.width, 72 * size.height)
+    for each, mark, place in zip(points, marks, places, strict=True):
+        right, colour = place.x0 > mark.x0, each.look.colour
+        offset = (place.x0 if right else place.x1) - (mark.x0 + mark.x1) / 2, place.y0 + _LINE / 2
         axes.annotate(
-            each.label, (each.price, each.nll.mean), (16 if right else -16, height - at),
-            textcoords="offset points", ha="left" if right else "right", va="center", color=each.look.colour,
-            arrowprops={"arrowstyle": "-", "color": each.look.colour, "linewidth": 0.6, "shrinkA": 1},
+            each.label, (each.price, each.nll.mean), (offset[0], offset[1] - (mark.y0 + mark.y1) / 2),
+            textcoords="offset points", ha="left" if right else "right", va="center", color=colour,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (not right, 0.5)},
         )  # fmt: skip
 
 
-def apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
-    """Ascending heights, moved as little as need be so that neighbours are `gap` apart and none is above."""
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    for at in reversed(range(len(placed))):
-        placed[at] = min(placed[at], top - gap * (len(placed) - 1 - at))
-    return placed
+def free_places(marks: Sequence[Bbox], widths: Sequence[float], right: float, top: float) -> list[Bbox]:
+    """A place for the label of each mark: the nearest inside the panel that overlaps no mark and no label.
+
+    Where there is none, the nearest inside the panel, or the nearest of all.
+    """
+    taken = list(marks)
+    for mark, width in zip(marks, widths, strict=True):
+        places = list(_around(mark, width, right, top))
+        inside = [place for place in places if place.x0 >= 0 and place.x1 <= right]
+        free = [place for place in inside if not any(map(place.overlaps, taken))]
+        taken.append([*free, *inside, *places][0])
+    return taken[len(marks) :]
+
+
+def _around(mark: Bbox, width: float, right: float, top: float) -> Iterator[Bbox]:
+    """Places for a label, the nearest first: right and left of the mark, then the lines below and above."""
+    x, y = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
+    for line in range(2 * math.ceil(top / _LINE)):
+        bottom = y + _LINE * ((line + 1) // 2 * (-1) ** line - 0.5)
+        if 0 <= bottom <= top - _LINE:
+            middle = min(max(x - width / 2, 0), right - width)
+            for left in (*([middle] if line else []), x + _ASIDE, x - _ASIDE - width):
+                yield Bbox.from_extents(left, bottom, left + width, bottom + _LINE - 1)

@@ -14,9 +14,9 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter
 from polyphony import metrics
 from polyphony.metrics import Reliability
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, diagonal
-from polyphony.report.run import Run
-from polyphony.report.style import RULE, TEXT, Look, Looks
+from polyphony.report.style import RULE, TEXT, Look, Looks, looks_of
 from polyphony.report.tables import Numbers, Value, binned
+from polyphony.runs.run import Run
 from polyphony.runs.scores import CALIBRATIONS, TEACHERS
 
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
@@ -32,19 +32,19 @@ def dee_curves(run: Run) -> Chart | Absent:
         return Absent(_DEE_TITLE, "the curve of teachers is not in the run folder.")
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
+    look = looks_of(run)
     for kind, curve in run.curves.items():
         points = {}
         for model in run.models[1:]:
             scored = run.scored(model, calibration=kind)
             points[model] = [(row.dee, row.nll) for row in scored if row.dee is not None]
-        panels.append(Panel(kind, partial(_curve, curve=curve, points=points, look=run.look), 1.15))
+        panels.append(Panel(kind, partial(_curve, curve=curve, points=points, look=look), 1.15))
         rows += [(kind, TEACHERS, None, float(size), nll) for size, nll in enumerate(curve)]
         for model, seeds in points.items():
             rows += [(kind, model, place, *at) for place, at in enumerate(seeds)]
     numbers = Numbers(["calibration", "model", "place", "dee", "nll"], rows)
-    return Chart(
-        "dee", _DEE_TITLE, dee_reading(run.teacher_count), panels, numbers, [run.look[m] for m in run.models]
-    )
+    legend = [look[model] for model in run.models]
+    return Chart("dee", _DEE_TITLE, dee_reading(run.teacher_count), panels, numbers, legend)
 
 
 def dee_reading(size: int) -> str:
@@ -52,7 +52,7 @@ def dee_reading(size: int) -> str:
     sizes = "1 and 2" if size == 2 else f"1, 2, … {size}"
     line, end = f"{sizes} teachers averaged (mean over subsets)", f"all {size} together"
     if size == 1:
-        line, end = "no teacher and of the only one", "that teacher"
+        line, end = "a uniform guess and of the only teacher", "that teacher"
     return (
         f"The line is the NLL of {line}. Each mark is one seed of a student; its place on the lower axis is"
         f" the number of teachers that it is worth (DEE). Marks at “>{size}” are better than {end}."
@@ -82,9 +82,10 @@ def reliability_diagrams(run: Run) -> Chart | Absent:
     """Accuracy against confidence, a panel for the teachers and every student, standard and calibrated."""
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
+    look = looks_of(run)
     for model in run.models:
         if found := _reliabilities(run, model):
-            panels.append(Panel(model, partial(_reliability, found=found, look=run.look[model]), 1.0))
+            panels.append(Panel(model, partial(_reliability, found=found, look=look[model]), 1.0))
         for kind, each in found.items():
             bins = binned(each.edges, each.count.int(), each.confidence, each.accuracy)
             rows += [(model, kind, *numbers) for numbers in bins]
@@ -100,7 +101,7 @@ def reliability_diagrams(run: Run) -> Chart | Absent:
 
 
 def _reliabilities(run: Run, model: str) -> dict[str, Reliability]:
-    """Those of both calibrations, as far as they are there."""
+    """The reliability diagrams of both calibrations, if predictions are there."""
     found, tested = {}, run.pooled(model, "test")
     for kind in CALIBRATIONS:
         log_probs = run.log_probs(model, kind)

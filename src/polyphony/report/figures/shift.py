@@ -13,11 +13,11 @@ from torch import Tensor
 
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped, write
-from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT, Look, Looks
+from polyphony.report.style import MUTED, TEXT, Look, Looks, looks_of
 from polyphony.report.tables import Numbers, Value, binned, slug
 from polyphony.runs.predictions import UNKNOWN
 from polyphony.runs.rows import CorruptedScore
+from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
 BINS = 30
@@ -44,8 +44,9 @@ def entropy_chart(run: Run, name: str) -> Chart:
     top = max(float(side.max()) for both in shares.values() for side in both)
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
+    look = looks_of(run)
     for model, entropies in found.items():
-        draw = partial(_histograms, entropies=entropies, edges=edges, top=top, look=run.look[model])
+        draw = partial(_histograms, entropies=entropies, edges=edges, top=top, look=look[model])
         panels.append(Panel(model, partial(draw, shares=shares[model]), 1.2))
         rows += [(model, *each) for each in binned(edges, *shares[model])]
     reading = (
@@ -58,7 +59,7 @@ def entropy_chart(run: Run, name: str) -> Chart:
 
 
 def _entropies(run: Run, model: str, name: str) -> list[Tensor]:
-    """Those of a model's predictions on test images and on unknown ones, in nats, if both are there."""
+    """Entropies on test images and on unknown images, in nats; empty if one is missing."""
     sides = [run.pooled(model, split) for split in ("test", f"{UNKNOWN}{name}")]
     known = [metrics.entropy(each.log_probs()) for each in sides if each is not None]
     return known if len(known) == len(sides) else []
@@ -98,8 +99,8 @@ def corruption_boxes(run: Run) -> list[Chart | Absent]:
     if not rows:
         why = "run 'polyphony evaluate RUN --corrupted NAME', for example cifar10-c."
         return [Absent(_CORRUPTED, why)]
-    names = dict.fromkeys(row.data for row in rows)
-    return [corruption_chart(name, [row for row in rows if row.data == name], run.look) for name in names]
+    names, look = dict.fromkeys(row.data for row in rows), looks_of(run)
+    return [corruption_chart(name, [row for row in rows if row.data == name], look) for name in names]
 
 
 def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) -> Chart:

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from polyphony.report.chart import Absent, Chart, Panel, grouped
-from polyphony.report.run import Run
-from polyphony.report.style import Looks
+from polyphony.report.style import Looks, looks_of
 from polyphony.report.tables import Numbers, Value
+from polyphony.runs.run import Run
 
 Series = list[tuple[int, float, float, float]]  # epoch, mean, least, largest over seeds
 _COLUMNS = {
@@ -25,15 +25,16 @@ _TITLE = "Learning curves"
 
 def learning_curves(run: Run) -> Chart | Absent:
     """Validation NLL, accuracy and, where members were compared, diversity of the teachers and students."""
-    logs = {model: log for model in run.models if (log := run.logs(model))}
+    logs = {model: log for model in run.trained if (log := run.logs(model))}
+    look = looks_of(run)
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
     for column, words in _COLUMNS.items():
         lines = {model: line for model, each in logs.items() if (line := over_seeds(each, column))}
         rows += [(column, model, *point) for model, line in lines.items() for point in line]
         if lines:
-            draw = partial(_lines, lines=lines, look=run.look, column=column)
-            panels += grouped(words, list(lines), run.look, draw, 1.3)
+            draw = partial(_lines, lines=lines, look=look, column=column)
+            panels += grouped(words, list(lines), look, draw, 1.3)
     if not panels:
         return Absent(_TITLE, "the run folder has no training logs.")
     reading = (
@@ -43,7 +44,7 @@ def learning_curves(run: Run) -> Chart | Absent:
     if any(column == "valid_kld" for column, *_ in rows):
         reading += " Members whose mean-KLD falls towards 0 become one predictor."
     numbers = Numbers(["score", "model", "epoch", "mean", "least", "largest"], rows)
-    return Chart("learning", _TITLE, reading, panels, numbers, [run.look[model] for model in logs])
+    return Chart("learning", _TITLE, reading, panels, numbers, [look[model] for model in logs])
 
 
 def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Series:

@@ -9,25 +9,25 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from polyphony.report.chart import Absent, Chart, grouped
-from polyphony.report.run import Run
-from polyphony.report.style import Looks
+from polyphony.report.style import Looks, looks_of
 from polyphony.report.tables import Numbers, Value
+from polyphony.runs.run import Run
 
-COVERAGES = [percent / 100 for percent in range(20, 101)]  # below, few images decide
+COVERAGES = [percent / 100 for percent in range(50, 101)]  # below, few errors are left to compare
 _TITLE = "How often is it wrong if it may pass images to a person?"
 
 Curves = Mapping[str, Sequence[float]]  # error rates at `COVERAGES` by model
 
 
-def risk_coverage(run: Run) -> Chart | Absent:
-    """A line for each model: error rate among its most confident answers, mean over seeds."""
-    curves = {model: found for model in run.models if (found := _curve(run, model))}
+def risk_coverage(run: Run, models: Sequence[str] = ()) -> Chart | Absent:
+    """A line for each model (default: all): error rate among its most confident answers, mean over seeds."""
+    curves = {model: found for model in models or run.models if (found := _curve(run, model))}
     if not curves:
         return Absent(_TITLE, "test predictions or temperatures are not in the run folder.")
-    legend = [run.look[model] for model in curves]
+    legend = [looks_of(run)[model] for model in curves]
 
     def draw(axes: Axes, models: Sequence[str]) -> None:
-        _lines(axes, {model: curves[model] for model in models}, run.look)
+        _lines(axes, {model: curves[model] for model in models}, looks_of(run))
 
     rows: list[Sequence[Value]] = [
         (model, *at) for model, curve in curves.items() for at in zip(COVERAGES, curve, strict=True)
@@ -37,7 +37,7 @@ def risk_coverage(run: Run) -> Chart | Absent:
         " most sure; the line is the error rate among those, the mean over seeds. Lower is better. At 100 %"
         " it is the error rate on all test images."
     )
-    panels = grouped("", list(curves), run.look, draw, 1.35)
+    panels = grouped("", list(curves), looks_of(run), draw, 1.35)
     return Chart(
         "risk-coverage", _TITLE, reading, panels, Numbers(["model", "coverage", "error"], rows), legend
     )
@@ -56,8 +56,10 @@ def _curve(run: Run, model: str) -> list[float]:
 
 def _lines(axes: Axes, curves: Curves, look: Looks) -> None:
     for model, curve in curves.items():
-        axes.plot(COVERAGES, curve, color=look[model].colour, marker=look[model].marker, markevery=20)
-    axes.set(xlim=(COVERAGES[0], 1.04), xlabel="coverage: share of images answered", ylabel="error rate")
+        axes.plot(
+            COVERAGES, curve, color=look[model].colour, marker=look[model].marker, markevery=10, linewidth=1.4
+        )
+    axes.set(xlim=(COVERAGES[0], 1.02), xlabel="coverage: share of images answered", ylabel="error rate")
     axes.set_ylim(bottom=0.0)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))

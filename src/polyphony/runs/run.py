@@ -1,4 +1,4 @@
-"""What a page needs of a run folder: recipe, scores, logs, predictions and analyses, each read once."""
+"""The reader of a run folder: recipe, scores, prices, logs, predictions and analyses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyphony.metrics import MeanSd, Predictions
 from polyphony.recipe import Recipe, RecipeError, check
-from polyphony.report.files import (
+from polyphony.runs.files import (
     Done,
     Facts,
     Row,
@@ -25,8 +25,6 @@ from polyphony.report.files import (
     read_table,
     read_views,
 )
-from polyphony.report.paper import PaperExperiments, experiments_of
-from polyphony.report.style import Look, assign
 from polyphony.runs.predictions import CORRUPTED, prediction_path, read_predictions
 from polyphony.runs.rows import EnsembleNll, Latency, Score, Temperature
 from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text, select
@@ -35,14 +33,14 @@ from polyphony.runs.store import FileError, damaged
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder with scores. What is asked for is read and checked, once; a model never is."""
+    """A run folder with scores. Each file is read and checked once, on first use; models are never loaded."""
 
     folder: Path
     _tables: dict[type[Any], list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """The run in a folder; a StoreError, in one sentence, if there is none or it is not evaluated."""
+        """The run in a folder; raises a StoreError if there is none or it is not evaluated."""
         run = cls(folder)
         path = folder / Score.file
         for needed in (folder / "recipe.json", path):
@@ -57,7 +55,7 @@ class Run:
         return run
 
     def check_models(self, path: Path, models: Iterable[str]) -> None:
-        """Raise for a table of models that the recipe does not have."""
+        """Raise if a table names models that the recipe does not have."""
         for model in models:
             if model not in (TEACHERS, BEST_TEACHER, *self.recipe.methods):
                 raise damaged(path, f"recipe.json has no method '{model}'")
@@ -78,12 +76,12 @@ class Run:
 
     @property
     def members(self) -> int:
-        """How many teachers are the ensemble; the others are there for the DEE curve."""
+        """The number of teachers in the ensemble; extra teachers only extend the DEE curve."""
         return self.recipe.members
 
     @property
     def teacher_count(self) -> int:
-        """How many teachers the DEE curve was made of."""
+        """The number of teachers behind the DEE curve."""
         return self.recipe.members + self.recipe.teachers.extra
 
     @cached_property
@@ -93,46 +91,36 @@ class Run:
 
     @cached_property
     def methods(self) -> list[str]:
-        """The students' methods that have test scores, in the recipe's order."""
+        """The methods with test scores, in the order of the recipe."""
         scored = {score.model for score in self.scores if score.split == "test"}
         return [name for name in self.recipe.methods if name in scored]
 
     @property
     def models(self) -> list[str]:
-        """The teachers, the best one alone where it was scored, then the students."""
+        """The teachers, the best single teacher if it was scored, then the students."""
         best = [BEST_TEACHER] if self.scored(BEST_TEACHER) else []
         return [TEACHERS, *best, *self.methods]
 
     @property
     def trained(self) -> list[str]:
-        """What was trained: the teachers, and the students of each method."""
+        """The models that were trained: the teachers, and the students of each method."""
         return [TEACHERS, *self.methods]
 
     @property
     def baseline(self) -> str | None:
-        """The model that stands for one network: the best teacher, or the teachers where there is one."""
+        """The single-network baseline: the best teacher, or the only one; None in early runs."""
         return BEST_TEACHER if self.scored(BEST_TEACHER) else TEACHERS if self.members == 1 else None
 
-    @cached_property
-    def look(self) -> dict[str, Look]:
-        """How each model is drawn everywhere."""
-        return assign([(name, self.perturbation(name)) for name in self.methods])
-
-    @cached_property
-    def paper(self) -> PaperExperiments | None:
-        """The paper's experiments that the recipe is."""
-        return experiments_of(self.recipe)
-
     def perturbation(self, method: str) -> str | None:
-        """What a method does to the inputs ("clean", "ods", …); none for one from scratch."""
+        """The perturbation of a method ("clean", "ods", …); None without teachers."""
         return self.recipe.methods[method].label or None
 
     def methods_with(self, perturbation: str | None) -> list[str]:
-        """The methods that perturb in this way."""
+        """The methods with this perturbation."""
         return [name for name in self.methods if self.perturbation(name) == perturbation]
 
     def members_of(self, model: str) -> int:
-        """How many members a model has when it predicts; of the teachers those that are the ensemble."""
+        """The number of members of a model when it predicts, without extra teachers."""
         if model in (TEACHERS, BEST_TEACHER):
             return self.members if model == TEACHERS else 1
         saved = [each.members for (name, _, _), each in self.predictions.items() if name == model]
@@ -147,7 +135,7 @@ class Run:
         return mean_of(self.scored(model), column)
 
     def by_seed(self, model: str, column: str, calibration: str = "calibrated") -> dict[int | None, float]:
-        """A column of a model's test scores by seed, where it is not missing."""
+        """A column of a model's test scores by seed, without missing values."""
         found = {score.seed: getattr(score, column) for score in self.scored(model, calibration=calibration)}
         return {seed: value for seed, value in found.items() if value is not None}
 
@@ -157,11 +145,11 @@ class Run:
         return score_text(column, list(values), self.teacher_count)
 
     def params(self, model: str) -> int:
-        """How many parameters a model has, the teachers of the ensemble together."""
+        """The number of parameters of a model; for the teachers, of all in the ensemble."""
         return self.scored(model)[0].params
 
     def dee(self, model: str, calibration: str = "calibrated") -> Dee | None:
-        """How many teachers a model is worth; nothing without a DEE curve."""
+        """How many teachers a model is worth; None without a DEE curve."""
         seeds = list(self.by_seed(model, "dee", calibration).values())
         nll = mean_of(self.scored(model, calibration=calibration), "nll").mean
         curve = self.curves.get(calibration, ())
@@ -170,8 +158,8 @@ class Run:
     def follows(self, model: str) -> float | None:
         """How far members follow their own teachers: `voice` as a share of the teachers' mean-KLD.
 
-        That is 1 for exact copies of the teachers, and 0 for members that are as far from their own teacher
-        as from the others. Nothing for a student without a member for each teacher, or without teachers.
+        1 for exact copies of the teachers, 0 for members that are as far from their own teacher as from the
+        others. None for a student without a member for each teacher, or without teachers.
         """
         if model not in self.methods or self.perturbation(model) is None:
             return None
@@ -179,10 +167,10 @@ class Run:
         return fmean(voices) / most if voices and most else None
 
     def kept(self, model: str) -> float | None:
-        """A student's mean-KLD as a share of the teachers'; nothing for one that is worse than one teacher.
+        """A student's mean-KLD as a share of the teachers'.
 
-        Members that are wrong in different ways are diverse too, and that is worth nothing. Nothing for one
-        network either.
+        None for one network, and for a student that is worse than one teacher: its members are diverse
+        because they are wrong in different ways.
         """
         dee, mine, most = self.dee(model), self.mean(model, "kld").mean, self.mean(TEACHERS, "kld").mean
         worse = dee is not None and dee.value < 1
@@ -210,7 +198,7 @@ class Run:
 
     @cached_property
     def predictions(self) -> dict[tuple[str, int | None, str], Predictions]:
-        """Model, seed and split → what was predicted, but on corrupted images; of the teachers all."""
+        """Predictions by model, seed and split, without corrupted images; with the extra teachers."""
         found: dict[tuple[str, int | None, str], Predictions] = {}
         members, classes = {TEACHERS: self.members}, 0
         for model, seed, path in self._prediction_files():
@@ -230,12 +218,12 @@ class Run:
                     yield score.model, score.seed, path
 
     def images(self, split: str) -> int | None:
-        """How many images a split has that the teachers predicted on; nothing where they did not."""
+        """The number of images of a split; None if the teachers did not predict on it."""
         path = prediction_path(self.folder, TEACHERS, None, split)
         return count_images(path) if path.is_file() else None
 
     def ensemble(self, model: str, split: str) -> dict[int | None, Predictions]:
-        """A model's predictions by seed, as far as they are there; of the teachers only the ensemble's."""
+        """A model's saved predictions by seed, without extra teachers."""
         if model == BEST_TEACHER:
             together = self.ensemble(TEACHERS, split).values()
             numbers = [row.seed for row in self.scored(model)]
@@ -247,7 +235,7 @@ class Run:
         }
 
     def pooled(self, model: str, split: str) -> Predictions | None:
-        """The same with the examples of all seeds in one row: [m s·n k]."""
+        """The same with the images of all seeds joined: [m s·n k]."""
         each = self.ensemble(model, split)
         return Predictions.joined(list(each.values())) if each else None
 
@@ -260,8 +248,8 @@ class Run:
         return found
 
     def log_probs(self, model: str, calibration: str) -> Tensor | None:
-        """Log-probabilities of the test images as `pooled` has them, each seed's at its own temperature if
-        calibrated; nothing where predictions or temperatures are not there. [s·n k]"""
+        """Log-probabilities of the test images in the order of `pooled`; if calibrated, at each seed's
+        temperature. None if predictions or temperatures are missing. [s·n k]"""
         found = []
         for seed, each in self.ensemble(model, "test").items():
             temperature = 1.0 if calibration == "standard" else self.temperatures.get((model, seed))
@@ -272,7 +260,7 @@ class Run:
 
     @cached_property
     def moved(self) -> list[tuple[list[str], Predictions]]:
-        """What the teachers predicted where methods perturb, once for methods whose images are the same."""
+        """The teachers' predictions on perturbed training images, with the methods that share them."""
         groups: list[tuple[list[str], Predictions]] = []
         for method in self.methods:
             saved = self.pooled(TEACHERS, f"train+{method}")
@@ -286,24 +274,24 @@ class Run:
         return groups
 
     def table(self, kind: type[Row]) -> list[Row]:
-        """A table of the analyses; without rows where it was not made."""
+        """The rows of a table; empty if the file is missing."""
         if kind not in self._tables:
             self._tables[kind] = read_table(self.folder, kind) if (self.folder / kind.file).is_file() else []
         return self._tables[kind]
 
     @cached_property
     def views(self) -> dict[str, Tensor] | None:
-        """What each member says of a few images, and the images, or nothing."""
+        """A few images and the predictions of each member on them; None if not measured."""
         path = self.folder / "analysis" / "members.safetensors"
         return read_views(path) if path.is_file() else None
 
     def logs(self, model: str) -> list[list[dict[str, float]]]:
-        """The training logs of a method's seeds, or of the teachers: one row an epoch."""
+        """The training logs of a model, one row per epoch."""
         return [read_log(path) for path in self._of_trainings(model, "log.jsonl")]
 
     @cached_property
     def trainings(self) -> dict[str, list[Done]]:
-        """What each finished training of a model says of itself."""
+        """done.json of each finished training, by model."""
         return {
             model: [read_object(path, Done) for path in self._of_trainings(model, "done.json")]
             for model in self.trained
@@ -321,7 +309,7 @@ class Run:
         return {model: self.seconds(model) for model in self.trained}
 
     def adopted(self, model: str) -> list[str]:
-        """The name of the run folder each training that was not done here was taken over from."""
+        """For each training taken over from another run, the name of that run folder."""
         depth = 3 if model == TEACHERS else 4  # from the end: RUN/teachers/0, RUN/students/METHOD/0
         parts = [Path(each.adopted).parts for each in self.trainings[model] if each.adopted]
         return [each[-depth] if len(each) >= depth else "elsewhere" for each in parts]

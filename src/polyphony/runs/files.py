@@ -1,4 +1,4 @@
-"""The files of a run folder, read and checked: one sentence for a file that is not what was written."""
+"""Readers for the files of a run folder; a damaged file raises a FileError with one sentence."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Facts(BaseModel):
-    """recipe.json: the resolved recipe's table, the data's fingerprints, its classes, versions, machine.
+    """recipe.json: the resolved recipe, the fingerprints and classes of the data, versions, machine.
 
-    And the students' network, where the recipe only says which files describe it.
+    `network` is the students' network if the recipe only names the files that describe it.
     """
 
     recipe: dict[str, Any]
@@ -35,7 +35,7 @@ class Facts(BaseModel):
 
 
 class Asked(BaseModel):
-    """sweep.json as far as a report reads it: what was swept, and how."""
+    """The parts of sweep.json that a report reads: what was swept, and how."""
 
     recipe: str
     method: str
@@ -45,14 +45,14 @@ class Asked(BaseModel):
 
 
 class Done(BaseModel):
-    """A training's done.json as far as a report reads it."""
+    """The parts of a training's done.json that a report reads."""
 
     seconds: float | None = None
     adopted: str | None = None
 
 
 def read_object(path: Path, shape: type[Shape]) -> Shape:
-    """A JSON object of a shape."""
+    """A JSON file, validated as this model."""
     value = read_json(path)
     try:
         return shape.model_validate_json(json.dumps(value), strict=True)
@@ -70,7 +70,7 @@ def read_table(run: Path, kind: type[Row]) -> list[Row]:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """A training log, a row an epoch; a line that a stopped training left half written is not counted."""
+    """A training log with one row per epoch; ignores a half-written last line."""
     try:
         text = read_bytes(path).decode()
         return [_epoch(json.loads(line)) for line in text[: text.rfind("\n") + 1].splitlines()]
@@ -86,7 +86,7 @@ def _epoch(row: Any) -> dict[str, float]:
 
 
 def count_images(path: Path) -> int:
-    """Of how many images saved predictions are, without reading them."""
+    """The number of images in a file of predictions, from its header alone."""
     with opened(path) as file:
         shape = file.get_slice("logits").get_shape()
     if len(shape) != 3:

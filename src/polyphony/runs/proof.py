@@ -1,0 +1,65 @@
+"""What a training has shown of its network with members, so that the student is loaded without a trial."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib import metadata
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from polyphony import __version__
+from polyphony._util.settings import Settings
+from polyphony.ensembles import Ensemble
+from polyphony.nn.conversion import Order
+from polyphony.nn.members import order_of
+from polyphony.recipe import Blueprint, FormTable
+from polyphony.runs.stage import Record
+from polyphony.runs.store import spec_key
+
+
+class Proof(Settings):
+    """The order in which members reach the layers of a network, and the hash of all that it depends on."""
+
+    key: str
+    order: Order
+
+    @classmethod
+    def of(cls, student: Ensemble, form: FormTable, blueprint: Blueprint) -> Proof | None:
+        """Of a student that has run on images of the blueprint's shape; none where it was not converted."""
+        order = order_of(getattr(student, "network", None))
+        return None if order is None else cls(key=proof_key(order, form, blueprint), order=order)
+
+    @classmethod
+    def read(cls, record: Record) -> Proof | None:
+        """From what a training says of itself; early ones say nothing."""
+        with suppress(ValidationError):
+            return cls.model_validate_json(json.dumps(record.get("proof")), strict=True)
+        return None
+
+
+def proven(blueprint: Blueprint, form: FormTable, proof: Proof | None) -> Blueprint:
+    """The blueprint of a network that needs no trial, if the proof is of this one."""
+    holds = proof is not None and proof.key == proof_key(proof.order, form, blueprint)
+    return replace(blueprint, proven=proof.order) if proof and holds else blueprint
+
+
+def proof_key(order: Order, form: FormTable, blueprint: Blueprint) -> str:
+    """The hash of an order, the network and form it is of with their code, images' shape and libraries."""
+    spec: dict[str, Any] = {
+        "order": asdict(order),
+        "network": blueprint.table.spec(),
+        "form": form.spec(),
+        "shape": list(blueprint.shape),
+        "versions": {"polyphony": __version__, "torch": torch.__version__, **library(blueprint)},
+    }
+    return spec_key(spec)
+
+
+def library(blueprint: Blueprint) -> dict[str, str]:
+    """The library that the network is taken from, with its version, if it is."""
+    kind = getattr(blueprint.table, "kind", "")
+    return {kind: metadata.version(kind)} if kind in ("timm", "transformers") else {}

@@ -1,0 +1,304 @@
+"""The folders of trainings: a stage has a key, the hash of everything that its result depends on.
+
+A stage is a folder with `weights.safetensors`, `log.jsonl`, `resume.pt` (until it is done) and `done.json`.
+Its `spec` is the nested dict that its key is the hash of.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import safetensors.torch
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from polyphony._util.files import LOCK, claim, clear_leftovers, regular, remove, share_file, whereabouts
+from polyphony._util.text import first_line
+from polyphony.runs.store import (
+    ChangedError,
+    FolderError,
+    Spec,
+    StaleError,
+    StoreError,
+    as_json,
+    flat,
+    read_bytes,
+    read_json,
+    sha256,
+    spec_key,
+    write_whole,
+)
+
+Record = dict[str, Any]  # started.json or done.json
+NO_TEACHERS: Mapping[str, str] = MappingProxyType({})
+WEIGHTS, LOG, RESUME = "weights.safetensors", "log.jsonl", "resume.pt"
+STARTED, DONE = "started.json", "done.json"  # the record of a training while it runs, and afterwards
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The reader of the folder of a training."""
+
+    folder: Path
+
+    def is_there(self) -> bool:
+        """Whether the training is finished."""
+        return (self.folder / DONE).exists()
+
+    def record(self) -> Record:
+        """done.json: the key, the hash of the weights, facts, the spec."""
+        return read_record(self.folder / DONE, "weights")
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights; raises if the file or a teacher of this student has changed since."""
+        path, record = self.folder / WEIGHTS, self.record()
+        data = read_bytes(path)
+        if sha256(data) != record["weights"]:
+            raise StoreError(
+                f"{path} is not the file that was written (its hash differs): delete {self.folder}"
+            )
+        self._refuse_other_teachers(record)
+        return safetensors.torch.load(data)
+
+    def _refuse_other_teachers(self, record: Record) -> None:
+        for name, weights in record.get("teachers", {}).items():
+            teacher = Trained(run_of(self.folder) / name)
+            if teacher.is_there() and teacher.record()["weights"] != weights:
+                raise StoreError(
+                    f"{self.folder} learnt from another {name}, which was trained again since:"
+                    f" delete {self.folder} to train it again, too"
+                )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The folder of one training and the spec of its result; the checkpoint of `fit`."""
+
+    folder: Path
+    spec: Spec
+    attempt: Path | None = None  # where a claimed stage writes its files before they are moved
+    teachers: Mapping[str, str] = field(default_factory=dict)  # hashes of the teachers' weights, when claimed
+
+    @property
+    def key(self) -> str:
+        """The hash of everything the result depends on."""
+        return spec_key(self.spec)
+
+    def is_done(self) -> bool:
+        """Whether the folder has a result with this key."""
+        record = self.found()
+        return record is not None and record["key"] == self.key and "weights" in record
+
+    def found(self) -> Record | None:
+        """The record of the folder, finished or not; None if there is none."""
+        for name, texts in ((DONE, ["weights"]), (STARTED, [])):
+            if (self.folder / name).exists():
+                return upgraded(read_record(self.folder / name, *texts), self.folder)
+        return None
+
+    def difference(self) -> str:
+        """The first setting in which the record of the folder has another spec; empty if none."""
+        record = self.found()
+        return "" if record is None or record["key"] == self.key else difference(record["spec"], self.spec)
+
+    def start(self, teachers: Mapping[str, str] = NO_TEACHERS) -> Stage | None:
+        """Claim the folder for a new attempt; returns its stage, or None if the result is there.
+
+        `teachers` are the hashes of the teachers' weights by folder; a training state from other teachers is
+        dropped. Earlier attempts can no longer write. Raises if the folder holds a result with another key.
+        """
+        if self.is_done():
+            return None
+        if words := self.difference():
+            raise ChangedError(f"{self.folder} was made with another {words}")
+        started = replace(self, attempt=claim(self.folder), teachers=teachers)
+        if self.is_done():  # an earlier attempt has finished meanwhile
+            started.clean()
+            return None
+        found = self.found()
+        if found is None or found.get("teachers", {}) != teachers:  # the state is of another training
+            (self.folder / RESUME).unlink(missing_ok=True)
+        record = {"key": self.key, **whereabouts(), "teachers": dict(teachers), "spec": self.spec}
+        started._write(STARTED, as_json(record))
+        return started
+
+    def _write(self, name: str, data: bytes | memoryview) -> None:
+        """Write a file of the stage atomically; raises if a later attempt has claimed the stage."""
+        try:
+            write_whole(self.folder / name, data, self.attempt)
+        except OSError as error:
+            is_removed = error.errno == errno.ENOENT or (self.attempt and not self.attempt.exists())
+            if self.attempt is None or not is_removed:  # removing a claimed folder takes a moment
+                raise
+            raise StaleError(f"{self.folder} was claimed by a later attempt: this one ends") from error
+
+    def remove(self) -> None:
+        """Remove the folder, first the files that a later training would use: it may be killed meanwhile."""
+        for name in (RESUME, DONE):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder)
+
+    def load(self) -> dict[str, Any] | None:
+        """The last saved training state, or None."""
+        path = self.folder / RESUME
+        if not path.exists():
+            return None
+        try:
+            state = torch.load(regular(path), map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise StoreError(
+                f"{path} cannot be read ({first_line(error)}): delete it to start over"
+            ) from error
+        if not isinstance(state, dict) or "log" not in state:
+            raise StoreError(f"{path} does not hold a training state: delete it to start over")
+        return state
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Save a training state and its log; the log first, since a resumed training writes it again."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        lines = "".join(json.dumps(row) + "\n" for row in state["log"])
+        self._write(LOG, lines.encode())
+        self._write(RESUME, buffer.getbuffer())
+
+    def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Save the final weights and done.json."""
+        data = safetensors.torch.save(apart(weights))
+        self._write(WEIGHTS, data)
+        done = {"key": self.key, "weights": sha256(data), "teachers": dict(self.teachers)}
+        self._write(DONE, as_json(done | facts | {"spec": self.spec}))
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the files that are only for resuming."""
+        drop_resume_files(self.folder)
+        for half_written in self.folder.glob(".*.part"):  # by a process that was killed
+            half_written.unlink(missing_ok=True)
+        if self.attempt is not None:
+            remove(self.attempt)
+
+    def take_over(self, folder: Path, teachers: Mapping[str, str]) -> bool:
+        """Take the result with this key from the folder of another run; returns whether that worked.
+
+        Its teachers must have weights with the same hashes. Files are linked where possible: those of a
+        finished training never change.
+        """
+        try:
+            record = upgraded(read_record(folder / DONE, "weights"), folder)
+            if (record["key"], record.get("teachers", {})) != (self.key, teachers):
+                return False
+            if (stage := self.start(teachers)) is None:
+                return False
+            for name in (WEIGHTS, LOG):
+                share_file(folder / name, self.folder / name, stage.attempt)
+            if sha256(read_bytes(self.folder / WEIGHTS)) != record["weights"]:
+                return False
+        except (StoreError, OSError):  # a damaged folder of another run is ignored
+            return False
+        stage._write(DONE, as_json(record | {"adopted": str(folder)}))
+        stage.clean()
+        return True
+
+
+def run_of(folder: Path) -> Path:
+    """The run of a training's folder: RUN/teachers/0 or RUN/students/METHOD/0."""
+    return folder.parents[1] if folder.parent.name == "teachers" else folder.parents[2]
+
+
+def results_in(runs: Path) -> dict[str, list[Path]]:
+    """Key → the folders of finished trainings with this key, in all runs of a folder."""
+    found: dict[str, list[Path]] = {}
+    for pattern in ("*/teachers/*", "*/students/*/*"):
+        for path in sorted(runs.glob(f"{pattern}/{DONE}")):
+            with suppress(StoreError):  # damaged folders of other runs are ignored
+                record = upgraded(read_record(path), path.parent)
+                found.setdefault(record["key"], []).append(path.parent)
+    return found
+
+
+def upgraded(record: Record, folder: Path) -> Record:
+    """The record in today's format.
+
+    Early versions named a student's teachers in the spec by the hashes of their weights, not by their keys.
+    """
+    old = record["spec"]
+    taught = old.get("teachers", [])
+    used = [*(taught if isinstance(taught, list) else []), *(old[n] for n in ("start", "source") if n in old)]
+    if "teachers" in record or not used or not all(isinstance(each, str) for each in used):
+        return record
+    keys, names = {}, {}
+    for path in run_of(folder).glob(f"teachers/*/{DONE}"):
+        teacher = read_record(path, "weights")
+        keys[teacher["weights"]], names[teacher["weights"]] = teacher["key"], f"teachers/{path.parent.name}"
+    spec = {name: value for name, value in old.items() if name != "taught_by"}
+    spec |= {name: keys.get(old[name], "unknown") for name in ("start", "source") if name in old}
+    if "teachers" in old:
+        spec["teachers"] = [keys.get(each, "unknown") for each in old["teachers"]]
+    teachers = {names.get(each, "unknown"): each for each in used}
+    return record | {"spec": spec, "key": spec_key(spec), "teachers": teachers}
+
+
+def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights without shared memory (tied weights are copied), as safetensors needs them."""
+    taken: set[int] = set()
+    found = {}
+    for name, weight in weights.items():
+        value = weight.cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if place in taken else value
+        taken.add(place)
+    return found
+
+
+def difference(old: Spec, new: Spec) -> str:
+    """The first setting in which two specs differ, in words: "plan.epochs (60, now 40)"."""
+    sides = flat(old), flat(new)
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        before, after = (repr(side[name]) if name in side else "its default" for side in sides)
+        if before != after:
+            return f"{name} ({before}, now {after})"
+    return "setting"
+
+
+def read_record(path: Path, *texts: str) -> Record:
+    """A started.json or done.json; raises if the key, the spec or one of `texts` is missing."""
+    record = read_json(path)
+    teachers = record.get("teachers", {})
+    known = isinstance(record.get("spec"), dict) and isinstance(teachers, dict)
+    words = [*(record.get(name) for name in ("key", *texts)), *(teachers.values() if known else ())]
+    if not known or not all(isinstance(word, str) for word in words):
+        raise StoreError(f"{path} is not what was written: delete {path.parent} to start over")
+    return record
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a run folder, and remove files that killed processes left; raises if it is in use."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = FileLock(folder / LOCK, timeout=0).acquire()
+    except Timeout as error:
+        raise FolderError(f"{folder} is in use by another process, which may take a while") from error
+    except OSError as error:
+        raise FolderError(f"{folder} cannot be written ({error.strerror})") from error
+    with held:
+        clear_leftovers(folder)
+        for done in folder.rglob(DONE):
+            drop_resume_files(done.parent)  # the process was killed right after done.json
+        yield
+
+
+def drop_resume_files(folder: Path) -> None:
+    """Remove the files of a stage that are only for resuming."""
+    for name in (RESUME, STARTED):
+        (folder / name).unlink(missing_ok=True)
