@@ -13,6 +13,7 @@ from polyphony.distill import (
     CrossEntropy,
     Distill,
     DistillDistribution,
+    DistillFactors,
     DistillMean,
     DistillProxy,
 )
@@ -35,6 +36,9 @@ from polyphony.ensembles import (
     Ensemble,
     Hydra,
     LatentBE,
+    LatentFactor,
+    LoRAEnsemble,
+    Separate,
     Single,
 )
 from polyphony.training.fit import Loss
@@ -72,12 +76,12 @@ class AsWeights(nn.Module):
         return x.to(self.like.dtype)
 
 
-def network(seed: int, copies: int = 1) -> nn.Module:
+def network(seed: int, copies: int = 1, extra: int = 0) -> nn.Module:
     """All kinds of state in little: a convolution, BatchNorm, a linear layer with a bias."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers = (AsWeights(), nn.Conv2d(copies, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
-        return nn.Sequential(*layers, nn.Linear(54, copies * CLASSES))
+        return nn.Sequential(*layers, nn.Linear(54, copies * CLASSES + extra))
 
 
 @cache
@@ -94,8 +98,12 @@ FORMS: dict[str, Callable[[], Ensemble]] = {
     "mimo": lambda: MIMO(network(3, MEMBERS), MEMBERS, batch_repetition=2, input_repetition=0.3),
     "hydra": lambda: Hydra(network(3), MEMBERS, rng=seeded(4)),
     "latent_be": lambda: LatentBE(network(3), MEMBERS),
+    "low_rank": lambda: LoRAEnsemble(network(3), MEMBERS, rank=2, rng=seeded(4)),
+    "frozen": lambda: LoRAEnsemble(network(3), MEMBERS, rank=2, rng=seeded(4), factor_std=0.5, freeze=True),
+    "separate": lambda: Separate([network(3 + j) for j in range(MEMBERS)]),
     "single": lambda: Single(network(3)),
     "dirichlet": lambda: Dirichlet(network(3)),
+    "dlf": lambda: LatentFactor(network(3, extra=2), CLASSES, MEMBERS, factors=2, draws=3),
     "proxy_dirichlet": lambda: Dirichlet(network(3), offset=1.0),
 }
 
@@ -119,13 +127,19 @@ LOSSES: dict[str, Callable[[DeepEnsemble, Perturbation], Loss]] = {
     "mean": lambda teachers, perturb: DistillMean(teachers, perturb=perturb),
     "one_pass": lambda teachers, perturb: Distill(teachers, 0.7, perturb=perturb, passes="one"),
     "distribution": lambda teachers, perturb: DistillDistribution(teachers, 10, perturb=perturb),
+    "factors": lambda teachers, perturb: DistillFactors(teachers, 10, 0.3, perturb=perturb),
     "proxy": lambda teachers, perturb: DistillProxy(teachers, perturb=perturb),
 }
 
 
 def losses_of(form: str) -> list[str]:
     """The names of the losses that a form takes."""
-    special = {"single": ["labels", "mean"], "dirichlet": ["distribution"], "proxy_dirichlet": ["proxy"]}
+    special = {
+        "single": ["labels", "mean"],
+        "dirichlet": ["distribution"],
+        "proxy_dirichlet": ["proxy"],
+        "dlf": ["factors"],
+    }
     return special.get(form, ["labels", "one_to_one", "mean", "one_pass"])
 
 
@@ -137,7 +151,7 @@ def cases(form: str) -> Iterator[tuple[str, str]]:
         for perturb in PERTURBATIONS if loss == first else few:
             if loss == "labels" and perturb != "clean":
                 continue
-            if perturb == "diversify" and form in ("single", "dirichlet", "proxy_dirichlet"):
+            if perturb == "diversify" and form in ("single", "dirichlet", "proxy_dirichlet", "dlf"):
                 continue
             yield loss, perturb
 

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyphony.execute import Board, Here, Runner
+from polyphony.execute.board import Board
 from polyphony.execute.job import Job
+from polyphony.execute.runner import Here, Runner
 from polyphony.recipe import Recipe, read_recipe
-from polyphony.study import Outcome, Study, run_study
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import TrainStudent
 from polyphony.study.plan import plan
-from polyphony.sweep import Sweep, SweepOutcome, run_sweep
+from polyphony.study.run import Outcome, run_study
+from polyphony.study.study import Study
+from polyphony.sweep.run import Sweep, SweepOutcome, run_sweep
 from polyphony.training.tally import DivergedError
 
 MORE = (

@@ -17,7 +17,7 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import ODS, Gaussian
 from polyphony.ensembles import Ensemble
 from polyphony.nn.rank_one import set_way
-from polyphony.runs.store import Stage
+from polyphony.runs.stage import Stage
 from polyphony.training import fit as train
 from polyphony.training.fit import LOOK_EVERY, Plan, fit
 from polyphony.training.optimise import AdamW
@@ -172,10 +172,13 @@ class Counted:
         ("branch", "ods", [(8, 3)]),
         ("hydra", "gaussian", [(8, 1, 5, 5)]),
         ("latent_be", "ods+mixup", [(8, 3), (8,)]),
+        ("frozen", "ods", [(8, 3)]),
+        ("separate", "ods", [(8, 3)]),
         ("single", "adversarial", []),
         ("batch_ensemble", "diversify", []),
         ("mimo", "confods", [(2, 16), (8, 3)]),  # which example each member sees, and the guide
         ("dirichlet", "ods", [(8, 3)]),
+        ("dlf", "ods", [(8, 3)]),
         ("proxy_dirichlet", "clean", []),
     ],
 )
@@ -183,7 +186,9 @@ class Counted:
 def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, perturb, draws, unlabelled):
     student = made(form).to("sim")
     student(torch.rand(student.members, 4, 1, 5, 5).to("sim"))  # the first images of a size are looked at
-    loss = {"single": "mean", "dirichlet": "distribution", "proxy_dirichlet": "proxy"}.get(form, "one_to_one")
+    loss = {"single": "mean", "dirichlet": "distribution", "proxy_dirichlet": "proxy", "dlf": "factors"}.get(
+        form, "one_to_one"
+    )
     counted = Counted(replace(loss_of(student, loss, perturb), unlabelled=unlabelled > 0))
     images = split(round(8 * (1 - unlabelled)) * (LOOK_EVERY + 4), 1).joined(without_labels(split(9, 5)))
     images = images if unlabelled else split(8 * (LOOK_EVERY + 4), 1)
@@ -217,7 +222,7 @@ def test_a_generator_is_on_the_cpu():
     class Elsewhere:
         device = torch.device("cuda")
 
-    with pytest.raises(ValueError, match="draws are made on the CPU"):
+    with pytest.raises(ValueError, match="the generator must be on the CPU"):
         fit(made("single"), CrossEntropy(), TRAIN, VALID, PLAN, Elsewhere())
 
 

@@ -23,6 +23,12 @@ def test_an_example_gives_what_it_shows(example, capsys):
     assert failed == 0, capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", polyphony.__all__)
+def test_public_functions_and_classes_have_a_docstring(name):
+    value = getattr(polyphony, name)
+    assert not callable(value) or vars(value).get("__doc__", value.__doc__)
+
+
 def test_the_names_that_people_use_first_have_an_example():
     shown = {example.name for example in EXAMPLES}
     assert shown >= {"Distill", "fit", "predict", "load", "BatchEnsemble", "DeepEnsemble", "ODS", "adapt"}

@@ -172,7 +172,7 @@ class Aloud(Here):
     "a figure on the page": Change(
         {
             "report/page.py": {
-                "from polyphony.report.run import": "from polyphony.report.figures.toy import toy_figure\n",
+                "from polyphony.runs.run import": "from polyphony.report.figures.toy import toy_figure\n",
                 "learning_curves,)": "toy_figure, ",
             }
         },

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +17,10 @@ LAYERS = (
     ("serve",),
     ("sweep",),
     ("study", "report"),
-    ("execute",),
+    ("execute", "runs"),
     ("recipe", "analysis"),
     ("distill",),
-    ("training", "runs"),
+    ("training",),
     ("ensembles",),
     ("metrics", "nn"),
     ("data",),
@@ -48,3 +50,11 @@ def test_imports_point_to_higher_layers_only(part: str):
     for path in folder.rglob("*.py") if folder.is_dir() else [PACKAGE / f"{part}.py"]:
         for other in set(imported(path)) - {part, "__version__"}:
             assert LAYER[part] < LAYER[other], f"{path.relative_to(PACKAGE)} imports {other}"
+
+
+def test_a_student_is_loaded_and_asked_without_drawing_libraries():
+    script = (
+        "import sys, polyphony.serve, polyphony.serve.table;"
+        " assert not {'matplotlib', 'jinja2', 'polyphony.report'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,7 +1,9 @@
 """What the README shows works as it stands there."""
 
+import csv
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -33,3 +35,16 @@ def test_the_mistake_is_answered_as_shown_by_a_process_that_ends_with_its_code(p
 )
 def test_what_the_readme_points_to_is_there(path):
     assert (README.parent / path).exists()
+
+
+@pytest.mark.parametrize(
+    "model", ["teachers", "best teacher", "kd", "kd-warm", "kd-noise", "kd-ods", "mean", "mean-ods"]
+)
+def test_the_table_of_the_demo_is_what_its_kept_scores_say(model):
+    with (README.parent / "docs" / "results" / "demo" / "scores.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if (row["model"], row["split"]) == (model, "test")]
+    calibrated = [row for row in rows if row["calibration"] == "calibrated"]
+    nll, acc, ece = (fmean(float(row[name]) for row in calibrated) for name in ("nll", "acc", "ece"))
+    shown = "4 teachers" if model == "teachers" else model
+    text = README.read_text(encoding="utf-8")
+    assert re.search(rf"^ {shown} +[\d.]+ +{nll:.3f} .* {100 * acc:.2f} +{ece:.3f} ", text, re.MULTILINE)

@@ -9,6 +9,7 @@ from polyphony.distill import (
     CrossEntropy as CrossEntropy,
     Distill as Distill,
     DistillDistribution as DistillDistribution,
+    DistillFactors as DistillFactors,
     DistillMean as DistillMean,
     DistillProxy as DistillProxy,
     match_step_size as match_step_size,
@@ -30,7 +31,10 @@ from polyphony.ensembles import (
     Ensemble as Ensemble,
     Hydra as Hydra,
     LatentBE as LatentBE,
+    LatentFactor as LatentFactor,
+    LoRAEnsemble as LoRAEnsemble,
     MIMO as MIMO,
+    Separate as Separate,
     Single as Single,
 )
 from polyphony.metrics import Predictions as Predictions

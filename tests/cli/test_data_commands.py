@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from importlib import import_module
 from pathlib import Path
 
@@ -55,11 +56,12 @@ def test_check_reports_counts_and_the_exit_code(mine: Path, capsys: pytest.Captu
 
 
 def test_check_names_a_subset_and_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "data" / "cifar-10-batches-bin"
+    folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
+    batch = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]})
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        (folder / f"{name}.bin").write_bytes(bytes(3073 * 2))
-    (folder / "batches.meta.txt").write_text("\n".join(map(str, range(10))))
+        (folder / name).write_bytes(batch)
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(label) for label in range(10)]}))
     assert run("check", "cifar10") == 1
     out = capsys.readouterr().out
     assert "not the official data: fewer images" in out
@@ -67,7 +69,7 @@ def test_check_names_a_subset_and_exits_with_one(tmp_path: Path, capsys: pytest.
 
 
 def test_check_of_an_empty_root_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("polyphony.data.load"), "here", lambda dataset, root: None)
+    monkeypatch.setattr(import_module("polyphony.data.load"), "first_place", lambda dataset, root: None)
     with pytest.raises(DataError, match="no known data set is in"):
         run("check")
 

@@ -18,15 +18,17 @@ from polyphony._util.text import SettingError
 from polyphony.cli import exit_code
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
-from polyphony.execute import Cluster, Here, Share
+from polyphony.execute.cluster import Cluster, Share
 from polyphony.execute.processes import WorkerLostError
+from polyphony.execute.runner import Here
 from polyphony.nn.conversion import ConversionError
 from polyphony.recipe import read_recipe
-from polyphony.report.run import Run
 from polyphony.runs.rows import Score, to_csv
+from polyphony.runs.run import Run
 from polyphony.runs.store import ChangedError, FolderError
 from polyphony.serve import AnswerError
-from polyphony.study import Study, TooLargeError
+from polyphony.study.cost import TooLargeError
+from polyphony.study.study import Study
 from polyphony.training.tally import DivergedError
 
 MORE = (
@@ -104,7 +106,7 @@ def test_a_study_from_the_command_line_then_again_then_changed(say, tiny, refuse
     with (folder / "scores.csv").open() as file:
         header, *rows = csv.reader(file)
     assert ",".join(header).startswith("model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params")
-    assert len(rows) == 2 * (4 + 2 + 3 * 2 * 2)
+    assert len(rows) == 2 * (4 + 2 + 3 * 2 * 3)
     assert "±" in first.out
     assert "Your best single network has" in first.out
     assert "scores.csv" in first.out
@@ -279,7 +281,8 @@ def test_a_recipe_file_that_is_none_is_one_sentence(say, refused, tmp_path, cont
 )
 def test_a_command_that_cannot_be_followed_is_one_line(say, refused, tmp_path, arguments, part):
     started = mock.Mock(side_effect=AssertionError("it was started"))
-    with mock.patch.multiple("polyphony.study", run_study=started, costs=started):
+    patched = [mock.patch(f"polyphony.study.{name}", started) for name in ("run.run_study", "cost.costs")]
+    with patched[0], patched[1]:
         refused(say(*arguments), part)
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 
@@ -300,7 +303,7 @@ def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(
         said = say(*command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    refused(said, begun / "teachers" / "0" / "resume.pt", "cannot be written (File too large): make room")
+    refused(said, begun / "teachers" / "0" / "resume.pt", "cannot be written (File too large): free disk")
     assert [path.name for path in tmp_path.rglob("*.part")] == []
     assert say(*command).code == 0
     assert len(list(begun.rglob("weights.safetensors"))) == 2
@@ -318,7 +321,7 @@ def test_a_folder_in_use_is_refused(say, tiny, refused, tmp_path):
 def test_only_options_that_a_verb_has_are_advised(say, refused, verb, fault):
     with (
         mock.patch("polyphony.recipe.read_recipe", side_effect=fault("runs/digits cannot be used")),
-        mock.patch("polyphony.study.open_study", side_effect=fault("runs/digits cannot be used")),
+        mock.patch("polyphony.study.provenance.open_study", side_effect=fault("runs/digits cannot be used")),
     ):
         said = say(verb, "digits")
     refused(said, "runs/digits cannot be used: ")
@@ -349,9 +352,9 @@ def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, ti
 def test_a_signal_says_how_to_go_on(say, tiny, begun, sent, code):
     started_with = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
     before = signal.getsignal(sent)
-    with mock.patch("polyphony.study.run_study", side_effect=lambda *_, **__: signal.raise_signal(sent)):
+    with mock.patch("polyphony.study.run.run_study", side_effect=lambda *_, **__: signal.raise_signal(sent)):
         said = say(*tiny("study", "--out", begun))
-    assert (said.code, said.err) == (code, "polyphony: stopped; the same command goes on where it was\n")
+    assert (said.code, said.err) == (code, "polyphony: stopped; run the same command to continue\n")
     assert signal.getsignal(sent) is before
     signal.signal(signal.SIGINT, started_with)
 
@@ -395,7 +398,7 @@ def test_no_sentence_has_more_than_300_characters(say, refused):
 
 def test_a_fault_of_ours_keeps_its_traceback(say, tiny, begun):
     with (
-        mock.patch("polyphony.study.run_study", side_effect=RuntimeError("ours")),
+        mock.patch("polyphony.study.run.run_study", side_effect=RuntimeError("ours")),
         pytest.raises(RuntimeError, match="ours"),
     ):
         say(*tiny("study", "--out", begun))
@@ -411,7 +414,7 @@ def test_what_a_person_can_mend_is_a_sentence_whoever_raises_it():
 
 def test_a_lost_worker_is_one_sentence_that_says_what_to_try(say, tiny, begun):
     lost = WorkerLostError("a worker process ended early (exit codes [-9, None])")
-    with mock.patch("polyphony.study.run_study", side_effect=lost):
+    with mock.patch("polyphony.study.run.run_study", side_effect=lost):
         said = say(*tiny("study", "--out", begun))
     assert said.code == 1
     assert "exit codes [-9, None]): if it ran out of memory, give a smaller number of --workers" in said.err

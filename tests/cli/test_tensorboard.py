@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from polyphony.cli.tensorboard import TensorBoard
-from polyphony.execute import Board
+from polyphony.cli.progress import TensorBoard
+from polyphony.execute.board import Board
 from polyphony.recipe import read_recipe
-from polyphony.runs.store import Stage, write_json
+from polyphony.runs.stage import Stage
+from polyphony.runs.store import write_json
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 ROWS = [{"epoch": epoch, "loss": 1 / (1 + epoch), "valid_acc": epoch / 4} for epoch in range(4)]

@@ -24,13 +24,14 @@ from safetensors.torch import load_file
 import polyphony as package
 from polyphony._util.files import Terminated
 from polyphony.compute.parallel import GoneError
-from polyphony.execute import Board, Cluster, ClusterError, Graph, Share
-from polyphony.execute.board import Started
-from polyphony.execute.cluster import GIB, LostError, Place, run_there
-from polyphony.execute.nodes import compare
+from polyphony.execute.board import Board, Started
+from polyphony.execute.cluster import GIB, Cluster, LostError, Place, Share, run_there
+from polyphony.execute.job import Graph
+from polyphony.execute.nodes import ClusterError, compare
 from polyphony.execute.processes import WorkerLostError
 from polyphony.recipe import read_recipe
-from polyphony.study import Study, run_study
+from polyphony.study.run import run_study
+from polyphony.study.study import Study
 from polyphony.training.tally import DivergedError
 
 pytest.importorskip("ray", reason="a cluster needs Ray")

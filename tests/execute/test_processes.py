@@ -14,9 +14,17 @@ from types import SimpleNamespace
 import pytest
 
 from polyphony._util.files import Terminated
-from polyphony.execute import Graph, Here, JobError, Processes, default_workers, visible_gpus
 from polyphony.execute.board import Failed, Finished, Stepped
-from polyphony.execute.processes import WorkerLostError, next_event, work
+from polyphony.execute.job import Graph
+from polyphony.execute.processes import (
+    Processes,
+    WorkerLostError,
+    default_workers,
+    next_event,
+    visible_gpus,
+    work,
+)
+from polyphony.execute.runner import Here, JobError
 from polyphony.runs.store import StoreError
 
 
@@ -239,7 +247,8 @@ SCRIPT = """
 import multiprocessing, os, signal, time
 from types import SimpleNamespace
 from polyphony._util.files import Terminated, terminable
-from polyphony.execute import Graph, Processes
+from polyphony.execute.job import Graph
+from polyphony.execute.processes import Processes
 
 class Terminate:
     def __call__(self, watch):

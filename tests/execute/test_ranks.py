@@ -16,7 +16,7 @@ from polyphony.data import DataError
 from polyphony.execute.processes import WorkerLostError
 from polyphony.execute.ranks import run_in_ranks
 from polyphony.execute.runner import run_job
-from polyphony.study import Study
+from polyphony.study.study import Study
 
 
 def one_thread() -> None:

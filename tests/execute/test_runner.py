@@ -8,7 +8,8 @@ from graphlib import CycleError
 
 import pytest
 
-from polyphony.execute import Graph, Here
+from polyphony.execute.job import Graph
+from polyphony.execute.runner import Here
 
 
 @dataclass

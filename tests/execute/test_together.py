@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from polyphony._util.text import SettingError
 from polyphony.compute.parallel import GoneError, GroupError
 from polyphony.data import DataError
-from polyphony.execute.together import follow
+from polyphony.execute.ranks import follow
 from polyphony.recipe import RecipeError
 from polyphony.training.tally import DivergedError
 

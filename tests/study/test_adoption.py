@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 
 from polyphony._util.files import share_file
 from polyphony.runs.store import StoreError, sha256, write_whole
-from polyphony.study import Upto
+from polyphony.study.plan import Upto
 
 WEIGHTS = "weights.safetensors"
 

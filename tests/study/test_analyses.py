@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.autograd.functional import jacobian
 
-from polyphony.cli.analyse import analyse as command
+from polyphony.cli.inspect import analyse as command
 from polyphony.cli.where import Where
 from polyphony.compute.seeds import generator
 from polyphony.data import pixels
@@ -19,8 +19,10 @@ from polyphony.ensembles import DeepEnsemble
 from polyphony.nn import factor_distance
 from polyphony.recipe import check
 from polyphony.runs.store import StoreError
-from polyphony.study import Study, analysis_jobs, run_study
+from polyphony.study import analysis_jobs
 from polyphony.study.analyses import ANALYSES, analyse, one_to_one, plain_student, with_factors
+from polyphony.study.run import run_study
+from polyphony.study.study import Study
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {
@@ -133,7 +135,7 @@ def test_what_cannot_be_done_is_said(analysed, here, quiet, tmp_path):
     done = analyse(replace(analysed, recipe=check(fewer, "tiny")), ["transfer"], here, quiet)
     assert list(done.left_out) == ["transfer"]
     assert "no extra teacher" in done.left_out["transfer"]
-    with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
+    with pytest.raises(StoreError, match="teachers/0 is not fully trained"):
         analyse(replace(analysed, folder=tmp_path), ["factors"], here, quiet)
 
 
@@ -163,8 +165,8 @@ def test_students_without_a_member_for_each_teacher_are_left_out_by_name(mixed, 
     assert plain_student(mixed) == ("kd_ods", 0)
     done = analyse(mixed, ["jacobians", "factors"], here, quiet, examples=3)
     assert set(done.left_out) == {"jacobians of scratch", "jacobians of kd", "factors"}
-    assert "no member for each teacher" in done.left_out["jacobians of kd"]
-    assert "no student has members" in done.left_out["factors"]
+    assert "one independent member for each teacher" in done.left_out["jacobians of kd"]
+    assert "no student has the members" in done.left_out["factors"]
     _, rows = table(mixed, "jacobians")
     assert {row["model"] for row in rows} == {"kd_ods"}
 

@@ -18,12 +18,12 @@ from polyphony.ensembles import Ensemble, Single
 from polyphony.nn import ConversionError, add_members, resnet
 from polyphony.nn.counting import FEW, Count, Counting
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.study import Study, costs, sketched
 from polyphony.study.cost import (
     MOST_FLOPS,
     Speed,
     all_zeros,
     blank,
+    costs,
     estimates,
     fitted_speed,
     learn,
@@ -31,7 +31,8 @@ from polyphony.study.cost import (
     prices,
     step,
 )
-from polyphony.study.sketch import sketched_on
+from polyphony.study.sketch import sketched, sketched_on
+from polyphony.study.study import Study
 from polyphony.training.fit import fit
 
 SMALL = ("teachers.network={kind='resnet', depth=8, width=2}", "data.per_class=8", "data.resolution=8")

@@ -121,9 +121,18 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     assert "MNIST" not in shares
     assert f"If your own evaluation gave more than {shares['ImageNet']}%, preprocessing differs: give" in said
     assert re.search(r"all networks: 0\.pt [\d.]+%, 1\.pt [\d.]+%, 2\.pt [\d.]+%, 3\.pt [\d.]+%\.", said)
-    assert list(recipe.methods) == ["mean", "kd", "ods-3", "ods-12", "ods-wide", "kd-fresh", "ods-fresh"]
+    assert list(recipe.methods) == [
+        "mean",
+        "mean-ods",
+        "kd",
+        "ods-3",
+        "ods-12",
+        "ods-wide",
+        "kd-fresh",
+        "ods-fresh",
+    ]
     assert recipe.seeds == (0, 1, 2)
-    assert [recipe.starts_from_teacher(name) for name in recipe.methods] == [True] * 5 + [False] * 2
+    assert [recipe.starts_from_teacher(name) for name in recipe.methods] == [True] * 6 + [False] * 2
     Path("draft_nets.py").rename("away.py")
     sys.modules.pop("draft_nets")
     assert command("show", "own.toml", "--no-code") == 0
@@ -181,7 +190,7 @@ def check_the_way_out(pictures, capsys):
         (("pictures", "0.pt", "1.pt", "--network", "draft nets"), "names no network"),
         (("pictures", "0.pt", "1.pt", "--network", "draft_nets:mak"), "the module has no 'mak'"),
         (("pictures", "4.pt", "1.pt", "--network", "draft_nets:make"), "4.pt cannot be read"),
-        (("pictures", "0.pt", "0.pt", "--network", "draft_nets:make"), "0.pt is given twice"),
+        (("pictures", "0.pt", "0.pt", "--network", "draft_nets:make"), "0.pt is listed twice"),
         (("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--size", "0"), "resolution"),
         (
             ("pictures", "0.pt", "1.pt", "--network", "draft_nets:make", "--out", "ü ä.toml"),
@@ -208,7 +217,7 @@ def test_files_called_alike_are_told_apart_and_copies_are_refused(place, capsys)
     assert "Accuracy of all networks: run0/best.pt " in capsys.readouterr().out
     assert read_recipe("own.toml").data.name == str(Path("mnist").absolute())
     assert command("init", "mnist", "0.pt", "run0/best.pt", *network, "--out", "b.toml") == 2
-    assert "run0/best.pt holds the same as 0.pt" in capsys.readouterr().err
+    assert "run0/best.pt holds the same weights as 0.pt" in capsys.readouterr().err
 
 
 def test_mirrored_images_are_shown_only_where_the_networks_know_them(place, capsys):

@@ -13,13 +13,14 @@ from scipy.special import softmax
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from polyphony.data import DataError, Split, load_unknown, pixels
-from polyphony.data.regenerate import regenerate
+from polyphony.data.corruptions import regenerate
 from polyphony.recipe import check
 from polyphony.runs.rows import UnknownScore, columns
 from polyphony.runs.store import StoreError
-from polyphony.study import Study, run_study
 from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
+from polyphony.study.run import run_study
 from polyphony.study.shifts import corruptions
+from polyphony.study.study import Study
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}
 RECIPE = {
@@ -61,12 +62,19 @@ def choosing(values, count):
 
 def member_logits(study, model, seed, images):
     """Straight from the weights, member by member. [m n k]"""
-    if seed is None:
-        networks = study.load_teachers(2).networks
+    if model in ("teachers", "best teacher"):
+        networks = [*study.load_teachers(2).networks]
+        networks = networks if seed is None else networks[seed : seed + 1]
     else:
         student = study.load_student(model, seed).eval()
         networks = [student.member(j) for j in range(2)]
     return torch.stack([network(pixels(images)).double() for network in networks]).detach().numpy()
+
+
+def best_teacher(study):
+    """The one that scores.csv has, which is chosen on validation images."""
+    (seed,) = {row["seed"] for row in table(study.folder / "scores.csv") if row["model"] == "best teacher"}
+    return int(seed)
 
 
 def entropy(p):
@@ -81,7 +89,7 @@ def test_unknown_scores_are_those_of_the_models_themselves(trained, here, quiet)
     unknown = load_unknown(source, trained.data().test, trained.data_root).images
     assert unknown.shape[1:] == (1, 8, 8)  # 12 × 12 noise at the run's size
     truth = np.r_[np.zeros(40), np.ones(len(unknown))]
-    for model, seed in WHO:
+    for model, seed in (*WHO, ("best teacher", best_teacher(trained))):
         images = torch.cat([trained.data().test.images, unknown, trained.data().valid.images])
         logits = member_logits(trained, model, seed, images)
         p = softmax(logits, -1)
@@ -101,8 +109,9 @@ def test_unknown_scores_are_those_of_the_models_themselves(trained, here, quiet)
             assert row.aupr == pytest.approx(average_precision_score(truth, values), abs=2e-3)
             assert row.known_entropy == pytest.approx(entropy(mean)[:40].mean(), rel=1e-4)
             assert row.unknown_entropy == pytest.approx(entropy(mean)[40:count].mean(), rel=1e-4)
-        assert not expected
-    assert [(r["model"], r["seed"]) for r in saved[::5]] == [("teachers", ""), ("scratch", "0"), ("kd", "0")]
+        assert [*expected] == (["mutual_information"] if model == "best teacher" else [])  # it is one network
+    order = [("teachers", ""), ("best teacher", str(best_teacher(trained))), ("scratch", "0"), ("kd", "0")]
+    assert list(dict.fromkeys((row["model"], row["seed"]) for row in saved)) == order
 
 
 def test_a_second_call_runs_nothing_and_other_data_keeps_its_rows(trained, here, board):
@@ -131,7 +140,8 @@ def test_corrupted_scores_are_those_of_the_models_themselves(trained, here, quie
     assert list(saved[0]) == [
         "model", "seed", "data", "corruption", "severity", "acc", "nll", "bs", "ece",
     ]  # fmt: skip
-    assert len(saved) == len(rows) == 3 * 15 * 5
+    assert len(saved) == len(rows) == 4 * 15 * 5
+    assert {row.seed for row in rows if row.model == "best teacher"} == {best_teacher(trained)}
     assert {row.data for row in rows} == {"digits-c-regenerated"}  # never under the official name
     labels = trained.data().test.labels.numpy()
     for row in rows[7::31]:
@@ -186,5 +196,5 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, here, quiet
     list(regenerate("digits", negative, other.data_root / "digits-c-regenerated"))
     with pytest.raises(DataError, match="digits-c-regenerated are not corrupted versions of this run's test"):
         evaluate_corrupted(other, "digits-c", here, quiet)
-    with pytest.raises(StoreError, match="teachers/0 is not trained to the end"):
+    with pytest.raises(StoreError, match="teachers/0 is not fully trained"):
         evaluate_corrupted(replace(trained, folder=tmp_path / "empty"), "digits-c", here, quiet)

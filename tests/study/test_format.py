@@ -19,10 +19,10 @@ import torch
 
 from polyphony.compute.devices import arithmetic
 from polyphony.recipe import read_recipe
-from polyphony.runs.store import Trained
-from polyphony.study import Study
+from polyphony.runs.stage import Trained
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.plan import FORMAT, plan
+from polyphony.study.study import Study
 from polyphony.training.fit import Unwatched
 
 RECORD = Path(__file__).parent / "format.json"

@@ -7,12 +7,13 @@ import torch
 
 from polyphony.recipe import read_recipe
 from polyphony.runs import store
-from polyphony.runs.store import Stage
-from polyphony.study import Study, analysis_jobs, jobs
+from polyphony.runs.stage import Stage
+from polyphony.study import analysis_jobs, jobs
 from polyphony.study.analysis_jobs import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import TrainStudent
 from polyphony.study.shifts import unknown
+from polyphony.study.study import Study
 from polyphony.training.fit import Unwatched
 
 SETTINGS = (

@@ -11,10 +11,12 @@ from threading import Timer
 
 import torch
 
-from polyphony.execute import Board, Here
+from polyphony.execute.board import Board
 from polyphony.execute.processes import context
+from polyphony.execute.runner import Here
 from polyphony.recipe import read_recipe
-from polyphony.study import Study, run_study
+from polyphony.study.run import run_study
+from polyphony.study.study import Study
 
 KILLS = 2
 EPOCHS = 8  # of each of three trainings

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from polyphony.runs.store import ChangedError
-from polyphony.study import Study, Upto
 from polyphony.study.leftovers import clear_the_way, leftovers
+from polyphony.study.plan import Upto
 from polyphony.study.run import outlook
 from polyphony.study.status import run_leftovers
+from polyphony.study.study import Study
 
 TWO = "methods={scratch={}, kd={perturb='clean'}}"
 
@@ -60,8 +61,9 @@ def test_what_is_named_is_no_leftover(jobs):
 def test_results_of_methods_seeds_and_keys_that_are_gone_are_leftovers(jobs):
     folder, changed = jobs("seeds=[0]", "methods.kd.alpha=0.5")
     expected = {f"students/{method}/1" for method in ("kd", "scratch")} | {"students/kd/0"}
-    expected |= {f"predictions/{m}/1/{s}.safetensors" for m in ("kd", "scratch") for s in ("valid", "test")}
-    expected |= {f"predictions/kd/0/{split}.safetensors" for split in ("valid", "test")}
+    splits = ("train", "valid", "test")
+    expected |= {f"predictions/{m}/1/{split}.safetensors" for m in ("kd", "scratch") for split in splits}
+    expected |= {f"predictions/kd/0/{split}.safetensors" for split in splits}
     assert names(folder, leftovers(folder, changed)) == expected
 
 
@@ -93,7 +95,7 @@ def test_trainings_of_another_key_are_refused_or_removed_after_saying_how_much(j
     ((who, words),) = board.said
     assert who == str(folder)
     assert words.startswith("removes 4 trainings (")
-    assert "MB) that were made with another schedule.epochs (2, now 3)" in words
+    assert "MB) made with another schedule.epochs (2, now 3)" in words
     assert not list((folder / "students").rglob("done.json"))
     assert sorted(path.name for path in (folder / "predictions").iterdir() if any(path.iterdir())) == [
         "teachers"
@@ -135,9 +137,9 @@ def test_clean_lists_and_removes_only_if_asked_to(jobs, run, say):
     run(folder, "methods={scratch={}}", upto=Upto.DISTILL)
     said = say("clean", folder).out
     assert str(folder / "students" / "kd" / "0") in said
-    assert "does not name 6 results (" in said
+    assert "does not name 8 results (" in said
     assert (folder / "students" / "kd" / "0").exists()
-    assert "Removed 6 results (" in say("clean", folder, "--yes").out
+    assert "Removed 8 results (" in say("clean", folder, "--yes").out
     assert not list((folder / "students" / "kd").rglob("*.safetensors"))
     assert (folder / "students" / "scratch" / "0" / "done.json").exists()
 

@@ -11,11 +11,12 @@ from sklearn.metrics import roc_auc_score
 from polyphony.data import load_unknown, pixels
 from polyphony.metrics import Predictions
 from polyphony.recipe import check
-from polyphony.report.run import Run
 from polyphony.report.verdict import verdict
-from polyphony.study import Study, run_study
+from polyphony.runs.run import Run
 from polyphony.study.analyses import analyse
 from polyphony.study.evaluation import evaluate_unknown
+from polyphony.study.run import run_study
+from polyphony.study.study import Study
 
 SHORT = {"epochs": 2, "batch": 25, "learning_rate": 0.1, "warm_up": 1}
 RECIPE = {

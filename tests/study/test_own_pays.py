@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,17 @@ def calibrated_nll(valid: Predictions, test: Predictions) -> tuple[float, float]
     return valid.quality(temperature)["nll"], test.quality(temperature)["nll"]
 
 
+def errors_at_80(model: str) -> float:
+    """The share of wrong answers among the 80 % of test images that a model is surest of."""
+    with Path("runs/own/scores.csv").open() as table:
+        (row,) = (
+            row
+            for row in csv.DictReader(table)
+            if (row["model"], row["split"], row["calibration"]) == (model, "test", "calibrated")
+        )
+    return float(row["error_80"])
+
+
 def test_a_student_from_init_is_better_than_the_best_of_its_teachers(place):
     weights = [f"{seed}.pt" for seed in range(4)]
     command("init", "images.npz", *weights, "--network", "paying_nets:SmallCNN")
@@ -88,3 +101,11 @@ def test_a_student_from_init_is_better_than_the_best_of_its_teachers(place):
     assert student[1] < min(teachers)[1]  # of the best by validation images
     assert student[1] < min(nll for _, nll in teachers)
     assert answers("ods-3", 0, "test").mean_kld() > 0.02  # members are no copies
+    assert errors_at_80("ods-3") < errors_at_80("best teacher")
+
+    command("export", "runs/own", "--out", "student.onnx")
+    images = np.load("images.npz")
+    session = onnxruntime.InferenceSession("student.onnx")
+    (probabilities,) = session.run(["probabilities"], {"pixels": images["test_images"]})
+    of_labels = probabilities[np.arange(2000), images["test_labels"]]
+    assert -np.log(of_labels).mean() == pytest.approx(student[1], abs=1e-4)

@@ -10,11 +10,11 @@ import pytest
 
 from polyphony.recipe import read_recipe
 from polyphony.runs.store import spec_key
-from polyphony.study import Study
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.plan import Upto, part, plan
 from polyphony.study.shifts import unknown
+from polyphony.study.study import Study
 
 PRINTS = Fingerprints({"train": "a", "valid": "b", "test": "c"})
 THREE = "methods={scratch={}, kd={perturb='clean'}, far={perturb='ods', source='extra'}}"
@@ -35,7 +35,7 @@ def test_a_student_needs_its_own_teachers_and_a_prediction_its_model(tiny_recipe
         **{
             f"predict {name}, seed 0, on {split}": (f"{name}, seed 0",)
             for name in ("scratch", "kd", "far")
-            for split in ("valid", "test")
+            for split in ("train", "valid", "test")
         },
     }
     assert [job.name for job in part(jobs, Upto.TEACH)] == list(everyone)

@@ -22,18 +22,22 @@ from polyphony.compute.seeds import generator
 from polyphony.data import pixels
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import Single
-from polyphony.execute import Board, Graph, Here, Processes
-from polyphony.execute.job import Job
-from polyphony.execute.runner import run_job
+from polyphony.execute.board import Board
+from polyphony.execute.job import Graph, Job
+from polyphony.execute.processes import Processes
+from polyphony.execute.runner import Here, run_job
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.report.run import Run
 from polyphony.report.verdict import verdict
+from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER
-from polyphony.runs.store import ChangedError, Stage, StoreError
-from polyphony.study import Study, Upto, costs, open_study, run_study
+from polyphony.runs.stage import Stage
+from polyphony.runs.store import ChangedError, StoreError
+from polyphony.study.cost import costs
 from polyphony.study.fingerprints import fingerprints
-from polyphony.study.provenance import versions, write_provenance
-from polyphony.study.study import load_splits
+from polyphony.study.plan import Upto
+from polyphony.study.provenance import open_study, versions, write_provenance
+from polyphony.study.run import run_study
+from polyphony.study.study import Study, load_splits
 from polyphony.training.fit import fit
 
 COLUMNS = "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,rank_correlation,distance,voice,"
@@ -81,7 +85,7 @@ def test_the_run_folder_is_laid_out_as_promised(finished):
     expected |= {f"predictions/teachers/{split}.safetensors" for split in splits}
     expected |= {
         f"predictions/{m}/{s}/{split}.safetensors"
-        for m, s, split in itertools.product(METHODS, (0, 1), ("valid", "test"))
+        for m, s, split in itertools.product(METHODS, (0, 1), ("train", "valid", "test"))
     }
     behind = {
         f"analysis/{name}.csv"
@@ -97,7 +101,7 @@ def test_the_scores_have_exactly_the_columns_promised_and_a_row_for_everything(f
     splits = ["train", "train+kd-gaussian", "train+kd-ods", "train+kd-confods", "valid", "test"]
     kinds = ("standard", "calibrated")
     expected = [("teachers", "", split, kind) for split in splits for kind in kinds]
-    expected += itertools.product(METHODS, ("0", "1"), ("valid", "test"), kinds)
+    expected += itertools.product(METHODS, ("0", "1"), ("train", "valid", "test"), kinds)
     (best,) = {each[1] for each in found if each[0] == BEST_TEACHER}
     expected += itertools.product([BEST_TEACHER], [best], ("valid", "test"), kinds)
     assert sorted(found) == sorted(expected)
@@ -250,7 +254,7 @@ def test_a_second_call_does_nothing(finished, run, copied):
     _, outcome, jobs = run(copied)
     assert jobs == []
     assert outcome.ran == 0
-    assert outcome.skipped == 3 + 10 + 6 + 20
+    assert outcome.skipped == 3 + 10 + 6 + 30
     assert stamps(copied) == before
     assert outcome.scores == finished[1].scores
 
@@ -394,7 +398,7 @@ def test_a_student_of_other_settings_is_refused_before_its_missing_teachers_are_
 def test_predictions_made_before_a_changed_student_is_found_are_kept(run, copied):
     _, outcome, jobs = run(copied, TWO, "teachers.epochs=2", redo=True, runner=LastFirst(1))
     assert [job for job in jobs if "scratch" in job] == []  # learns from no teacher
-    assert outcome.ran == 3 + 4 + 3 + 8 - 2 - 4  # all but the students from scratch and what they predict
+    assert outcome.ran == 3 + 4 + 3 + 12 - 2 - 6  # all but the students from scratch and what they predict
     assert run(copied, TWO, "teachers.epochs=2")[2] == []
 
 

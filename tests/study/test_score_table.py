@@ -15,8 +15,10 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from polyphony.metrics import Predictions
-from polyphony.runs.rows import Score, SweepScore, TeacherScore, columns
-from polyphony.study.score_table import by_calibration
+from polyphony.recipe.forms import BatchEnsembleForm
+from polyphony.recipe.later_forms import LatentFactorForm
+from polyphony.runs.rows import Score, SweepScore, TeacherScore, Temperature, columns
+from polyphony.study.score_table import by_calibration, score
 
 BOUNDS = (0.05, 1e4)  # where temperatures are looked for
 
@@ -106,3 +108,20 @@ def test_a_score_that_a_table_has_no_column_for_is_left_out_of_it(monkeypatch, k
     assert found.keys() == {"standard", "calibrated"}
     assert all({"acc", "nll", "bs", "ece", "kld"} <= each.keys() for each in found.values())
     assert all(each.keys() <= set(columns(kind)) for each in found.values())
+
+
+def test_members_that_are_drawn_have_no_voice_even_if_they_are_as_many_as_teachers():
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, (20,), generator=rng)
+    names = {"teachers": None, "be": 0, "dlf": 0}
+    saved = {
+        (name, seed, "test"): Predictions(torch.randn(2, 20, 3, generator=rng), labels)
+        for name, seed in names.items()
+    }
+    temperatures = [Temperature(name, seed, 1.5) for name, seed in names.items()]
+    rows = list(score(saved, temperatures, [], dict.fromkeys(names, 1), ["dlf"]))
+    voices = {row.model: row.voice for row in rows}
+    assert voices["dlf"] is None
+    assert voices["be"] is not None
+    assert BatchEnsembleForm.one_to_one
+    assert not LatentFactorForm.one_to_one

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from polyphony.recipe import read_recipe
-from polyphony.runs.store import Stage, read_json, write_json
+from polyphony.runs.stage import Stage
+from polyphony.runs.store import read_json, write_json
 from polyphony.study import status
 
 LOG = [{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]

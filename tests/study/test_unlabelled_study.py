@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from polyphony.metrics import Predictions
 from polyphony.recipe import RecipeError, read_recipe
-from polyphony.study import Study, costs
+from polyphony.study.cost import costs
+from polyphony.study.study import Study
 
 TWO = "methods={kd={perturb='clean', share=0}, more={perturb='ods'}, scratch={}}"
 

@@ -19,9 +19,10 @@ from polyphony.data import Split
 from polyphony.recipe import Recipe, RecipeError, read_recipe
 from polyphony.recipe.points import plan_sweep
 from polyphony.runs.store import StoreError
-from polyphony.study import Study, open_study, run_study
 from polyphony.study import study as of_study
-from polyphony.study.run import Upto
+from polyphony.study.provenance import open_study
+from polyphony.study.run import Upto, run_study
+from polyphony.study.study import Study
 from polyphony.sweep.run import Sweep, SweepOutcome, run_sweep
 from polyphony.training.tally import DivergedError
 
@@ -256,7 +257,7 @@ def test_a_sweeps_folder_is_refused_by_whatever_would_look_at_test_images(here, 
     (tmp_path / "sweep.json").write_text("{}")
     study = Study(read_recipe("digits"), tmp_path)
     for attempt in (lambda: open_study(tmp_path, None, "cpu"), lambda: run_study(study, here, quiet)):
-        with pytest.raises(StoreError, match="its test images stay unseen"):
+        with pytest.raises(StoreError, match="must not use test images"):
             attempt()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
 

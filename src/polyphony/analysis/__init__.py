@@ -1,4 +1,4 @@
-"""What needs models, not only their logits: Jacobians, gradients, transfer, members, latency."""
+"""Analyses that need models, not only their logits: Jacobians, gradients, transfer, members, latency."""
 
 from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies

@@ -35,7 +35,7 @@ def jacobian_cosines(
 def cosines(teachers: Ensemble, student: Ensemble, x: Tensor) -> Tensor:
     """The same for one batch, both networks in eval mode: K backward passes of each. [b c h w] → [m b]
 
-    A network that does not change at all has no direction: its cosine is 0.
+    The cosine is 0 if a network does not change at all.
     """
     rows = zip(jacobian_rows(teachers, x), jacobian_rows(student, x), strict=True)
     products = [torch.stack([vecdot(t, s), vecdot(t, t), vecdot(s, s)]) for t, s in rows]

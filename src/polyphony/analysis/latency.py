@@ -1,4 +1,4 @@
-"""How long a model takes for a batch: several models in turn, in processor time of one thread."""
+"""How long models take for a batch: processor time of one thread, measured in turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def latencies(
 ) -> dict[str, float]:
     """The milliseconds of processor time that each work takes: the median over rounds.
 
-    A round runs every work once, so that a busy machine slows all of them alike. There are `repeats` rounds,
-    or fewer, at least three, where they take longer than `limit` seconds together.
+    A round runs every work once, so that a busy machine slows all of them alike. There are `repeats` rounds;
+    fewer, but at least three, if they take longer than `limit` seconds in all.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():  # allocates memory and chooses kernels

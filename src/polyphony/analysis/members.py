@@ -1,4 +1,4 @@
-"""What each member says of an image, before and after a perturbation (the paper's first figure)."""
+"""Predictions of each member before and after a perturbation (the paper's first figure)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def member_views(
     temperature: float,
     rng: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Images and members' probabilities: what is drawn, under the names it is saved by.
+    """Images and the probabilities of each member, by the names in the file.
 
     `images` and `perturbed` uint8 [n c h w]; `teachers` and `students.NAME` float32 [2 m n k], on the images
     and then on the perturbed ones. Those probabilities are of the perturbed pixels before they are rounded.

@@ -1,4 +1,4 @@
-"""How clearly a perturbation says what to learn: the signal-to-noise ratio of gradients (§4.3)."""
+"""The signal-to-noise ratio of gradients under a perturbation (§4.3)."""
 
 from __future__ import annotations
 

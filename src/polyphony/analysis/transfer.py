@@ -1,4 +1,4 @@
-"""Do directions found with one network make others disagree? Teachers seen through an external one (§4.2)."""
+"""Do ODS directions of one network make other networks disagree (§4.2)?"""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def external_predictions(
     temperature: float,
     rng: torch.Generator,
 ) -> Predictions:
-    """The teachers on images perturbed by ODS with directions from `source`: networks other than theirs."""
+    """The teachers' predictions on images perturbed by ODS with directions from `source`, other networks."""
     before = applied(ODS(step_size=step_size), source, None, temperature, rng)
     return predict(teachers, split, before=before)

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         refuse_empty(words)
         run(words)
     except KeyboardInterrupt as stop:
-        complain("stopped; the same command goes on where it was")
+        complain("stopped; run the same command to continue")
         sys.exit(143 if isinstance(stop, Terminated) else 130)
     except Exception as error:
         code = exit_code(error)
@@ -51,7 +51,7 @@ def refuse_empty(words: Sequence[str]) -> None:
 def run(arguments: Sequence[str]) -> None:
     """Run the command in this process, or in the first of those that torchrun has started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from polyphony.execute import run_together
+        from polyphony.execute.ranks import run_together
 
         run_together(lambda: call(arguments))  # which torchrun ends by SIGTERM, and at once
         sys.stdout.flush()
@@ -76,7 +76,7 @@ def call(arguments: Sequence[str]) -> None:
 
 
 def sentence(error: Exception, verb: str) -> str:
-    """The error as one sentence, with what to type where the library cannot know it."""
+    """The error as one sentence, with what to type, which the library does not know."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
         command = " ".join(["polyphony", *(error.command_chain or ())])
         return f"{command} needs {error.argument.name}: see '{command} --help'"
@@ -85,6 +85,7 @@ def sentence(error: Exception, verb: str) -> str:
     from polyphony.data import MissingDataError
     from polyphony.execute.processes import WorkerLostError
     from polyphony.runs.store import ChangedError, CodeError, FileError, FolderError
+    from polyphony.serve.int8 import WorseError
 
     replace = "give --out another folder, or --redo to replace it"
     undo = "undo that, or replace it by 'polyphony study RECIPE --redo'"
@@ -92,6 +93,7 @@ def sentence(error: Exception, verb: str) -> str:
         ChangedError: replace if verb in MAKING else undo,
         CodeError: "give --code if you trust it",
         FolderError: "give --out another folder" if verb in MAKING else "try again when it can be used",
+        WorseError: "give --allow a larger number to write it all the same",
         WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
     }
     if type(error) in what_to_type:
@@ -103,7 +105,7 @@ def sentence(error: Exception, verb: str) -> str:
         said = asked[0] if asked else first_line(error)
         return f"there is too little memory ({said}): take smaller images, batches or networks"
     if isinstance(error, WriteError):
-        return f"{error}: make room, or name a place that can be written; the same command goes on"
+        return f"{error}: free disk space or choose a writable folder, then run the same command to continue"
     if isinstance(error, OSError):
         return (
             f"{error.filename or 'the system says'}: {error.strerror or error}; check the path and the disk"
@@ -116,7 +118,7 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, MISUSED | UserError | OSError):
         return 2
     from polyphony.compute.parallel import GroupError
-    from polyphony.execute import JobError
+    from polyphony.execute.runner import JobError
     from polyphony.training.tally import DivergedError
 
     failed = isinstance(error, DivergedError | GroupError | JobError) or out_of_memory(error)

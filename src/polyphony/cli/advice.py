@@ -1,4 +1,4 @@
-"""What to do about data or a run's file that is missing or damaged, which the library only says."""
+"""What to do about missing or damaged data or files of a run; the library only names them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OTHERS = {
 
 
 def advice(path: Path) -> str:
-    """How to have a file of a run again, or the folder of a training."""
+    """How to make a file of a run, or the folder of a training, again."""
     if path.name == "recipe.json" and not path.exists():
         return f"{path.parent} is not a run folder; 'polyphony study RECIPE' makes one"
     analysed = path.parent.name == "analysis"
@@ -39,7 +39,7 @@ def advice(path: Path) -> str:
 
 
 def missing_data(error: MissingDataError) -> str:
-    """Which data is missing, and how to have it."""
+    """Which data is missing, and how to get it."""
     from polyphony.data import MissingCorruptedError
 
     verb = "corrupt" if isinstance(error, MissingCorruptedError) else "get"

@@ -8,21 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import App, Group, Parameter
 
 from polyphony import __version__
-from polyphony.cli import (
-    analyse,
-    check,
-    data,
-    export,
-    init,
-    plan,
-    predict,
-    recipes,
-    report,
-    status,
-    study,
-    sweep,
-    terminal,
-)
+from polyphony.cli import data, inspect, start, study, sweep, terminal, use
 from polyphony.cli.options import flag
 
 
@@ -36,10 +22,10 @@ class Verb(NamedTuple):
 
 VERBS = {
     "Start": (
-        Verb(recipes.recipes, "recipes"),
-        Verb(init.init, "init photos a.pt b.pt c.pt d.pt --network mynets:make"),
+        Verb(start.recipes, "recipes"),
+        Verb(start.init, "init photos a.pt b.pt c.pt d.pt --network mynets:make"),
         Verb(data.app, "data check cifar10"),
-        Verb(check.check, "check --device cuda"),
+        Verb(start.check, "check --device cuda"),
     ),
     "Run": (
         Verb(study.study, "study digits --set student.epochs=20"),
@@ -49,16 +35,16 @@ VERBS = {
         Verb(sweep.sweep, "sweep digits --method kd-ods --temperature 1,4"),
     ),
     "Use": (
-        Verb(predict.predict, "predict runs/own photo.jpg more-photos --sort"),
-        Verb(export.export, "export runs/own --out student.onnx", "RUN [METHOD] --out FILE [OPTIONS]"),
-        Verb(export.pack, "pack runs/own --out my-student", "RUN [METHOD] --out FOLDER [OPTIONS]"),
+        Verb(use.predict, "predict runs/own photo.jpg more-photos --sort"),
+        Verb(use.export, "export runs/own --out student.onnx", "RUN [METHOD] --out FILE [OPTIONS]"),
+        Verb(use.pack, "pack runs/own --out my-student", "RUN [METHOD] --out FOLDER [OPTIONS]"),
     ),
     "Inspect": (
         Verb(study.show, "show digits"),
-        Verb(status.status, "status runs/digits"),
-        Verb(plan.clean, "clean runs/digits"),
-        Verb(report.report, "report runs/digits"),
-        Verb(analyse.analyse, "analyse runs/digits jacobians latency", "RUN [WHAT...] [OPTIONS]"),
+        Verb(inspect.status, "status runs/digits"),
+        Verb(inspect.clean, "clean runs/digits"),
+        Verb(inspect.report, "report runs/digits"),
+        Verb(inspect.analyse, "analyse runs/digits jacobians latency", "RUN [WHAT...] [OPTIONS]"),
     ),
 }
 EXAMPLES = """Examples:

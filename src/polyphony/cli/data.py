@@ -67,8 +67,7 @@ def check(
 
     The exit code is 0 for complete data, and 1 for usable data that differs from the official data.
     """
-    from polyphony.data.errors import DataError
-    from polyphony.data.files import data_root
+    from polyphony.data.files import DataError, data_root
     from polyphony.data.load import identify
 
     root = data_root(data)
@@ -82,11 +81,10 @@ def check(
 def _is_complete(dataset: Dataset, root: Path, resolution: int | None) -> bool:
     """Say how far a data set is the official one; whether it is, as far as can be known."""
     from polyphony.data import Options
-    from polyphony.data.check import VERDICTS
-    from polyphony.data.check import check as compare
-    from polyphony.data.load import found, read
+    from polyphony.data.load import VERDICTS, locate, read
+    from polyphony.data.load import check as compare
 
-    place, path = found(dataset, root)
+    place, path = locate(dataset, root)
     contents = read(dataset, place, path, Options(resolution=resolution))
     origin, differences = compare(dataset, place, path, contents)
     counts = ", ".join(f"{part} {len(split):,}" for part, split in contents.parts.items())
@@ -99,9 +97,8 @@ def _is_complete(dataset: Dataset, root: Path, resolution: int | None) -> bool:
 @app.command
 def get(name: Annotated[str, Parameter(help="Name of a data set.")], *, data: DataRoot = None) -> None:
     """Download a data set from its official address, check it and unpack it."""
-    from polyphony.data.errors import DataError
     from polyphony.data.fetch import fetch
-    from polyphony.data.files import data_root
+    from polyphony.data.files import DataError, data_root
     from polyphony.data.load import identify
 
     dataset = identify(name)
@@ -131,8 +128,8 @@ def corrupt(
     "regenerated".
     """
     from polyphony.data import Options, load
+    from polyphony.data.corruptions import regenerate
     from polyphony.data.files import data_root
-    from polyphony.data.regenerate import regenerate
     from polyphony.data.shifted import regenerated_folder
 
     splits = load(name, Options(test=made.test, resolution=made.resolution, seed=made.split_seed), data)
@@ -161,11 +158,11 @@ def preview(
     """Write example pictures of each class as a PNG, and print how many images each class has."""
     from polyphony.data import Options
     from polyphony.data.files import data_root
-    from polyphony.data.load import contents, found, identify
+    from polyphony.data.load import contents, identify, locate
     from polyphony.data.preview import class_rows, corruption_rows, sheet
 
     dataset = identify(name)
-    place, path = found(dataset, data_root(data))
+    place, path = locate(dataset, data_root(data))
     kept = contents(dataset, place, path, Options(resolution=resolution))
     plain = {part: split for part, split in kept.parts.items() if part in ("train", "test")}
     shown = plain.get("train") or plain.get("test")
@@ -192,9 +189,9 @@ def _advance(bars: progress.Progress, bar: progress.TaskID, have: int) -> None:
 
 def _facts(dataset: Dataset, root: Path) -> dict[str, str]:
     """What `list` says of a data set."""
-    from polyphony.data.load import here
+    from polyphony.data.load import first_place
 
-    place = here(dataset, root)
+    place = first_place(dataset, root)
     looked_for = "no; looked for " + ", ".join(each.path for each in dataset.places)
     facts = {"what": dataset.title, "here": looked_for if place is None else _where(place, root / place.path)}
     if size := sum(download.size for download in dataset.downloads):
@@ -204,9 +201,11 @@ def _facts(dataset: Dataset, root: Path) -> dict[str, str]:
 
 def _present(root: Path) -> list[str]:
     from polyphony.data.catalogue import DATASETS
-    from polyphony.data.load import here
+    from polyphony.data.load import first_place
 
-    return [name for name, dataset in DATASETS.items() if (place := here(dataset, root)) and place.path]
+    return [
+        name for name, dataset in DATASETS.items() if (place := first_place(dataset, root)) and place.path
+    ]
 
 
 def _where(place: Place, path: Path) -> str:

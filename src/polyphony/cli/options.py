@@ -17,7 +17,7 @@ def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (cyclop
 
 
 def repeatable(what: str) -> Parameter:
-    """An option that takes one name and may be given several times."""
+    """An option that takes one name and can be repeated."""
     return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
 
 

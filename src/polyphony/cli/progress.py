@@ -1,25 +1,31 @@
-"""Progress of jobs: on a terminal a bar for all trainings and one for each running job, elsewhere lines."""
+"""Progress of jobs: bars on a terminal, lines elsewhere, and the numbers of trainings for TensorBoard."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from polyphony._util.text import duration
+from polyphony._util.text import duration, extra
 from polyphony.cli import terminal
+from polyphony.cli.where import UsageError
 
 if TYPE_CHECKING:
-    from polyphony.execute import Board
+    from torch.utils.tensorboard import SummaryWriter
+
+    from polyphony.execute.board import Board
     from polyphony.training.collapse import Row
 
 LINE_EVERY = 60.0  # seconds between lines about one training
-SHORT = 1.0  # seconds: a shorter job that is no training leaves no line
-STEADY = 600.0  # seconds over which the time left is averaged
+SHORT = 1.0  # seconds; a shorter job that is not a training gets no line
+STEADY = 600.0  # seconds over which the remaining time is averaged
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -31,7 +37,7 @@ COLUMNS = (
 
 
 class Whole:
-    """How far all trainings are together. Each has a weight: the seconds, or epochs, it should take."""
+    """Progress of all trainings together. Each has a weight: its expected seconds, or epochs."""
 
     def __init__(self, weights: Mapping[str, float], done: Mapping[str, float] | None = None) -> None:
         self.weights = weights
@@ -41,32 +47,29 @@ class Whole:
 
     @property
     def total(self) -> float:
-        """The weight of all trainings."""
         return sum(self.weights.values())
 
     @property
     def completed(self) -> float:
-        """The weight of what is done."""
         return sum(self.weights[name] * share for name, share in self.shares.items())
 
     def update(self, name: str, share: float) -> None:
-        """Record which share of a job is done; jobs that are not trainings have no weight."""
+        """Record the share of a job that is done; jobs that are not trainings have no weight."""
         if name in self.weights:
             self.shares[name] = share
 
     def finish(self, name: str) -> None:
-        """Record that a job is done."""
         if name in self.weights:
             self.shares[name] = 1.0
             self.finished.add(name)
 
     def __str__(self) -> str:
-        """For example "3 of 19 trainings"; nothing where there are none."""
+        """For example "3 of 19 trainings"; empty if there are none."""
         return f"{len(self.finished)} of {len(self.weights)} trainings" if self.weights else ""
 
     @property
     def left(self) -> str:
-        """For example "2 min left"; nothing where that is not known yet, or nothing is left."""
+        """For example "2 min left"; empty if that is not known yet, or nothing is left."""
         done, left = self.completed - self.first, self.total - self.completed
         if done <= 0 or left <= 0:
             return ""
@@ -75,7 +78,7 @@ class Whole:
 
 @dataclass
 class Running:
-    """A job that is running: its last numbers and how many of its epochs are done."""
+    """A running job: its last numbers, and how many of its epochs are done."""
 
     epochs: int
     done: float = 0.0
@@ -84,14 +87,13 @@ class Running:
     spoke: float = field(default_factory=lambda: time.monotonic())
 
     def count(self, row: Row, steps: float) -> float:
-        """Record that so many epochs more are done than before the epoch of `row`; returns the share."""
+        """Record that `steps` epochs are done since the start of the epoch of `row`; returns the share."""
         self.row, first = row, int(row["epoch"]) if "epoch" in row else int(self.done)
         self.done = first + steps
         return min(1.0, self.done / self.epochs)
 
     @property
     def took(self) -> float:
-        """Seconds since the job started."""
         return time.monotonic() - self.begun
 
     def is_due(self) -> bool:
@@ -104,7 +106,7 @@ class Running:
 
 @contextmanager
 def board(whole: Whole | None = None) -> Iterator[Board]:
-    """Bars on a terminal, lines elsewhere, warnings alone with --quiet."""
+    """A board with bars on a terminal, or lines elsewhere; only warnings with --quiet."""
     whole = whole or Whole({})
     if terminal.chatter.quiet or not terminal.chatter.is_terminal:
         yield Lines(whole)
@@ -114,7 +116,7 @@ def board(whole: Whole | None = None) -> Iterator[Board]:
 
 
 class Lines:
-    """One line for every training that ends, and one a minute for a longer one."""
+    """A line for every training that ends, and one a minute for a longer one."""
 
     def __init__(self, whole: Whole) -> None:
         self.whole = whole
@@ -143,13 +145,13 @@ class Lines:
             self.line(f"{name}: done in {duration(job.took)}{valid}")
 
     def line(self, text: str) -> None:
-        """What happened, and how far the whole is."""
+        """Print what happened, and the progress of all trainings."""
         whole = ", ".join(filter(None, (str(self.whole), self.whole.left)))
         terminal.say(f"{text} ({whole})" if whole else text)
 
 
 class Bars(Lines):
-    """A bar for the whole, and one for every running job; jobs that end leave their line above."""
+    """A bar for all trainings, and one for every running job; jobs that end leave a line above."""
 
     def __init__(self, progress: Progress, whole: Whole) -> None:
         super().__init__(whole)
@@ -171,7 +173,7 @@ class Bars(Lines):
         self.show(name)
 
     def show(self, name: str) -> None:
-        """Bring the bars of a job and of the whole up to date."""
+        """Update the bars of a job and of all trainings."""
         job = self.jobs[name]
         self.progress.update(self.tasks[name], completed=job.done, numbers=numbers(job.row))
         self.progress.update(self.all, completed=self.whole.completed, numbers=str(self.whole))
@@ -182,7 +184,6 @@ class Bars(Lines):
         self.progress.update(self.all, completed=self.whole.completed, numbers=str(self.whole))
 
     def line(self, text: str) -> None:
-        """What happened; the bar says how far the whole is."""
         terminal.say(text)
 
 
@@ -195,3 +196,56 @@ def numbers(row: Row) -> str:
         "images_per_second": "{:.0f} img/s",
     }
     return "  ".join(text.format(row[key]) for key, text in shown.items() if key in row)
+
+
+class TensorBoard:
+    """A board that forwards everything, and writes every epoch of a training to RUN/tensorboard.
+
+    It first writes earlier epochs of trainings that are not there yet.
+    """
+
+    def __init__(self, board: Board, run: Path) -> None:
+        if find_spec("tensorboard") is None:
+            raise UsageError(f"--tensorboard needs TensorBoard: {extra('tensorboard')}")
+        self.board, self.folder = board, run / "tensorboard"
+        self.writers: dict[str, SummaryWriter] = {}
+        if (run / "recipe.json").exists():
+            self.catch_up(run)
+
+    def catch_up(self, run: Path) -> None:
+        """Write the logs of trainings that are not there yet."""
+        from polyphony.study.plan import trainings
+        from polyphony.study.status import stored_study
+
+        for job in trainings(stored_study(run)):
+            log = job.folder / "log.jsonl"
+            if log.exists() and not (self.folder / job.name).exists():
+                for line in log.read_text().splitlines():
+                    self.write(job.name, json.loads(line))
+                self.close(job.name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is forwarded to the board."""
+        return getattr(self.board, name)
+
+    def epoch(self, name: str, row: Row) -> None:
+        self.board.epoch(name, row)
+        if row:
+            self.write(name, row)
+
+    def finished(self, name: str) -> None:
+        self.board.finished(name)
+        self.close(name)
+
+    def write(self, name: str, row: Row) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if name not in self.writers:
+            self.writers[name] = SummaryWriter(str(self.folder / name))
+        for number in row.keys() - {"epoch"}:
+            self.writers[name].add_scalar(number, row[number], int(row["epoch"]))
+        self.writers[name].flush()
+
+    def close(self, name: str) -> None:
+        if name in self.writers:
+            self.writers.pop(name).close()

@@ -12,15 +12,18 @@ from cyclopts import Parameter
 
 from polyphony import __version__
 from polyphony._util.text import counted
-from polyphony.cli import progress, report, terminal
+from polyphony.cli import progress, terminal
 from polyphony.cli.advice import missing_data
+from polyphony.cli.inspect import report, show_plan
 from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, flag, repeatable
-from polyphony.cli.plan import show_plan
 from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
-    from polyphony.execute import Board, Job, Runner
-    from polyphony.study import Cost, Study
+    from polyphony.execute.board import Board
+    from polyphony.execute.job import Job
+    from polyphony.execute.runner import Runner
+    from polyphony.study.cost import Cost
+    from polyphony.study.study import Study
 
 
 def study(
@@ -38,7 +41,10 @@ def study(
     """
     done = run(recipe, running, "EVALUATE", analyses)
     if not running.dry_run:
-        report.report((done.folder,))
+        report((done.folder,))
+        terminal.line(
+            f"Next: polyphony export {done.folder} --out student.onnx (validation images choose which)."
+        )
 
 
 def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
@@ -69,8 +75,9 @@ def evaluate(
     where: Where = Where(),
 ) -> None:
     """Score the trained models of a run, also on unknown classes, corrupted images and groups of images."""
-    from polyphony.study import check_trained, evaluate_corrupted, evaluate_unknown, open_study
+    from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
     from polyphony.study.groups import add_groups
+    from polyphony.study.provenance import open_study
 
     study = open_study(folder, data, chosen_for(where))
     check_trained(study)
@@ -99,9 +106,10 @@ def show(
 
     With --no-code, no code of the recipe runs: it is safe to look at a recipe from somebody else.
     """
-    from polyphony.execute import default_workers
+    from polyphony.execute.processes import default_workers
     from polyphony.recipe import read_recipe
-    from polyphony.study import answers, costs, sketched
+    from polyphony.study.cost import answers, costs
+    from polyphony.study.sketch import sketched
 
     if not code:
         read = read_recipe(recipe, overrides, code=False)
@@ -109,7 +117,7 @@ def show(
         return
     with terminal.working("Measuring how fast this machine is"):
         study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
-        study = outlined_if_absent(study)
+        study = outlined_if_missing(study)
         sketch = sketched(study)
         found, at_once = costs(study, sketch), default_workers(study.device, study.threads())
         answered = answers(study, sketch)
@@ -132,7 +140,7 @@ def show(
 
 
 def plan_words(study: Study) -> str:
-    """How many jobs the plan of a study has."""
+    """How many jobs a study has."""
     from polyphony.study.plan import score_predictions
 
     jobs = {"teacher": study.teacher_count, "student": len(study.students)}
@@ -143,7 +151,7 @@ def plan_words(study: Study) -> str:
 def prepare(recipe: str, running: Running) -> Study:
     """The study that the arguments describe; nothing is written."""
     from polyphony.recipe import own_code, read_recipe
-    from polyphony.study import Study
+    from polyphony.study.study import Study
 
     if names := own_code(read_recipe(recipe, running.overrides, code=False)):
         terminal.note(f"{recipe} runs code of its own: {', '.join(names)}.")
@@ -152,8 +160,8 @@ def prepare(recipe: str, running: Running) -> Study:
     return Study(resolved, folder, running.data, chosen_for(running.where))
 
 
-def outlined_if_absent(study: Study) -> Study:
-    """The study, or its outline if its data is missing."""
+def outlined_if_missing(study: Study) -> Study:
+    """The study; if its data is missing, with blank images."""
     from polyphony.data import DataError, MissingDataError
 
     try:
@@ -170,7 +178,7 @@ def outlined_if_absent(study: Study) -> Study:
 
 
 def measurable(study: Study) -> Study:
-    """The study with a device that is here, to measure what it costs."""
+    """The study with a device of this machine, to measure its cost."""
     from polyphony.compute.devices import choose_device
 
     try:
@@ -181,7 +189,7 @@ def measurable(study: Study) -> Study:
 
 
 def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Study:
-    """Run the study of a recipe so far."""
+    """Run the study of a recipe up to a stage."""
     terminal.say(f"Polyphony {__version__}: {recipe}")
     with terminal.working("Loading PyTorch and the data"):
         study = prepare(recipe, running)
@@ -195,7 +203,7 @@ def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Stu
 
 
 def jobs_of(study: Study, upto: str) -> list[Job]:
-    """The jobs of a study so far."""
+    """The jobs of a study up to a stage."""
     from polyphony.study.fingerprints import fingerprints
     from polyphony.study.plan import Upto, part, plan
 
@@ -205,8 +213,9 @@ def jobs_of(study: Study, upto: str) -> list[Job]:
 def run_to(
     study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False, analyses: bool = False
 ) -> None:
-    """Run a study so far, and print what came out."""
-    from polyphony.study import Upto, run_study
+    """Run a study up to a stage, and print the result."""
+    from polyphony.study.plan import Upto
+    from polyphony.study.run import run_study
 
     whole = begun(study, upto, redo) if study.folder.exists() else announce(study, upto, place)
     with watched(study.folder, tensorboard, whole) as board:
@@ -217,7 +226,7 @@ def run_to(
 
 
 def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
-    """Run the analyses that take seconds, and measure what the models cost."""
+    """Run the analyses that take seconds, and measure the latency of the models."""
     from polyphony.serve.price import write_prices
     from polyphony.study.analyses import SHORT, analyse
 
@@ -228,7 +237,7 @@ def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
 
 
 def announce(study: Study, upto: str, place: Runner) -> progress.Whole:
-    """Say what is about to happen and how long it will take; returns what each training should take."""
+    """Say what will happen and how long it will take; returns the expected time of each training."""
     with terminal.working("Measuring how fast this machine is"):
         trainings = expected_costs(study, place)
     if not trainings:
@@ -247,7 +256,7 @@ def announce(study: Study, upto: str, place: Runner) -> progress.Whole:
 
 
 def begun(study: Study, upto: str, redo: bool) -> progress.Whole:
-    """How far a study is that was begun before; with `redo` nothing is known to stay."""
+    """The progress of a study that was begun before; with `redo` none."""
     from polyphony.study.status import run_status
 
     is_run = not redo and (study.folder / "recipe.json").exists()
@@ -256,7 +265,7 @@ def begun(study: Study, upto: str, redo: bool) -> progress.Whole:
 
 
 def weights(study: Study, upto: str, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
-    """What each training should take: the seconds of its kind, or its epochs where nothing was measured."""
+    """The weight of each training: the seconds of its kind, or its epochs if nothing was measured."""
     from polyphony.study.jobs import TrainStudent
     from polyphony.study.plan import trainings
 
@@ -269,12 +278,12 @@ def weights(study: Study, upto: str, seconds: Mapping[str, float] | None = None)
 
 
 def expected_costs(study: Study, place: Runner) -> list[Cost]:
-    """What trainings cost at this machine's speed; raises what cannot fit into its memory.
+    """The cost of trainings on this machine; raises a TooLargeError if they do not fit into its memory.
 
-    On a cluster, whose nodes have memories of their own, nothing is known of those.
+    On a cluster, whose nodes may have more memory, it returns nothing instead.
     """
-    from polyphony.execute import Cluster
-    from polyphony.study import TooLargeError, check_memory, costs
+    from polyphony.execute.cluster import Cluster
+    from polyphony.study.cost import TooLargeError, check_memory, costs
 
     try:
         found = costs(measurable(study))
@@ -288,8 +297,6 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
 
 @contextmanager
 def watched(folder: Path, tensorboard: bool, whole: progress.Whole | None = None) -> Iterator[Board]:
-    """The board that shows the jobs of a run; with `tensorboard` it also writes them for TensorBoard."""
-    from polyphony.cli.tensorboard import TensorBoard
-
+    """A board for the jobs of a run; with `tensorboard` it also writes them for TensorBoard."""
     with progress.board(whole) as board:
-        yield TensorBoard(board, folder) if tensorboard else board
+        yield progress.TensorBoard(board, folder) if tensorboard else board

@@ -1,4 +1,4 @@
-"""The verb that looks for a method's settings: sweep."""
+"""The verb that searches settings of a method: sweep."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rich import box
 from rich.table import Table
 
 from polyphony._util.text import counted
-from polyphony.cli import progress, report, terminal
+from polyphony.cli import progress, terminal
+from polyphony.cli.inspect import report, show_plan
 from polyphony.cli.options import RecipeName, Running
-from polyphony.cli.plan import show_plan
 from polyphony.cli.study import expected_costs, watched, weights
 from polyphony.cli.where import AtLeastOne, UsageError, chosen_for, runner
 
 if TYPE_CHECKING:
-    from polyphony.execute import Runner
+    from polyphony.execute.runner import Runner
     from polyphony.recipe.points import Swept
     from polyphony.report.sweep_run import SweepRun, Tried
     from polyphony.sweep.run import Sweep, SweepOutcome
 
 MOST_ROWS = 20  # of the table on the terminal
 
-Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # divided by commas
+Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # separated by commas
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Tries:
-    """What is tried of which method, as a person says it."""
+    """The method, and the values to try."""
 
     method: str | None = None
     """Method of the recipe (default: the first with a step size)."""
@@ -63,7 +63,7 @@ def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = R
 
 
 def follow(swept: Swept, trials: int | None, running: Running) -> None:
-    """Run a sweep that was planned, show what came out and write its page."""
+    """Run a sweep, print its result and write its page."""
     from polyphony.report.sweep_run import SweepRun
     from polyphony.sweep.run import Sweep, run_sweep
 
@@ -78,7 +78,7 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
         with watched(folder, running.tensorboard, whole) as board:
             outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
-    report.report((folder,))
+    report((folder,))
 
 
 def preview(sweep: Sweep, trials: int | None) -> None:
@@ -92,7 +92,7 @@ def preview(sweep: Sweep, trials: int | None) -> None:
 
 
 def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole | None:
-    """Say what will happen and how long it will take; returns what each training of a grid should take."""
+    """Say what will happen and how long it will take; returns the expected time of each training."""
     grid = sweep.swept.grid()
     points = trials or len(grid)
     study = sweep.study([sweep.swept.own])  # all points cost the same
@@ -110,7 +110,7 @@ def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole 
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:
-    """What was done, the points best first, and the best as a line of a recipe."""
+    """Print what was done, the points in order, and the best one as a line of a recipe."""
     terminal.show_work(run.folder, outcome, nothing_lost=not outcome.diverged)
     terminal.console.print(table(run))
     if len(run.ranked) > MOST_ROWS:
@@ -125,7 +125,7 @@ def show(run: SweepRun, outcome: SweepOutcome) -> None:
 
 
 def table(run: SweepRun) -> Table:
-    """The points, that of least calibrated validation NLL first."""
+    """The points, the lowest calibrated validation NLL first."""
     from polyphony.runs.scores import HEADINGS
 
     n = run.best.nll.n
@@ -154,7 +154,7 @@ def cells(each: Tried) -> list[str]:
 
 
 def level(run: SweepRun) -> str:
-    """How far the best is ahead."""
+    """A sentence that says how far ahead the best point is."""
     if run.best.nll.n == 1:
         return "Every point was trained once: differences may be chance."
     spread = f"one s.d. of the best (±{run.best.nll.sd:.3f} over {run.best.nll.n} seeds)"

@@ -1,4 +1,4 @@
-"""What people see: progress, tables, sentences."""
+"""Output on the terminal: sentences, tables, a spinner."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from polyphony._util.text import sentence as one_sentence
 
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
-    from polyphony.report.run import Run
-    from polyphony.study import Answer, Cost, Outcome, Study
-    from polyphony.sweep import SweepOutcome
+    from polyphony.runs.run import Run
+    from polyphony.study.cost import Answer, Cost
+    from polyphony.study.run import Outcome
+    from polyphony.study.study import Study
+    from polyphony.sweep.run import SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 
@@ -31,13 +33,13 @@ chatter = Console()  # progress; --quiet silences it
 
 
 def complain(sentence: str) -> None:
-    """One sentence on standard error, of at most 300 characters."""
+    """Print an error in one line of at most 300 characters."""
     print_to(errors, one_sentence(f"polyphony: {sentence}"), "bold red")
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show that something goes on, where nothing can be counted: a spinner, on a terminal alone."""
+    """Show a spinner on a terminal."""
     if chatter.quiet or not chatter.is_terminal:
         yield
         return
@@ -46,45 +48,44 @@ def working(text: str) -> Iterator[None]:
 
 
 def line(text: str, style: str | None = None) -> None:
-    """A result, as one line."""
+    """Print a result as one line."""
     print_to(console, text, style)
 
 
 def say(text: str) -> None:
-    """A line about progress, which --quiet leaves out."""
+    """Print a line about progress; --quiet omits it."""
     print_to(chatter, text)
 
 
 def note(text: str) -> None:
-    """A line about progress on standard error, for commands whose output programs read."""
+    """Print a line about progress to standard error, for commands whose output programs read."""
     if not chatter.quiet:
         print_to(errors, text)
 
 
 def print_to(where: Console, text: str, style: str | None = None) -> None:
-    """Print a line without markup, since a name may look like it, and without breaking a path."""
+    """Print a line without markup, since a name may look like markup, and without breaking a path."""
     where.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def plain(text: str) -> None:
-    """For programs: the text as it is."""
+    """Print text for programs."""
     console.file.write(f"{text.rstrip()}\n")
 
 
 def show_recipe(recipe: Recipe) -> None:
-    """The resolved recipe."""
     text = json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2)
     console.print(Syntax(text, "json", background_color="default"))
 
 
 def show_json(recipe: Recipe, **more: object) -> None:
-    """The resolved recipe and more, for programs."""
+    """Print the recipe and more as JSON."""
     table = recipe.model_dump(mode="json", exclude_none=True)
     plain(json.dumps({"recipe": table, **more}, indent=1))
 
 
 def show_answers(answers: Sequence[Answer], shares: dict[str, float]) -> None:
-    """What one image costs, and which share of the weights has rank-one members."""
+    """Print what one image costs, and which share of the weights has rank-one members."""
     heads = ("model", "parameters", "with\nmembers", "multiply-\nadds", "weights", "time\nhere")
     table = Table(*heads, title="One answer")
     for each in answers:
@@ -97,7 +98,7 @@ def show_answers(answers: Sequence[Answer], shares: dict[str, float]) -> None:
 
 
 def show_costs(costs: Sequence[Cost], at_once: int) -> None:
-    """What a study takes, measured here and estimated for a GPU."""
+    """Print the cost of a study, measured here and estimated for a GPU."""
     table = Table("training", "runs", "PFLOP", "each, here", "all, one GPU", title="Cost")
     for cost in costs:
         gpu = duration(cost.runs * cost.flops / GPU_SPEED)
@@ -110,15 +111,15 @@ def show_costs(costs: Sequence[Cost], at_once: int) -> None:
 def estimate(costs: Sequence[Cost], at_once: int) -> str:
     """How long all trainings take together."""
     total = sum(cost.runs * cost.seconds for cost in costs) / at_once
-    longest = max((cost.seconds for cost in costs), default=0.0)  # by which there is nothing to share
+    longest = max((cost.seconds for cost in costs), default=0.0)  # lower bound: one training cannot be split
     took = f"About {duration(max(total, longest))} at this machine's speed, {at_once} at a time"
     return f"{took}, judging by a few measured steps."
 
 
 def show_outcome(study: Study, outcome: Outcome) -> None:
-    """What was done, the table, the verdict, where the files are."""
-    from polyphony.report.run import Run
+    """Print what was done, the table, the verdict, and where the files are."""
     from polyphony.report.verdict import verdict
+    from polyphony.runs.run import Run
 
     show_work(study.folder, outcome)
     if outcome.scores:
@@ -134,7 +135,7 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
 
 
 def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool = True) -> None:
-    """How much was run, was done before, and was taken over from other runs."""
+    """Print how many jobs ran, were done before, and were taken over from other runs."""
     before = outcome.skipped - outcome.adopted
     if outcome.adopted:
         line(f"Taken over from other runs in {folder.parent}: {counted(outcome.adopted, 'training')}.")
@@ -145,12 +146,12 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
 
 
 def score_table(run: Run) -> Table:
-    """Calibrated scores on test images, mean ± s.d. over seeds, of all models."""
+    """Calibrated scores of all models on test images, mean ± s.d. over seeds."""
     seeds = counted(len(run.recipe.seeds), "seed")
     table = Table(
         title=f"{run.recipe.name}: test images, calibrated; mean over {seeds}, NLL ± s.d.",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # leaves a name of twenty letters its place on 80 columns
+        padding=(0, 1, 0, 0),  # so that a name of twenty letters fits into 80 columns
     )
     rows = [cells(run, model) for model in run.models]
     for heading in rows[0]:
@@ -181,5 +182,5 @@ def cells(run: Run, model: str) -> dict[str, str]:
 
 
 def narrow(text: str) -> str:
-    """A score or its heading as 80 columns have room for it: no break after ±, no unit."""
+    """A score or heading in fewer columns: no space after ±, no unit."""
     return text.replace("± ", "±").replace("% ", "")

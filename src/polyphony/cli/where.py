@@ -1,4 +1,4 @@
-"""Where the jobs of a command run: the options that say so, and the runner they mean."""
+"""Where the jobs of a command run: the options, and the runner that they choose."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from cyclopts import Parameter, validators
 from polyphony._util.files import cores
 
 if TYPE_CHECKING:
-    from polyphony.execute import Runner, Share
-    from polyphony.study import Study
+    from polyphony.execute.cluster import Share
+    from polyphony.execute.runner import Runner
+    from polyphony.study.study import Study
 
 Device = Annotated[str, Parameter(help="cuda, mps, cpu or auto (the best available).")]
 AtLeastOne = validators.Number(gte=1)
@@ -40,7 +41,7 @@ class Where:
 
 
 def chosen(device: str) -> str:
-    """The device a person means."""
+    """The device of a name."""
     from polyphony.compute.devices import choose_device
 
     try:
@@ -50,14 +51,17 @@ def chosen(device: str) -> str:
 
 
 def chosen_for(where: Where) -> str:
-    """The device a person means for jobs; one that is named need not be here, if they run on a cluster."""
+    """The device for jobs; with --cluster, a device that is named need not be on this machine."""
     return where.device if where.cluster and where.device != "auto" else chosen(where.device)
 
 
 def runner(study: Study, where: Where) -> Runner:
-    """Where the jobs of a command run: every command asks here, once."""
+    """The runner of a command."""
     from polyphony.compute.parallel import group_from_environment
-    from polyphony.execute import Cluster, Here, Processes, Together, default_workers, visible_gpus
+    from polyphony.execute.cluster import Cluster
+    from polyphony.execute.processes import Processes, default_workers, visible_gpus
+    from polyphony.execute.ranks import Together
+    from polyphony.execute.runner import Here
 
     group, on_cpu = group_from_environment(), study.device == "cpu"
     if where.cluster:
@@ -79,8 +83,8 @@ def runner(study: Study, where: Where) -> Runner:
 
 
 def share(study: Study, where: Where) -> Share:
-    """What a job takes of a cluster; every process of one on GPUs has its own."""
-    from polyphony.execute import Share
+    """The share of a node for a job; each process of a job on GPUs has its own GPU."""
+    from polyphony.execute.cluster import Share
 
     count, on_cpu = processes(where), study.device == "cpu"
     gpus = where.gpus_per_job or (0.0 if on_cpu else float(count))

@@ -1,4 +1,4 @@
-"""How people see the jobs go: the board, and the events that carry reports to it from other processes."""
+"""The board shows people how jobs go; events carry reports to it from other processes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from polyphony.training.collapse import Row
 
 
 class Board(Protocol):
-    """Where people see how the jobs go."""
+    """Shows people how jobs go."""
 
     def started(self, name: str, epochs: int) -> None:
-        """A job begins."""
+        """A job starts."""
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        """So many steps of a job's epoch are done."""
+        """`done` of `steps` steps of an epoch are done."""
 
     def epoch(self, name: str, row: Row) -> None:
-        """An epoch of a job is over."""
+        """An epoch is over."""
 
     def warn(self, name: str, sentence: str) -> None:
-        """Something a person should know of a job before it is done."""
+        """Show a warning about a job that is running."""
 
     def finished(self, name: str) -> None:
         """A job is done."""
@@ -30,18 +30,17 @@ class Board(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """What a job of this name reports."""
+    """A report of the job with this name."""
 
     name: str
 
     def tell(self, board: Board) -> None:
-        """Report it to a board."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Started(Event):
-    """A job begins."""
+    """`Board.started` of another process."""
 
     epochs: int
 
@@ -51,7 +50,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Stepped(Event):
-    """So many steps of a job's epoch are done."""
+    """`Board.step` of another process."""
 
     done: int
     steps: int
@@ -63,7 +62,7 @@ class Stepped(Event):
 
 @dataclass(frozen=True)
 class EpochEnded(Event):
-    """An epoch of a job is over."""
+    """`Board.epoch` of another process."""
 
     row: Row
 
@@ -73,7 +72,7 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """Something a person should know of a job."""
+    """`Board.warn` of another process."""
 
     sentence: str
 
@@ -83,7 +82,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """A job is done."""
+    """`Board.finished` of another process."""
 
     def tell(self, board: Board) -> None:
         board.finished(self.name)
@@ -91,7 +90,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """A job failed; to tell it is to raise the error."""
+    """A job failed; `tell` raises the error."""
 
     error: Exception
 
@@ -101,7 +100,7 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class Relay:
-    """The board of a process that runs jobs for another: it sends every report there as an event."""
+    """The board of a worker process: it sends every report to the main process as an event."""
 
     send: Callable[[Event], object]
 
@@ -123,7 +122,7 @@ class Relay:
 
 @dataclass(frozen=True)
 class JobWatch:
-    """A job's watch: it reports to a board, under the job's name."""
+    """The watch of one job: it reports to a board under the job's name."""
 
     board: Board
     name: str

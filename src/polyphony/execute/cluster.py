@@ -1,7 +1,7 @@
-"""Run jobs on a Ray cluster, as tasks; what they report reaches one board in this process.
+"""Run jobs as tasks on a Ray cluster; their reports reach the board in this process.
 
-A task whose worker or node is lost is given to another, which goes on from the last whole epoch. What a job
-itself raises is not tried again: it stops all others and is raised here.
+If a worker or node is lost, Ray gives its task to another one, which continues from the last complete epoch.
+An error in the job itself is not retried: it stops all other jobs and is raised here.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from polyphony.execute.ranks import run_in_ranks
 from polyphony.execute.runner import JobError, run_job
 
 RETRIES = 3  # of a job whose worker or node was lost
-CONNECT_SECONDS = 5.0  # Ray itself would try for many minutes
+CONNECT_SECONDS = 5.0  # Ray's own timeout is many minutes
 GIB = 2**30
-SMALL_STORE = 100 * 2**20  # bytes in which a cluster of one's own passes objects on: ours are small
-CARRIED = ("POLYPHONY_DATA", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # variables that say where data lies
+SMALL_STORE = 100 * 2**20  # bytes of the object store of a local cluster: our objects are small
+CARRIED = ("POLYPHONY_DATA", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # environment variables that jobs need
 
 
 class LostError(JobError):
@@ -45,9 +45,9 @@ class LostError(JobError):
 
 @dataclass(frozen=True)
 class Share:
-    """What a job takes of its node: CPUs, which are its threads, GPUs, and GiB of memory.
+    """What one job takes of its node: CPUs (its threads), GPUs, and GiB of memory.
 
-    A training divides it among so many processes; other jobs have one.
+    A training divides it among `processes`; other jobs have one process.
     """
 
     cpus: int
@@ -59,15 +59,15 @@ class Share:
         return f"{self.cpus} CPU, {self.gpus:g} GPU and {self.memory:g} GiB of memory"
 
     def room(self, resources: Mapping[str, float]) -> int:
-        """How many such jobs a node has room for."""
+        """How many such jobs fit on a node."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory * GIB}
         shares = [resources.get(name, 0.0) / amount for name, amount in wanted.items() if amount]
-        return int(min(shares) + 1e-9)  # a fifth of a GPU is there five times, whatever it is in binary
+        return int(min(shares) + 1e-9)  # 0.2 of a GPU fits five times, despite rounding
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a job finds where this process runs, and is to find where Ray runs it."""
+    """The folder, environment and device of this process, which Ray's workers must have too."""
 
     folder: Path
     variables: Mapping[str, str]
@@ -76,7 +76,7 @@ class Place:
     processes: int = 1  # of a training
 
     def take(self) -> None:
-        """Make this process such a place; raises where there is no such device."""
+        """Apply it to this process; raises a ClusterError if there is no such device."""
         if self.folder.is_dir():
             os.chdir(self.folder)
         os.environ.update(self.variables)
@@ -89,17 +89,17 @@ class Place:
 
 @dataclass
 class Cluster:
-    """Jobs on the Ray cluster at an address: HOST:PORT; "auto": this machine's; "local": one of its own.
+    """Jobs on a Ray cluster. The address is HOST:PORT, "auto" (this machine's) or "local" (a new one).
 
-    Every node must see the folder of the results, and have the same Polyphony, Python and Ray. A process that
-    is connected to Ray already stays so, and works with that cluster.
+    Every node must see the output folder and have the same Polyphony, Python and Ray. If this process is
+    connected to Ray already, it uses that cluster.
     """
 
     address: str
     folder: Path
     share: Share
     device: str = "cpu"
-    _starts: Counter[str] = field(default_factory=Counter)  # name of a job → how often it was begun
+    _starts: Counter[str] = field(default_factory=Counter)  # how often each job was started
     _is_checked: bool = False
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ class Cluster:
         self._connection.close()
 
     def _make_mailbox(self) -> Any:
-        """Where jobs put what the board is to be told, on this machine; raises where no job has room."""
+        """The queue for the reports of jobs, on this machine; a ClusterError if no job fits on any node."""
         from ray.util.queue import Queue
 
         if not self._room():
@@ -123,20 +123,20 @@ class Cluster:
 
     @property
     def at_once(self) -> int:
-        """How many jobs the nodes have room for; one, while those that had room are lost."""
+        """How many jobs fit on the nodes; one while all nodes with room are lost."""
         return max(1, self._room())
 
     def _room(self) -> int:
         return sum(self.share.room(node["Resources"]) for node in nodes())
 
     def run(self, graph: Graph, board: Board) -> None:
-        """Run a graph's jobs, each where there is room; the first failure stops them all and is raised."""
+        """Run the jobs of a graph; the first failure stops them all and is raised."""
         if not self._is_checked:
             check_nodes(self._ray, self.folder)
             self._is_checked = True
         running: dict[Any, str] = {}  # task → name of its job
         self._starts.clear()
-        self._mailbox.get_nowait_batch(self._mailbox.size())  # what jobs that were cancelled have left
+        self._mailbox.get_nowait_batch(self._mailbox.size())  # reports of cancelled jobs
         try:
             while graph.left():
                 running |= self._start_jobs(graph)
@@ -147,11 +147,11 @@ class Cluster:
         except self._ray.exceptions.RayError as lost:
             raise LostError(f"the cluster does not answer ({first_line(lost)})") from lost
         finally:
-            for task in running:  # at the end there are none
+            for task in running:  # only after a failure
                 self._ray.cancel(task, force=True)
 
     def _start_jobs(self, graph: Graph) -> dict[Any, str]:
-        """Hand Ray all jobs that can be started; it keeps those for which there is no room yet."""
+        """Give Ray all jobs that can start; it queues those that have no room yet."""
         variables = {name: os.environ[name] for name in CARRIED if name in os.environ}
         place = Place(Path.cwd(), variables, self.share.cpus, self.device, self.share.processes)
         task = self._ray.remote(run_there).options(
@@ -168,24 +168,26 @@ class Cluster:
         return started
 
     def _pass_on(self, graph: Graph, board: Board) -> None:
-        """Tell the board what jobs have sent; one that begins again was lost with its worker.
+        """Send the reports of jobs to the board. A job that starts again was lost with its worker.
 
-        Raises for one that begins too often: Ray itself counts no job that was ended for want of memory.
+        Raises a LostError if a job starts too often: Ray does not count tasks that ran out of memory.
         """
         for event in self._mailbox.get_nowait_batch(self._mailbox.size()):
             name, is_start = event.name, isinstance(event, Started)
-            if name not in graph.running:  # done, by another than this one, which was taken for lost
+            if name not in graph.running:  # done already by another worker, while this one seemed lost
                 continue
             self._starts[name] += is_start
             if self._starts[name] > RETRIES + 1:
                 raise LostError(f"{name} was lost {RETRIES + 1} times (is there too little memory for it?)")
             if is_start and self._starts[name] > 1:
-                board.warn(name, "its worker or node was lost: another goes on from its last whole epoch")
+                board.warn(
+                    name, "its worker or node was lost; another continues from the last complete epoch"
+                )
             else:
                 event.tell(board)
 
     def _finish(self, task: Any, name: str, graph: Graph, board: Board) -> None:
-        """A task has ended: raise what made its job fail, or say that it is done."""
+        """A task has ended: raise the error of its job, or report that it is done."""
         try:
             error: Exception | None = self._ray.get(task)
         except self._ray.exceptions.RayError as lost:
@@ -197,19 +199,19 @@ class Cluster:
 
 
 def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
-    """A task: one job from start to end, unless a lost worker has ended it; returned is why it failed."""
+    """A task: run one job unless it is done; returns the error if it fails."""
     import ray
 
     sent: list[Any] = []
 
     def send(event: Event) -> None:
-        if not isinstance(event, Finished):  # which the task's own end says
+        if not isinstance(event, Finished):  # the end of the task says so
             sent[:] = [mailbox.actor.put_nowait.remote(event)]
-        if isinstance(event, Started):  # must arrive, since a second one says that the first was lost
+        if isinstance(event, Started):  # must arrive: a second start means that the first worker was lost
             ray.get(sent)
 
     try:
-        place.take()  # before the job, which may hold what lies in the folder
+        place.take()  # before unpickling the job, which may import modules from the folder
         job = pickle.loads(packed)
         if job.is_done():
             Relay(send).started(job.name, job.epochs)
@@ -218,9 +220,9 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
             run_in_ranks(job, place.processes, each.take, Relay(send))
         else:
             run_job(job, Relay(send))
-        ray.get(sent)  # all have arrived before the end
-    except (WorkerLostError, GoneError, Terminated):  # the last where one of its processes was
-        os._exit(1)  # with all of a training's processes: Ray runs it again
+        ray.get(sent)  # all reports have arrived before the end
+    except (WorkerLostError, GoneError, Terminated):  # Terminated: one of the training's processes was
+        os._exit(1)  # ends all processes of the training, and Ray retries it
     except Exception as error:
         return sendable(error)
     return None
@@ -228,7 +230,7 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster until the end, unless this process is connected to it anyway."""
+    """Ray, connected to a cluster until the end, unless this process is connected already."""
     ray = installed_ray()
     if ray.is_initialized():
         check_same_cluster(address, ray.get_runtime_context().gcs_address)
@@ -242,7 +244,6 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def check_same_cluster(address: str, connected_to: str) -> None:
-    """Raise where an address is not that of the cluster which this process is connected to."""
     if ":" in address and address != connected_to:
         raise ClusterError(
             f"this process is connected to the Ray cluster at '{connected_to}', not '{address}'"
@@ -250,11 +251,11 @@ def check_same_cluster(address: str, connected_to: str) -> None:
 
 
 def installed_ray() -> Any:
-    """Ray, or one sentence where it is not installed."""
+    """The module ray; a ClusterError if it is not installed."""
     if find_spec("ray") is None:
         raise ClusterError(f"a cluster needs Ray: {extra('cluster')}")
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else under uv every worker makes its own
-    # As Ray will have it one day: no warning.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else uv makes an environment a worker
+    # Ray's future default, which avoids a warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
@@ -262,7 +263,7 @@ def installed_ray() -> Any:
 
 
 def connect(ray: Any, address: str) -> None:
-    """Connect Ray to a cluster; raises one sentence where that cannot be."""
+    """Connect to a cluster; a ClusterError if that fails."""
     before = signal.getsignal(signal.SIGTERM)
     own = {"include_dashboard": False, "object_store_memory": SMALL_STORE} if address == "local" else {}
     try:
@@ -274,5 +275,5 @@ def connect(ray: Any, address: str) -> None:
         raise ClusterError(
             f"there is no Ray cluster at '{address}' to work with ({first_line(error)})"
         ) from error
-    if current_thread() is main_thread():  # where Ray has put a handler of its own
+    if current_thread() is main_thread():  # Ray has replaced the handler
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""A job: a piece of work whose result has a key; and the order in which jobs can run."""
+"""Jobs: work whose result has a key, and the order in which jobs can run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyphony.training.fit import Watch
 
 
 class Result(Protocol):
-    """Where a result is kept, under the key of everything that it depends on."""
+    """Where a result is stored, under the key of everything that it depends on."""
 
     @property
     def key(self) -> str:
@@ -30,33 +30,30 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work whose result is a file or a folder."""
+    """Work whose result is a file or a folder."""
 
-    name: str  # what a person calls it; no other job of a plan has the same
-    needs: tuple[str, ...]  # the names of jobs whose results it reads
+    name: str  # for people; unique in a plan
+    needs: tuple[str, ...]  # names of the jobs whose results it reads
     result: Result
     work: Work
-    epochs: int = 1  # how many steps of progress it makes
-    in_ranks: bool = False  # whether several processes can do it together
+    epochs: int = 1  # steps of its progress bar
+    in_ranks: bool = False  # whether several processes can run it together
 
     @property
     def key(self) -> str:
-        """The hash of everything that the result depends on."""
         return self.result.key
 
     def is_done(self) -> bool:
-        """Whether there is a result with this key."""
         return self.result.is_done()
 
     def run(self, watch: Watch) -> None:
-        """Make the result, or what is missing of it."""
         self.work.run(self.result, watch)
 
 
 class Graph:
-    """Jobs that are to be run, each given out when all that it needs has ended; in the list's order.
+    """Jobs to run, in the order of the list; each is handed out when all jobs that it needs have ended.
 
-    What a job needs and is not in the list must be there.
+    Jobs that are needed and not in the list must be done.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
@@ -69,7 +66,7 @@ class Graph:
         self.ran: set[str] = set()
 
     def next(self) -> Job | None:
-        """The next job to be started; nothing while the others wait for those that run, or at the end."""
+        """The next job to start; None while the others wait for running jobs, or at the end."""
         self._ready.update(self._waiting.get_ready())
         if not self._ready:
             return None
@@ -79,7 +76,6 @@ class Graph:
         return self._jobs[name]
 
     def finish(self, name: str) -> None:
-        """A job that was given out is done."""
         self.running.remove(name)
         self.ran.add(name)
         self._waiting.done(name)
@@ -90,5 +86,4 @@ class Graph:
 
 
 def not_done(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs whose results are not there."""
     return [job for job in jobs if not job.is_done()]

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: which there are, and whether each has what a job needs."""
+"""The nodes of a Ray cluster, and whether each has what jobs need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from polyphony._util.text import UserError, first_line
 
-CHECK_SECONDS = 600.0  # for every node to say what it has
+CHECK_SECONDS = 600.0  # for every node to answer
 
 
 class ClusterError(UserError, RuntimeError):
-    """A cluster cannot be used as it is; the message says why."""
+    """A cluster cannot be used; the message says why."""
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -24,14 +24,14 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def on_node(identity: str) -> dict[str, Any]:
-    """Ray's option for a task or actor that runs on one node alone."""
+    """Ray's option that binds a task or actor to a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(identity, soft=False)}
 
 
 def check_nodes(ray: Any, folder: Path) -> None:
-    """Raise unless every node sees the folder, and has what this process has."""
+    """Raise a ClusterError unless every node sees the folder and has the same versions as this process."""
     token = folder.resolve() / f".token-{secrets.token_hex(8)}"
     look, alive = looker(), nodes()
     token.touch()
@@ -49,7 +49,7 @@ def check_nodes(ray: Any, folder: Path) -> None:
 
 
 def compare(node: str, here: Mapping[str, str], there: Mapping[str, str], folder: Path) -> None:
-    """Raise the first thing in which a node differs from this process."""
+    """Raise a ClusterError for the first difference between a node and this process."""
     for name, ours in here.items():
         if there[name] != ours and name == "folder":
             raise ClusterError(
@@ -62,7 +62,7 @@ def compare(node: str, here: Mapping[str, str], there: Mapping[str, str], folder
 
 
 def looker() -> Callable[[str], dict[str, str]]:
-    """What tells of a node; made here, so that it is sent as it is written and needs no Polyphony there."""
+    """A function that describes a node. Ray sends its code, so that the node needs no Polyphony."""
 
     def look(token: str) -> dict[str, str]:
         import hashlib

@@ -1,4 +1,4 @@
-"""Run jobs on this machine, in several processes; what they report reaches one board in this one."""
+"""Run jobs in several processes of this machine; their reports reach the board in this process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from polyphony.execute.board import Board, Event, Failed, Finished, Relay
 from polyphony.execute.job import Graph
 from polyphony.execute.runner import Here, JobError, run_job
 
-LOOK_SECONDS = 0.2  # between looks whether the other processes are alive
-SHUTDOWN_SECONDS = 2.0  # for a process to end when it is told to
+LOOK_SECONDS = 0.2  # between checks whether the other processes are alive
+SHUTDOWN_SECONDS = 2.0  # for a process to end when asked to
 
 
 class WorkerLostError(JobError):
-    """A process ended before its job did, and could not say why."""
+    """A process ended before its job did, without an error."""
 
 
 class Processes:
-    """So many worker processes, with so many threads each: started when there is work for them, then kept.
+    """Worker processes with `threads` each. They start when there is work, and are reused.
 
-    Where there are GPUs, each process has one of them to itself, or as few others with it as can be.
+    If there are GPUs, each process gets one of them; processes share GPUs only if there are too few.
     """
 
     def __init__(self, at_once: int, threads: int, gpus: Sequence[str] = ()) -> None:
@@ -50,11 +50,11 @@ class Processes:
             self._todo.put(None)
         for worker in self.workers:
             worker.join(SHUTDOWN_SECONDS)
-        self._stop()  # one that was killed while it waited for work holds the queue: the others wait for ever
+        self._stop()  # one that was killed while it waited holds the lock of the queue: the others would hang
 
     def run(self, graph: Graph, board: Board) -> None:
-        """Run a graph's jobs, several at a time; the first failure stops them all and is raised here."""
-        if graph.left() == 1:  # for which no process need be started
+        """Run the jobs of a graph, several at a time; the first failure stops them all and is raised."""
+        if graph.left() == 1:  # do not start processes for nothing
             return Here(self.threads).run(graph, board)
         try:
             while graph.left():
@@ -69,7 +69,7 @@ class Processes:
             raise
 
     def _start_jobs(self, graph: Graph) -> None:
-        """Put as many jobs to work as there is room for."""
+        """Start as many jobs as fit."""
         while len(graph.running) < self.at_once and (job := graph.next()) is not None:
             if len(self.workers) < len(graph.running):
                 self._start_worker()
@@ -84,8 +84,8 @@ class Processes:
         self.workers.append(worker)
 
     def _stop(self) -> None:
-        """End the processes, even amid their work; the queues go too, with what is left in them."""
-        self._todo.cancel_join_thread()  # jobs that nobody takes must not keep this process from ending
+        """End the processes, even in the middle of a job, and drop the queues."""
+        self._todo.cancel_join_thread()  # unread jobs must not block the end of this process
         for worker in self.workers:
             worker.terminate()
             worker.join()
@@ -94,24 +94,24 @@ class Processes:
 
 
 def context() -> ForkServerContext | SpawnContext:
-    """How processes are started: on Linux, as copies of one that has imported PyTorch and done no more."""
+    """How processes start: on Linux as forks of a process that has only imported PyTorch."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["polyphony.study"])
+    server.set_forkserver_preload(["polyphony.study.run"])
     return server
 
 
 def default_workers(device: str, threads: int, gpus_per_job: float = 1.0) -> int:
-    """As many processes as the cores have room for, or the GPUs, which no two jobs share unless asked to."""
+    """As many processes as fit the cores, or the GPUs. Jobs share a GPU only if `gpus_per_job` is below 1."""
     if device == "cpu":
         return max(1, cores() // threads)
     return max(1, len(visible_gpus(device)) * int(1 / gpus_per_job))
 
 
 def visible_gpus(device: str) -> list[str]:
-    """The GPUs of this machine that a job on a device may be given, as CUDA calls them."""
-    if device != "cuda":  # one that was named needs no choice
+    """The GPUs of this machine that jobs can have, as CUDA names them."""
+    if device != "cuda":  # a device with a number leaves no choice
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
@@ -128,12 +128,12 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
-    """What a worker reports next, or nothing yet; raises where one has ended and left nothing to read.
+    """The next report of a worker, or None; raises if a worker has ended and there is nothing left to read.
 
-    Where one has ended nothing is waited for, since others may report for ever. A SIGTERM to one of several
-    processes is meant for all.
+    After a worker has ended this does not wait, since the others may report for ever. A SIGTERM to one worker
+    is treated as one to all.
     """
-    codes = [worker.exitcode for worker in workers]  # before the look at what they have left
+    codes = [worker.exitcode for worker in workers]  # before reading what they have left
     ended = any(code is not None for code in codes)
     try:
         event: Event = events.get(timeout=0.0 if ended else LOOK_SECONDS)
@@ -147,8 +147,8 @@ def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
 
 
 def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
-    """A worker process: jobs until one fails, until it is told to end, or until its parent is gone."""
-    if gpu is not None:  # the only one that CUDA, which is not awake yet, will find
+    """A worker process: runs jobs until one fails, until it is told to end, or until its parent is gone."""
+    if gpu is not None:  # CUDA, which is not initialised yet, will see this one alone
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     end_with_parent()
     torch.set_num_threads(threads)
@@ -161,7 +161,7 @@ def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error with this process's traceback, or its text where it cannot be sent to another process."""
+    """The error with this process's traceback; a JobError with its text if it cannot be pickled."""
     error.add_note(traceback.format_exc())
     try:
         pickle.loads(pickle.dumps(error))

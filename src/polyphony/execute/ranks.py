@@ -1,9 +1,13 @@
-"""One training in several processes of this machine, which have ranks as if torchrun had started them."""
+"""One training in a group of processes with ranks, which torchrun or `run_in_ranks` has started.
+
+All processes take part in trainings; the first does everything else.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -11,21 +15,80 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from polyphony._util.files import end_with_parent
-from polyphony.compute.parallel import group_from_environment
+from polyphony.compute.devices import arithmetic
+from polyphony.compute.parallel import GoneError, Group, GroupError, group_from_environment, leave
 from polyphony.execute.board import Board, Failed, Finished, Relay
 from polyphony.execute.job import Job
 from polyphony.execute.processes import SHUTDOWN_SECONDS, context, next_event, sendable
-from polyphony.execute.together import Together, run_together
+from polyphony.execute.runner import Here, run_job
+from polyphony.recipe import own_faults_named
+from polyphony.training.fit import Unwatched
+from polyphony.training.tally import DivergedError
 
 HOST = "127.0.0.1"
+Order = tuple[Job, int] | None  # a job and its threads for the other processes; None: all is done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together(Here):
+    """The runner of the first process: jobs one after the other, trainings with all processes."""
+
+    group: Group
+
+    def run_one(self, job: Job, board: Board) -> None:
+        if job.in_ranks:
+            tell(self.group, (job, self.threads))
+        run_job(job, board)
+
+
+def tell(group: Group, order: Order) -> Order:
+    """Send the order of the first process to all; returns it in each of them."""
+    return group.from_first(lambda: order)
+
+
+def run_together(command: Callable[[], None]) -> None:
+    """Run a command in the first process of a group; the others take part in its trainings."""
+    group = group_from_environment()
+    if group.rank:
+        follow(group)
+    else:
+        lead(group, command)
+    leave(group)
+
+
+def lead(group: Group, command: Callable[[], None]) -> None:
+    """Run the command to its end, then tell the others to end."""
+    try:
+        command()
+    except SystemExit as end:
+        if end.code:
+            raise  # torchrun ends the others
+    tell(group, None)
+
+
+def follow(group: Group) -> None:
+    """Run the jobs of the first process until it ends; raises errors of this process alone.
+
+    Then this process ends, and torchrun ends the others: otherwise they would wait for each other.
+    """
+    while (order := tell(group, None)) is not None:
+        job, threads = order
+        torch.set_num_threads(threads)
+        try:
+            with arithmetic(), own_faults_named():  # as `run_job` does
+                job.run(Unwatched())
+        except GoneError:
+            raise
+        except (DivergedError, GroupError):
+            continue  # raised by all processes at the same place: a sweep continues
 
 
 def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board) -> None:
-    """Run a training in so many processes, each of which is prepared first; one of them tells the board.
+    """Run a training in `count` processes, which call `prepare` first; one of them reports to the board.
 
-    Raises what made it fail; where a process was lost, a WorkerLostError or a GoneError.
+    Raises the error of the training; a WorkerLostError or a GoneError if a process was lost.
     """
-    meeting = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # at a port that is free
+    meeting = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # at any free port
     start = context()
     events, event = start.Queue(), None
     ranks: list[BaseProcess] = [
@@ -53,7 +116,7 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
 
 
 def variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun tells the process of a rank, by variables of its environment; and which GPUs are ours."""
+    """The environment variables that torchrun would set for a rank, and which GPUs this process may use."""
     ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": HOST, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     told = {**ours, **meeting, "TORCHELASTIC_RUN_ID": "polyphony"}
@@ -62,25 +125,25 @@ def variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, events: Any) -> None:
-    """A process of a training, from start to end; whichever fails says why."""
+    """One process of a training; the first that fails reports the error."""
     end_with_parent()
     os.environ.update(told)
 
-    def lead() -> None:
+    def train() -> None:
         Together(torch.get_num_threads(), group=group).run_one(job, Relay(events.put))
         tell_all(events)  # before the others end
 
     try:
-        group = group_from_environment()  # which chooses the GPU of this rank
+        group = group_from_environment()  # chooses the GPU of this rank
         prepare()
-        run_together(lead)
+        run_together(train)
     except Exception as error:
         events.put(Failed(job.name, sendable(error)))
         tell_all(events)
-    os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
+    os._exit(0)  # a normal exit would abort in torch.distributed's threads
 
 
 def tell_all(events: Any) -> None:
-    """Wait until all that was put into a queue has left this process."""
+    """Wait until everything in a queue was sent."""
     events.close()
     events.join_thread()

@@ -1,7 +1,7 @@
-"""Where jobs run: the seam between a plan and this process, other processes, or a cluster.
+"""Where jobs run: in this process, in other processes, or on a cluster.
 
-A runner takes a graph's next job whenever it has room for one, runs it by `run_job`, tells the board what is
-reported and the graph what is finished. The first failure stops everything and is raised.
+A runner takes a graph's next job whenever it has room, runs it by `run_job`, and passes reports to the board
+and the ends of jobs to the graph. The first failure stops everything and is raised.
 """
 
 from __future__ import annotations
@@ -18,37 +18,35 @@ from polyphony.recipe import own_faults_named
 
 
 class Runner(Protocol):
-    """A place to run jobs, as long as its `with` lasts."""
+    """Runs jobs, within a `with` block."""
 
     @property
     def at_once(self) -> int:
-        """How many jobs run at a time, one at least."""
+        """How many jobs run at a time, at least one."""
 
     def run(self, graph: Graph, board: Board) -> None:
-        """Run a graph's jobs to the last; the first failure stops them all and is raised here."""
+        """Run all jobs of a graph; the first failure stops them and is raised."""
 
-    def __enter__(self) -> Self:
-        """What runs jobs."""
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None:
-        """Let go of whatever was held for jobs to come."""
+        """Release what was held for more jobs."""
 
 
 class JobError(RuntimeError):
-    """A job failed in another process, for a reason that could not be sent as it was."""
+    """A job failed in another process with an error that cannot be pickled."""
 
 
 def run_job(job: Job, board: Board) -> None:
-    """One job from start to end."""
     board.started(job.name, job.epochs)
-    with arithmetic(), own_faults_named():  # exact, but for what a training says of itself
+    with arithmetic(), own_faults_named():  # exact, unless a training sets something else
         job.run(JobWatch(board, job.name))
     board.finished(job.name)
 
 
 @dataclass(frozen=True)
 class Here:
-    """Jobs in this process, one after the other, with so many threads."""
+    """Jobs in this process, one after the other."""
 
     threads: int
     at_once: int = 1
@@ -56,16 +54,13 @@ class Here:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing was held."""
+    def __exit__(self, *_: object) -> None: ...
 
     def run(self, graph: Graph, board: Board) -> None:
-        """Run a graph's jobs to the last, or to the first that fails."""
         torch.set_num_threads(self.threads)
         while (job := graph.next()) is not None:
             self.run_one(job, board)
             graph.finish(job.name)
 
     def run_one(self, job: Job, board: Board) -> None:
-        """One job from start to end."""
         run_job(job, board)

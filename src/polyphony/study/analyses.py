@@ -1,4 +1,4 @@
-"""Analyse a run: which jobs an analysis needs, what stands in its way, and the table it ends in."""
+"""Analyses of a run: which jobs each needs, when it is impossible, and the table it writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from polyphony.execute.job import Graph, Job, not_done
 from polyphony.execute.runner import Runner
 from polyphony.nn import factors
 from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, TableRow
-from polyphony.runs.store import StoreError, locked
+from polyphony.runs.stage import locked
+from polyphony.runs.store import StoreError
 from polyphony.study.analysis_jobs import (
     NOISES,
     SNR_STEPS,
@@ -30,11 +31,11 @@ EXAMPLES = 500  # images of a split whose Jacobians are compared
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is asked of a run's models: its jobs, from a study, the methods that fit and a number of images.
+    """An analysis of a run's models. `jobs` makes its jobs from a study, methods and a number of images.
 
-    `table` is what the rows of all jobs make; without one, each job's file is the result. `obstacle` says why
-    it cannot be made of a run, if so. `methods` are those whose students it can be made of, and `lacking` is
-    what the others lack. `short`: it takes seconds, so that a study ends with it.
+    `table` holds the rows of all jobs; without a table, each job's file is the result. `obstacle` says why a
+    run cannot have it, if so. `methods` are those whose students can be analysed, and `lacking` says what the
+    others lack. A study ends with the analyses that are `short`: they take seconds.
     """
 
     jobs: Callable[[Study, Sequence[str], int], list[Job]]
@@ -45,14 +46,12 @@ class Analysis:
     short: bool = False
 
     def files(self, study: Study, jobs: Sequence[Job]) -> list[Path]:
-        """What it ends in, when its jobs are done."""
         if self.table is None:
             return [job.result.path for job in jobs if isinstance(job.result, SavedTensors)]
         return [write_table(study.folder, self.table, [row for job in jobs for row in saved_rows(job)])]
 
 
 def saved_rows(job: Job) -> list[TableRow]:
-    """What a job has saved."""
     assert isinstance(job.result, SavedRows), job.name
     rows = job.result.load()
     if rows is None:
@@ -62,12 +61,9 @@ def saved_rows(job: Job) -> list[TableRow]:
 
 def one_to_one(study: Study) -> list[str]:
     """The methods whose students have a member for each teacher that depends on its own input alone."""
-    recipe = study.recipe
-    return [
-        name
-        for name in recipe.methods
-        if study.members(name) == recipe.members and not recipe.form(name).mixes_members
-    ]
+    forms = {name: study.recipe.form(name) for name in study.recipe.methods}
+    alone = [name for name, form in forms.items() if form.one_to_one and not form.mixes_members]
+    return [name for name in alone if study.members(name) == study.recipe.members]
 
 
 def with_factors(study: Study) -> list[str]:
@@ -76,50 +72,39 @@ def with_factors(study: Study) -> list[str]:
     return [name for name in several if any(True for _ in factors(study.blank_student(name)))]
 
 
-def jacobian_jobs(study: Study, methods: Sequence[str], examples: int) -> list[Job]:
-    """Every student of these methods."""
-    return [jacobians_job(study, name, seed, examples) for name, seed in study.students if name in methods]
-
-
 def plain_student(study: Study) -> tuple[str, int]:
-    """Whose gradients are looked at: of `one_to_one` that of plain distillation, else the first distilled."""
+    """The student whose gradients are measured: of plain distillation, or else the first distilled one."""
     methods = {name: study.recipe.methods[name] for name in one_to_one(study)}
     distilled = [name for name, method in methods.items() if method.perturb] or list(methods)
     return min(distilled, key=lambda name: methods[name].perturbs), study.recipe.seeds[0]
 
 
-def snr_jobs(study: Study, methods: Sequence[str], examples: int) -> list[Job]:
-    """One student, every noise and step."""
-    student = plain_student(study)
-    return [snr_job(study, noise, scale, student) for noise in NOISES for scale in SNR_STEPS]
-
-
 def lacks_a_source(study: Study) -> str | None:
-    """Why there are no directions of another teacher; raises where that one is not trained."""
+    """Why directions of another teacher are missing, if so; raises if that teacher is not trained."""
     if study.recipe.teachers.extra == 0:
         return "the recipe has no extra teacher (teachers.extra) to take directions from"
     weights_of(study.teacher(study.recipe.members))
     return None
 
 
-def has_one_member(study: Study) -> str | None:
-    """Why members are at no distance from each other."""
-    one = study.recipe.members == 1
-    return "the student has one member, which is at no distance from itself" if one else None
-
-
 ANALYSES = {
     "jacobians": Analysis(
-        jacobian_jobs,
+        lambda study, methods, n: [jacobians_job(study, *of, n) for of in study.students if of[0] in methods],
         JacobianCosine,
         methods=one_to_one,
-        lacking="it has no member for each teacher that depends on its own input alone",
+        lacking="it does not have one independent member for each teacher",
     ),
-    "snr": Analysis(snr_jobs, GradientSnr, methods=one_to_one),
+    "snr": Analysis(
+        lambda study, *_: [
+            snr_job(study, noise, scale, plain_student(study)) for noise in NOISES for scale in SNR_STEPS
+        ],
+        GradientSnr,
+        methods=one_to_one,
+    ),
     "factors": Analysis(
         lambda study, methods, _: [factors_job(study, methods)],
         FactorDistance,
-        has_one_member,
+        lambda study: "the student has one member; distances need two" if study.recipe.members == 1 else None,
         with_factors,
         "its members do not differ by rank-one factors",
         short=True,
@@ -132,7 +117,7 @@ SHORT = [name for name, each in ANALYSES.items() if each.short]
 
 @dataclass(frozen=True)
 class Analysed:
-    """What an analysis did: how many jobs ran, which files there are now, what was left out and why."""
+    """How many jobs ran, which files there are now, what was left out and why."""
 
     ran: int
     files: list[Path]
@@ -142,11 +127,11 @@ class Analysed:
 def analyse(
     study: Study, what: Collection[str], runner: Runner, board: Board, examples: int = EXAMPLES
 ) -> Analysed:
-    """Do the analyses named, of `ANALYSES`; what is done and unchanged is not done again."""
+    """Run the analyses of these names (keys of `ANALYSES`); results that exist are not made again."""
     left_out = {name: reason for name in what if (reason := ANALYSES[name].obstacle(study))}
     jobs: dict[str, list[Job]] = {}
     with locked(study.folder):
-        weight_hashes(study)  # says what is not trained, before anything starts
+        weight_hashes(study)  # raises if something is not trained
         for name, each in ANALYSES.items():
             if name in what and name not in left_out:
                 methods = each.methods(study)
@@ -160,9 +145,9 @@ def analyse(
 
 
 def unfit(study: Study, name: str, methods: Sequence[str]) -> dict[str, str]:
-    """Of which methods an analysis cannot be made, and why; of none at all, if none has what it needs."""
+    """The methods that an analysis leaves out, and why."""
     if not methods:
-        return {name: "no student has members that it could be made of"}
+        return {name: "no student has the members that it needs"}
     others = [method for method in study.recipe.methods if method not in methods]
     lacking = ANALYSES[name].lacking
     return {f"{name} of {method}": lacking for method in others if lacking}

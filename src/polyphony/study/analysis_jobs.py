@@ -1,8 +1,4 @@
-"""The jobs of an analysis: each gives a run's models to `analysis` and keeps what comes out in a file.
-
-A job is made by a function of the study, which says in what file and under which key its result is, and runs
-another, which measures it.
-"""
+"""The jobs of analyses. For each kind, one function makes the job (its file and key), another measures."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from polyphony import analysis
 from polyphony.compute.seeds import generator
 from polyphony.data import Split, pixels
 from polyphony.distill.perturb import ODS, Gaussian, Perturbation
-from polyphony.ensembles import Ensemble
 from polyphony.execute.job import Job
 from polyphony.nn import factor_distance
 from polyphony.runs.predictions import prediction_path
@@ -45,9 +40,9 @@ IMAGES_SHOWN = 8
 
 @dataclass(frozen=True)
 class Measure:
-    """What a job measures of a run's models, which are there, and keeps in a file."""
+    """Measures trained models, and saves the result."""
 
-    measure: Callable[[Watch], Any]  # gives what is kept; it can be sent to another process
+    measure: Callable[[Watch], Any]  # returns what is saved; it must be picklable
 
     def run(self, result: Saved, watch: Watch) -> None:
         result.save(self.measure(watch))
@@ -55,18 +50,16 @@ class Measure:
 
 
 def analysis_job(name: str, saved: Saved, measure: Callable[[Watch], Any], epochs: int = 1) -> Job:
-    """The job that measures something, and keeps it in a file under the key of what is in it."""
     return Job(name, (), saved, Measure(measure), epochs)
 
 
 def rows_of(study: Study, kind: type[Kind], spec: Spec, name: str = "") -> SavedRows[Kind]:
-    """Where the rows of one job are kept; `name` tells it from others of the same table."""
+    """The file of one job's rows; `name` distinguishes jobs of the same table."""
     path = study.folder / "analysis" / "parts" / f"{Path(kind.file).stem}{name}.json"
     return SavedRows(path, spec_key({"format": ANALYSIS_FORMAT, **spec}), kind)
 
 
 def hashes_with_teachers(study: Study, method: str, seed: int) -> list[list[str]]:
-    """The hashes of the teachers' weights, and of a student's."""
     return [model_hashes(study, TEACHERS, None), model_hashes(study, method, seed)]
 
 
@@ -84,7 +77,7 @@ def ods_setting(study: Study) -> tuple[float, float]:
 
 
 def jacobians_job(study: Study, method: str, seed: int, examples: int) -> Job:
-    """Cosines of Jacobians of one student's members and their teachers, on training and validation images."""
+    """Cosines between Jacobians of members and their teachers, on training and validation images."""
     spec = {
         "weights": hashes_with_teachers(study, method, seed),
         "images": [split.fingerprint for split in images_compared(study, examples).values()],
@@ -95,14 +88,12 @@ def jacobians_job(study: Study, method: str, seed: int, examples: int) -> Job:
 
 
 def images_compared(study: Study, examples: int) -> dict[str, Split]:
-    """Images of each split, evenly spaced, whose Jacobians are compared."""
     return {"train": study.data().train.some(examples), "valid": study.data().valid.some(examples)}
 
 
 def match_jacobians(
     study: Study, method: str, seed: int, examples: int, watch: Watch
 ) -> list[JacobianCosine]:
-    """A row for each split, member and image."""
     rows: list[JacobianCosine] = []
     teachers, student = study.load_teachers(study.recipe.members), study.load_student(method, seed)
     for name, split in images_compared(study, examples).items():
@@ -117,7 +108,7 @@ def match_jacobians(
 
 
 def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) -> Job:
-    """The SNR of a student's gradient under one perturbation, at so many times the recipe's ODS step size."""
+    """The SNR of a student's gradient under a perturbation with `scale` times the recipe's ODS step size."""
     spec = {
         "weights": hashes_with_teachers(study, *student),
         "images": study.data().train.some(SNR_BATCH).fingerprint,
@@ -131,7 +122,6 @@ def snr_job(study: Study, noise: str, scale: float, student: tuple[str, int]) ->
 def measure_snr(
     study: Study, noise: str, scale: float, student: tuple[str, int], watch: Watch
 ) -> list[GradientSnr]:
-    """One row."""
     base, temperature = ods_setting(study)
     batch, step_size = study.data().train.some(SNR_BATCH), scale * base
     found = analysis.gradient_snr(
@@ -149,7 +139,7 @@ def measure_snr(
 
 
 def transfer_job(study: Study) -> Job:
-    """The teachers on training images perturbed by ODS with the directions of an extra teacher."""
+    """The teachers on training images perturbed by ODS with directions of an extra teacher."""
     spec: Spec = {
         "format": ANALYSIS_FORMAT,
         "weights": [
@@ -164,7 +154,6 @@ def transfer_job(study: Study) -> Job:
 
 
 def measure_transfer(study: Study, watch: Watch) -> dict[str, Tensor]:
-    """Their logits, and the labels."""
     members, rng = study.recipe.members, generator("perturbed training images", 0)
     teachers, source = study.load_teachers(members), study.load_teachers(1, first=members)
     images = study.data().train.some(TRAIN_SHOWN)
@@ -173,7 +162,7 @@ def measure_transfer(study: Study, watch: Watch) -> dict[str, Tensor]:
 
 
 def members_job(study: Study) -> Job:
-    """A few training images, and what every teacher and member of the first seed says of them."""
+    """Some training images with the answers of every teacher, and of every member for the first seed."""
     images = images_shown(study).fingerprint
     spec = {"models": models_key(study), "images": images, "step": ods_setting(study)}
     saved = SavedTensors(study.folder / "analysis" / "members.safetensors", spec_key(spec))
@@ -181,17 +170,16 @@ def members_job(study: Study) -> Job:
 
 
 def images_shown(study: Study) -> Split:
-    """Training images drawn at random."""
     train = study.data().train
     return train[torch.randperm(len(train), generator=generator("images shown", 0))[:IMAGES_SHOWN]]
 
 
 def show_members(study: Study, watch: Watch) -> dict[str, Tensor]:
-    """Images and probabilities by name."""
     step_size, temperature = ods_setting(study)
+    first = study.recipe.seeds[0]
     return analysis.member_views(
         study.load_teachers(study.recipe.members),
-        first_students(study),
+        {name: study.load_student(name, first) for name in study.recipe.methods},
         images_shown(study),
         ODS(step_size=step_size),
         temperature,
@@ -199,19 +187,13 @@ def show_members(study: Study, watch: Watch) -> dict[str, Tensor]:
     )
 
 
-def first_students(study: Study) -> dict[str, Ensemble]:
-    """Every method's student of the first seed."""
-    return {name: study.load_student(name, study.recipe.seeds[0]) for name in study.recipe.methods}
-
-
 def factors_job(study: Study, methods: Sequence[str]) -> Job:
-    """How far apart the rank-one factors of some methods' members are."""
+    """Distances between the rank-one factors of the members of some methods' students."""
     saved = rows_of(study, FactorDistance, {"models": models_key(study)})
     return analysis_job("distances of factors", saved, partial(measure_factors, study, tuple(methods)))
 
 
 def measure_factors(study: Study, methods: Sequence[str], watch: Watch) -> list[FactorDistance]:
-    """A row for each student."""
     rows: list[FactorDistance] = []
     students = [(method, seed) for method, seed in study.students if method in methods]
     for method, seed in students:

@@ -1,7 +1,6 @@
-"""Does this device compute what is exact elsewhere? The oracle tests, for the device of whoever asks.
+"""Does a device compute correctly? Each check is a function of the device.
 
-Each check is a function of the device: it compares what is done there in float32 with float64 on the CPU,
-with itself, or with chance, and says what it found.
+It compares float32 on the device with float64 on the CPU, with a repetition, or with chance.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MEMBERS, CLASSES, SIDE, TEMPERATURE = 3, 4, 12, 4.0
 PLAN = Plan(
     epochs=2, batch=16, learning_rate=0.05, warm_up=1, augment=Augmentation(pad=1), deterministic=True
 )
-STUDY = {  # of the pictures of `stripes`, in seconds
+STUDY = {  # time limit of the small study, in seconds
     "name": "check",
     "members": 2,
     "teachers": {
@@ -54,12 +53,12 @@ STUDY = {  # of the pictures of `stripes`, in seconds
 }
 DATA = {"valid": 32, "test": 64, "augment": {"pad": 0, "flip": False}}
 TIMED_SECONDS = 3.0
-TIMED_BATCH = {"cpu": 16}  # elsewhere the paper's
+TIMED_BATCH = {"cpu": 16}  # the paper's on other devices
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, what is allowed, and whether it is."""
+    """The result of a check, the limit, and whether it passed."""
 
     check: str
     found: str
@@ -68,7 +67,7 @@ class Finding:
 
 
 def findings(device: str) -> Iterator[Finding]:
-    """The outcome of every check; one that cannot be done at all has not passed."""
+    """The results of all checks; a check that raises has failed."""
     for name, check in CHECKS.items():
         try:
             with arithmetic():
@@ -79,7 +78,7 @@ def findings(device: str) -> Iterator[Finding]:
 
 
 def members(device: str) -> tuple[str, str, bool]:
-    """Logits of a student, in every way that rank-one layers go, against scaled activations."""
+    """Logits of a student, for every way of rank-one layers, against scaled activations."""
     exact, x = student().double(), images(MEMBERS * 4).double().unflatten(0, (MEMBERS, -1))
     set_way(exact, "activations")
     there, worst = student().to(device), 0.0
@@ -111,7 +110,7 @@ def step(device: str) -> tuple[str, str, bool]:
 
 
 def gradients(device: str, dtype: torch.dtype) -> Tensor:
-    """All gradients of one step in a row."""
+    """All gradients of a step as one vector."""
     model, teachers = student().to(device, dtype).train(), confident_teachers().to(device, dtype)
     loss = Distill(teachers, temperature=TEMPERATURE, perturb=ODS(scale_by_confidence=True))
     x, y = send(images(8).to(dtype), device), send(torch.arange(8) % CLASSES, device)
@@ -120,39 +119,37 @@ def gradients(device: str, dtype: torch.dtype) -> Tensor:
 
 
 def resume(device: str) -> tuple[str, str, bool]:
-    """A training taken up after half of its epochs against one that was not stopped, bit for bit."""
-    whole = Kept()
+    """A training that is resumed after half of its epochs against one without interruption, bit for bit."""
+    whole = MemoryCheckpoint()
     expected = trained(device, whole)
-    resumed = trained(device, Kept(whole.states[PLAN.epochs // 2 - 1]))
+    resumed = trained(device, MemoryCheckpoint(whole.states[PLAN.epochs // 2 - 1]))
     differ = sum(not torch.equal(value, resumed[name]) for name, value in expected.items())
     return f"{differ} of {len(expected)} tensors differ", "none", not differ
 
 
-def trained(device: str, checkpoint: Kept) -> dict[str, Tensor]:
-    """The weights that a student ends with, on the CPU."""
+def trained(device: str, checkpoint: MemoryCheckpoint) -> dict[str, Tensor]:
+    """The weights of a trained student, on the CPU."""
     model, data = student(), stripes(32)
     loss = Distill(confident_teachers().to(device), perturb=ODS())
     fit(model, loss, data, data, PLAN, seeded(), device=device, checkpoint=checkpoint)
     return {name: value.cpu() for name, value in model.state_dict().items()}
 
 
-class Kept:
+class MemoryCheckpoint:
     """A checkpoint in memory."""
 
     def __init__(self, *states: dict[str, Any]) -> None:
         self.states = list(states)
 
     def load(self) -> dict[str, Any] | None:
-        """The state saved last, or nothing."""
         return copy.deepcopy(self.states[-1]) if self.states else None
 
     def save(self, state: dict[str, Any]) -> None:
-        """Keep a state."""
         self.states.append(copy.deepcopy(state))
 
 
 def study(device: str) -> tuple[str, str, bool]:
-    """A whole study of pictures that are easy to tell apart: its student must be better than chance."""
+    """A small study of easy pictures: its student must be better than chance."""
     with tempfile.TemporaryDirectory() as folder:
         data, path = stripes(160), Path(folder) / "stripes.npz"
         np.savez(path, images=data.images.permute(0, 2, 3, 1).numpy(), labels=data.labels.numpy())
@@ -198,12 +195,12 @@ CHECKS: dict[str, Callable[[str], tuple[str, str, bool]]] = {
 
 
 def student() -> BatchEnsemble:
-    """A small student with the same weights each time."""
+    """A small student, with the same weights in each call."""
     return BatchEnsemble(resnet(8, CLASSES, width=8, rng=seeded(1)), MEMBERS, rng=seeded(2))
 
 
 def confident_teachers() -> DeepEnsemble:
-    """As many teachers, sure of themselves, with the same weights each time."""
+    """Confident teachers, with the same weights in each call."""
     networks = [resnet(8, CLASSES, width=8, rng=seeded(10 + j)) for j in range(MEMBERS)]
     for network in networks:
         network.classifier.weight.data *= 10
@@ -211,12 +208,12 @@ def confident_teachers() -> DeepEnsemble:
 
 
 def images(count: int) -> Tensor:
-    """Random pixels, away from black and white. [b c h w]"""
+    """Random pixels, not close to black or white. [b c h w]"""
     return 0.25 + 0.5 * torch.rand(count, 3, SIDE, SIDE, generator=seeded(3))
 
 
 def stripes(count: int) -> Split:
-    """Pictures of noise with a bright stripe, whose place is the label."""
+    """Pictures of noise with a bright stripe; its position is the label."""
     labels = torch.arange(count) % CLASSES
     pictures = torch.randint(128, (count, 3, SIDE, SIDE), generator=seeded(4))
     pictures[torch.arange(count), :, :, 3 * labels] += 100
@@ -224,15 +221,14 @@ def stripes(count: int) -> Split:
 
 
 def seeded(seed: int = 0) -> torch.Generator:
-    """A generator of its own."""
     return torch.Generator().manual_seed(seed)
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """The length of a difference as a share of the length of what is expected."""
+    """The length of a difference relative to the length of the expected vector."""
     return float((found.cpu().double() - expected).norm() / expected.norm())
 
 
 def within(found: float, allowed: float) -> tuple[str, str, bool]:
-    """A difference in words, and whether it is small enough."""
+    """A difference as text, and whether it is within the limit."""
     return f"differs by {found:.1g}", f"{allowed:.0g}", math.isfinite(found) and found <= allowed

@@ -1,8 +1,8 @@
-"""What a study costs, before it starts: operations counted without doing them, time from one short probe.
+"""The cost of a study before it starts: operations are counted, and a short measurement gives the time.
 
-A step is counted on PyTorch's meta device, where tensors have shapes and no numbers. Its time is so much for
-every operation that is called and so much for every floating-point operation: two numbers, measured on a few
-steps of the student's plain network, in processor time, so that a busy machine gives the same answer.
+A step is counted on PyTorch's meta device, where tensors have shapes and no values. Its time is so much for
+every call of an operation and so much for every floating-point operation. Both are measured on a few steps of
+the student's plain network, in processor time, which does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from polyphony.training.predict import BATCH
 
 Estimate = TypeVar("Estimate")
 
-MOST_FLOPS = 4e9  # of a measured step, if it is not one of a few images
-REPEATS, ENOUGH = 3, 0.3  # how often a step is measured, unless it has taken so many seconds
+MOST_FLOPS = 4e9  # floating-point operations of a measured step, unless it has few images
+REPEATS, ENOUGH = 3, 0.3  # a step is measured 3 times, or until it has taken 0.3 seconds
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One training: operations for all its steps, and seconds on this machine with the study's threads.
+    """One training: operations of all its steps, and seconds on this machine with the study's threads.
 
-    A step takes `memory` at least, in bytes: weights, gradients and momentum, and what a plain network keeps.
+    `memory` is a lower bound for a step, in bytes: weights, gradients, momentum, activations of a plain
+    network.
     """
 
     name: str
@@ -51,19 +52,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds for an operation that is called, and for a floating-point operation."""
+    """Seconds for a call of an operation, and for a floating-point operation."""
 
     call: float
     flop: float
 
     def seconds(self, count: Count, images: int, batch: int) -> float:
-        """What so many images take, a batch at a time."""
+        """Seconds for so many images in batches."""
         return batch_count(images, batch) * count.calls * self.call + images * count.flops * self.flop
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One image's: multiply-adds, the bytes of the weights, and milliseconds on this machine (PyTorch)."""
+    """One image: multiply-adds, bytes of the weights, and milliseconds on this machine (PyTorch)."""
 
     name: str
     parameters: int
@@ -73,28 +74,28 @@ class Answer:
 
 
 class TooLargeError(RecipeError):
-    """A step takes more memory than this machine has."""
+    """A step needs more memory than this machine has."""
 
 
 def costs(study: Study, sketch: Sketch | None = None) -> list[Cost]:
-    """What one teacher, unless they are given, and one student of each method takes."""
-    return with_numbers_if_needed(estimates, study, sketch or sketched(study))
+    """The cost of one teacher, unless they are pretrained, and of one student of each method."""
+    return with_values_if_needed(estimates, study, sketch or sketched(study))
 
 
 def answers(study: Study, sketch: Sketch) -> list[Answer]:
-    """What one image takes: of one teacher, of all together, of each method's student."""
-    return with_numbers_if_needed(prices, study, sketch)
+    """The cost of one image for one teacher, for all teachers together, and for each method's student."""
+    return with_values_if_needed(prices, study, sketch)
 
 
-def with_numbers_if_needed(
+def with_values_if_needed(
     estimate: Callable[[Study, Sketch], list[Estimate]], study: Study, sketch: Sketch
 ) -> list[Estimate]:
-    """An estimate by models without numbers, or with them for a network of one's own that needs them."""
+    """An estimate from models without values, or with values if the user's network needs them."""
     try:
         return estimate(study, sketch)
     except RecipeError:
         raise
-    except Exception:  # whatever a stranger's code trips over
+    except Exception:  # the user's code can raise anything
         return estimate(study, sketched_on("cpu", study))
 
 
@@ -127,7 +128,7 @@ def estimates(study: Study, sketch: Sketch) -> list[Cost]:
     plain = sketch.plain
     weights = 3 * sum(weight.nbytes for weight in plain.parameters())
     with counting:
-        an_image = (kept(plain, blank(study, 2 * FEW, sketch.device)) - kept(plain, x)) // FEW
+        an_image = (saved_bytes(plain, blank(study, 2 * FEW, sketch.device)) - saved_bytes(plain, x)) // FEW
     check_memory(study, weights + FEW * an_image)
     speed = measured_speed(study, plain, counting.of(partial(learn, plain, x)), learn)
     looking = cache(partial(look_twice, counting, x=x))  # several methods may have the same student
@@ -146,7 +147,7 @@ def estimates(study: Study, sketch: Sketch) -> list[Cost]:
 
 
 def trainings(sketch: Sketch) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
-    """A name, how often it is done, and what it begins with: for each kind of training."""
+    """Each kind of training: name, how often it runs, schedule, model and loss."""
     study, recipe, table = sketch.study, sketch.study.recipe, sketch.study.recipe.teachers.network_of
     if isinstance(recipe.teachers, Schedule):
         yield "teacher", study.teacher_count, recipe.teachers, Single(sketch.networks[0]), CrossEntropy()
@@ -154,18 +155,17 @@ def trainings(sketch: Sketch) -> Iterator[tuple[str, int, Schedule, Ensemble, Lo
     folded = sketch.build(lambda: built_once(each, table, lambda j: folded_teacher(study, j)))
     teachers = DeepEnsemble(list(folded.values()))
     for name, student in sketch.students.items():
-        loss = untaught_loss(study, name, teachers, student)
+        loss = loss_for_counting(study, name, teachers, student)
         yield name, len(recipe.seeds), recipe.schedule(name), student, loss
 
 
 def folded_teacher(study: Study, j: int) -> nn.Module:
-    """The network of a teacher, as students are shown it."""
     network = study.network(study.recipe.teachers.network_of(j))
     return DeepEnsemble([network]).folded().networks[0]
 
 
-def untaught_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:
-    """A method's loss, with a step of any size: it costs the same, whatever the teachers know."""
+def loss_for_counting(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:
+    """A method's loss with any step size: the cost does not depend on it."""
     method = study.recipe.distillation(name)
     if method is None:
         return CrossEntropy()
@@ -175,12 +175,10 @@ def untaught_loss(study: Study, name: str, teachers: DeepEnsemble, student: Ense
 
 
 def learn(model: Ensemble, x: Tensor) -> Tensor:
-    """A step on the labels."""
     return step(model, CrossEntropy(), x)
 
 
 def step(model: Ensemble, loss: Loss, x: Tensor) -> Tensor:
-    """A loss and its gradients."""
     y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     found = loss(model.train(), x, y, torch.Generator().manual_seed(0))["loss"]
     model.zero_grad(set_to_none=True)
@@ -188,8 +186,8 @@ def step(model: Ensemble, loss: Loss, x: Tensor) -> Tensor:
     return found
 
 
-def kept(model: Ensemble, x: Tensor) -> int:
-    """Bytes that a step keeps until its gradients are taken."""
+def saved_bytes(model: Ensemble, x: Tensor) -> int:
+    """Bytes that a step holds until its backward pass."""
     sizes: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -202,7 +200,7 @@ def kept(model: Ensemble, x: Tensor) -> int:
 
 
 def check_memory(study: Study, size: int) -> None:
-    """Raise where a step takes more than the memory of this machine, which trains it."""
+    """Raise a TooLargeError if a step needs more memory than this machine has and trains on its CPU."""
     if study.device == "cpu" and size > memory():
         raise TooLargeError(
             f"a step takes at least {size / 2**30:,.1f} GiB of memory where this machine has"
@@ -211,19 +209,18 @@ def check_memory(study: Study, size: int) -> None:
 
 
 def look(model: Ensemble, x: Tensor) -> Tensor:
-    """What all members predict, as one number."""
+    """The predictions of all members, as one number."""
     with torch.no_grad(), evaluating(model):
         return model(x.expand(model.members, *x.shape)).sum()
 
 
 def look_twice(counting: Counting, model: Ensemble, x: Tensor) -> Count:
-    """What a look takes after the first, in which images of a new size are tried."""
+    """The cost of a prediction after the first, which also checks images of a new size."""
     counting.of(partial(look, model, x))
     return counting.of(partial(look, model, x))
 
 
 def blank(study: Study, images: int, device: str) -> Tensor:
-    """Images of the study's shape. [b c h w]"""
     shape = (images, *study.data().train.images.shape[1:])
     return torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last)
 
@@ -231,7 +228,7 @@ def blank(study: Study, images: int, device: str) -> Tensor:
 def measured_speed(
     study: Study, plain: Ensemble, count: Count, use: Callable[[Ensemble, Tensor], Tensor]
 ) -> Speed:
-    """How fast a network runs here, in one thread: several threads share arithmetic alone."""
+    """The speed of a network in one thread. More threads speed up arithmetic, not calls."""
     model = all_zeros(plain, study.device)
     precision, on_cpu = getattr(torch, study.recipe.precision, torch.float32), study.device == "cpu"
 
@@ -252,7 +249,7 @@ def measured_speed(
 
 
 def all_zeros(model: Ensemble, device: str) -> Ensemble:
-    """A copy on a device whose weights are the same zeros and keep no gradient: fresh memory takes long."""
+    """A copy on a device whose weights share the same zeros and keep no gradient: allocation is slow."""
     model = copy.deepcopy(model).to_empty(device=device)
     size = max((weight.nbytes for weight in model.parameters()), default=0)
     zeros = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -267,29 +264,29 @@ def all_zeros(model: Ensemble, device: str) -> Ensemble:
 
 
 def fitted_speed(measure: Callable[[int], float], count: Count, largest: int) -> Speed:
-    """What a call and a floating-point operation take, from steps of a few images and of many."""
-    if not count.flops:  # of a network without products or convolutions
+    """Seconds a call and a floating-point operation, from steps with few and with many images."""
+    if not count.flops:  # no products or convolutions
         return Speed(best(measure, min(FEW, largest)) / count.calls, 0.0)
     many = min(largest, int(MOST_FLOPS // count.flops))
     if many < 1:
         return Speed(0.0, seconds_of_one(measure) / count.flops)
     few, seconds = min(FEW, largest), best(measure, min(FEW, largest))
-    if many <= few:  # so large a network that calls do not matter
+    if many <= few:  # the network is so large that calls do not matter
         return Speed(0.0, seconds / (few * count.flops))
     flop = max(0.0, best(measure, many) - seconds) / ((many - few) * count.flops)
     return Speed(max(0.0, seconds - few * count.flops * flop) / count.calls, flop)
 
 
 def seconds_of_one(measure: Callable[[int], float]) -> float:
-    """What an image of a very large network takes: by itself, unless it is normalised over several."""
+    """Seconds for an image of a very large network; BatchNorm may need several images."""
     try:
         return best(measure, 1)
-    except ValueError:  # of BatchNorm, which knows no variance of one number
+    except ValueError:  # BatchNorm needs more than one value
         return best(measure, FEW) / FEW
 
 
 def best(measure: Callable[[int], float], images: int) -> float:
-    """The least of several measurements, or of fewer that take long."""
+    """The fastest of several measurements, or of fewer if they take long."""
     found = [measure(images)]
     while len(found) < REPEATS and sum(found) < ENOUGH:
         found.append(measure(images))

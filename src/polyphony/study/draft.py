@@ -1,4 +1,4 @@
-"""A first recipe for networks that are trained already."""
+"""Writes a first recipe for pretrained networks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from polyphony._util.text import counted, duration, printable
 from polyphony.compute.devices import choose_device
 from polyphony.data import Splits
 from polyphony.data.images import SUFFIXES
-from polyphony.data.unlabelled import read_unlabelled
-from polyphony.execute import default_workers
+from polyphony.data.own import read_unlabelled
+from polyphony.execute.processes import default_workers
 from polyphony.recipe import RecipeError, foreign_table
 from polyphony.recipe.points import toml
 from polyphony.recipe.read import check
 from polyphony.recipe.table import Name
 from polyphony.study.cost import costs
-from polyphony.study.given import refuse_copies
-from polyphony.study.preprocessing import LOOKED_AT, Given, Networks, Say, networks_and_images
+from polyphony.study.preprocessing import LOOKED_AT, Networks, Preprocessing, Say, networks_and_images
+from polyphony.study.pretrained import refuse_copies
 from polyphony.study.study import Study
 
 LARGEST_SIDE = 224
-LONG = 100  # letters of a line
-LARGEST_BATCH, FEWEST_STEPS = 64, 8  # an epoch
-STEPS, EPOCHS = 600, (10, 60)  # of a student that starts from a teacher
-LONGER = 3  # times the epochs, from fresh weights
-AFFORDABLE = 3600  # seconds that all students may take on this machine
+LONG = 100  # characters in a line
+LARGEST_BATCH, FEWEST_STEPS = 64, 8  # of an epoch
+STEPS, EPOCHS = 600, (10, 60)  # for a student that starts from a teacher
+LONGER = 3  # times as many epochs from random weights
+AFFORDABLE = 3600  # seconds for all students on this machine
 TEMPLATE = """\
 # {members} trained networks, distilled into one student with {members} members.
 #
@@ -64,14 +64,15 @@ temperature = 1
 
 # Candidates: predict and export take the one with the lowest calibrated NLL on validation images.
 [methods]
-mean = {{ form = "single", perturb = "clean", temperature = 4 }}  # one plain network, for comparison
+mean = {{ form = "single", perturb = "clean", temperature = 4 }}  # one plain network: the cheapest student
+mean-ods = {{ form = "single", perturb = "ods", temperature = 2, step_size = "8/255" }}
 kd = {{ perturb = "clean", temperature = 4 }}
 ods-3 = {{ perturb = "ods", step_size = "3/255" }}
 ods-12 = {{ perturb = "ods", step_size = "12/255" }}
 # Members start far apart (factor_std = 0.5, as in the paper): more diverse, but needs longer training.
 ods-wide = {{ perturb = "ods", step_size = "3/255", form = "batch_ensemble" }}
 """
-BORN = 5  # methods of the template
+BORN = 6  # methods of the template
 LABELLED = """\
 # Without the images that have no labels, for comparison.
 ods-labelled = { perturb = "ods", step_size = "3/255", share = 0 }
@@ -104,7 +105,7 @@ class Setting:
 
     @property
     def convolves(self) -> bool:
-        """Whether it is a network with BatchNorm: SGD suits it, and it learns from fresh weights soon."""
+        """Whether the network has BatchNorm: then SGD suits it, and it soon learns from random weights."""
         splits = self.networks.splits
         network = self.networks.table.fitted(len(splits.classes), tuple(splits.train.images.shape[1:]))
         return any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
@@ -115,16 +116,16 @@ def draft(
     weights: Sequence[Path],
     network: str,
     file: Path,
-    given: Given,
+    given: Preprocessing,
     say: Say,
     unlabelled: Path | None = None,
 ) -> str:
-    """The recipe that distils these networks, which know the classes of these images, into one.
+    """A recipe that distils these networks, which know the classes of these images, into one student.
 
-    `network` is "module:function", "module:Class", "timm:NAME" or "transformers:FOLDER"; `file` is where the
-    recipe will be, beside which modules are looked for; `unlabelled` are images without labels. Every finding
-    goes to `say`, a line each, and into the recipe. RecipeError, WeightsError or DataError where the networks
-    cannot be distilled.
+    `network` is "module:function", "module:Class", "timm:NAME" or "transformers:FOLDER"; `file` is the path
+    of the recipe, and modules are looked for beside it; `unlabelled` are images without labels. Each finding
+    goes to `say` as a line, and into the recipe. Raises a RecipeError, WeightsError or DataError if the
+    networks cannot be distilled.
     """
     if len(weights) < 2:
         raise RecipeError(
@@ -155,7 +156,7 @@ def draft(
 
 
 def tell_images(splits: Splits, say: Say) -> None:
-    """How many images there are, and whether the networks may have been trained on held-out ones."""
+    """Say how many images there are, and whether the networks may have been trained on the held-out ones."""
     sizes = f"{len(splits.train):,} training, {len(splits.valid):,} validation and {len(splits.test):,} test"
     channels, height, width = splits.train.images.shape[1:]
     kind = "grey" if channels == 1 else "colour"
@@ -168,11 +169,11 @@ def tell_images(splits: Splits, say: Say) -> None:
 
 
 def affordable(setting: Setting, findings: list[str], say: Say) -> str:
-    """The recipe's text with as many candidates and seeds as this machine trains in the time."""
+    """The text of the recipe with as many candidates and seeds as this machine can train in an hour."""
     plans = [(fresh, seeds) for seeds in (3, 1) for fresh in (True, False) if setting.convolves or not fresh]
     try:
         seconds = estimated(setting, written(setting, (), setting.convolves, seeds=1))
-    except RecipeError as fault:  # which the user mends in the recipe
+    except RecipeError as fault:  # the user will correct the recipe
         say(f"The time to train students cannot be estimated: {fault}.")
         return written(setting, findings, fresh=False, seeds=1)
     born = BORN + (setting.unlabelled is not None)
@@ -183,7 +184,7 @@ def affordable(setting: Setting, findings: list[str], say: Say) -> str:
 
 
 def estimated(setting: Setting, text: str) -> list[float]:
-    """Seconds that a student of each method takes on this machine, with others beside it."""
+    """Seconds for a student of each method on this machine, with others in parallel."""
     folder = setting.file.absolute().parent
     recipe = check({"name": setting.file.stem, **tomllib.loads(text)}, setting.file.name, folder)
     study = Study(recipe, folder, device=choose_device(), data_instead=setting.networks.splits)
@@ -191,7 +192,6 @@ def estimated(setting: Setting, text: str) -> list[float]:
 
 
 def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) -> str:
-    """The recipe's text."""
     networks = setting.networks
     shape = networks.splits.train.images.shape
     batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
@@ -220,7 +220,7 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
 
 
 def check_name(file: Path) -> None:
-    """A RecipeError unless a recipe in this file has a name, which is the file's."""
+    """Raise a RecipeError unless the file's name can be the name of a recipe."""
     try:
         TypeAdapter(Name).validate_python(file.stem)
     except ValidationError:
@@ -230,7 +230,7 @@ def check_name(file: Path) -> None:
 
 
 def check_text(path: Path) -> None:
-    """A RecipeError where a path cannot be written in a recipe."""
+    """Raise a RecipeError if a path cannot be written in a recipe."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -238,13 +238,13 @@ def check_text(path: Path) -> None:
 
 
 def toml_paths(paths: Sequence[str]) -> str:
-    """Paths as TOML: in one line, or one a line where that would be long."""
+    """Paths as TOML, in one line, or in several if that is too long."""
     line = toml(paths)
     return line if len(line) <= LONG else "[\n" + "".join(f"    {toml(path)},\n" for path in paths) + "]"
 
 
 def common_side(images: Path) -> int | None:
-    """The side to bring pictures to: nothing where all that are looked at have one size and are square."""
+    """The side to resize pictures to; None if all pictures that are checked are square and of one size."""
     if not images.is_dir():
         return None
     files = (path for path in sorted(images.rglob("*")) if path.suffix.lower() in SUFFIXES)
@@ -255,7 +255,7 @@ def common_side(images: Path) -> int | None:
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """(width, height), from a picture's first bytes; the largest for a damaged one, which is read later."""
+    """(width, height) from a picture's first bytes; the largest size if it is damaged."""
     try:
         with Image.open(path) as picture:
             return picture.size

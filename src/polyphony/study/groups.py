@@ -1,4 +1,4 @@
-"""Groups of test images that the user names by a column of a CSV file, kept in the run's groups.csv."""
+"""Groups of test images, from a column of the user's CSV file; a run keeps them in groups.csv."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from polyphony.runs.store import damaged, write_whole
 
 FILE = "groups.csv"
 CLASS = "class"  # the groups that every run has
-MOST = 1000  # groups of one column
+MOST = 1000  # groups in one column
 
 
 class GroupsError(UserError, ValueError):
-    """A CSV file that does not say which group each test image is in."""
+    """A CSV file does not give the group of each test image."""
 
 
 def add_groups(folder: Path, source: str, images: int) -> str:
-    """Keep the column of "FILE.csv:COLUMN", which has a row for each test image; returns its name."""
+    """Store the column of "FILE.csv:COLUMN", which has a row for each test image; returns its name."""
     path, _, column = source.rpartition(":")
     if not path or not column:
         raise GroupsError(f"'{source}' names no column: write FILE.csv:COLUMN")
@@ -43,7 +43,7 @@ def add_groups(folder: Path, source: str, images: int) -> str:
 
 
 def read_groups(folder: Path) -> Mapping[str, Sequence[str]]:
-    """The groups of a run's test images by the name of their column; none where the user gave none."""
+    """The groups of a run's test images by column; empty without groups.csv."""
     path = folder / FILE
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""What the jobs of a study do: train a teacher, train a student, predict."""
+"""The jobs of a study: train a teacher, train a student, predict."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.nn.weights import file_and_key
-from polyphony.recipe import Distillation, GivenTeachers
+from polyphony.recipe import Distillation, PretrainedTeachers
 from polyphony.runs.predictions import prediction_path
-from polyphony.runs.store import Stage
-from polyphony.study.given import refuse_copies, take_in
+from polyphony.runs.stage import Stage
+from polyphony.study.pretrained import refuse_copies, take_in
 from polyphony.study.provenance import machine, versions
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
@@ -33,12 +33,12 @@ TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is mea
 
 
 class Training:
-    """What the training of a teacher and of a student have in common."""
+    """What trainings of teachers and students have in common."""
 
     study: Study
 
     def run(self, stage: Stage, watch: Watch) -> None:
-        """Train in the stage, which the first process claims; nothing where the result is there by now."""
+        """Train in the stage, which the first process claims; does nothing if the result exists by then."""
         started = group_from_environment().from_first(lambda: stage.start(self.seen()))
         if started is not None:
             self.train(started, watch)
@@ -48,22 +48,21 @@ class Training:
         return {}
 
     def train(self, stage: Stage, watch: Watch) -> None:
-        """Make the model in a stage that was claimed."""
+        """Make the model in a claimed stage."""
         raise NotImplementedError
 
     def facts(self, log: list[dict[str, float]]) -> dict[str, Any]:
-        """What is worth knowing of a training afterwards, wherever its files go."""
+        """What done.json says of a training."""
         seconds = round(sum(row["seconds"] for row in log), 3)
         return {"epochs": len(log), "seconds": seconds, **self.origin()}
 
     def origin(self) -> dict[str, Any]:
-        """What made the stage's files."""
         return {"versions": versions(), "machine": machine(self.study)}
 
 
 @dataclass(frozen=True)
 class TrainTeacher(Training):
-    """Teacher j, on the labels; one that is trained already is taken in."""
+    """Trains teacher j on the labels, or takes in a pretrained one."""
 
     study: Study
     j: int
@@ -75,7 +74,7 @@ class TrainTeacher(Training):
     @property
     def epochs(self) -> int:
         teachers = self.study.recipe.teachers
-        return 1 if isinstance(teachers, GivenTeachers) else teachers.epochs
+        return 1 if isinstance(teachers, PretrainedTeachers) else teachers.epochs
 
     @property
     def needs(self) -> Sequence[TrainTeacher]:
@@ -87,7 +86,7 @@ class TrainTeacher(Training):
 
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
-        if isinstance(teachers, GivenTeachers):
+        if isinstance(teachers, PretrainedTeachers):
             refuse_copies([path for path in map(Path, teachers.weights) if there(file_and_key(path)[0])])
             return self.take_in(stage, Path(teachers.weights[self.j]), watch)
         number = teachers.number(self.j)
@@ -97,7 +96,7 @@ class TrainTeacher(Training):
         return finish(stage, model.network, self.facts(log))
 
     def take_in(self, stage: Stage, path: Path, watch: Watch) -> None:
-        """Keep weights that were trained elsewhere, if they know the data's classes."""
+        """Save pretrained weights, if they know the classes of the data."""
         study = self.study
         network = study.network(study.recipe.teachers.network_of(self.j))
         take_in(network, path, study.data().valid, study.data().classes, study.device)
@@ -107,7 +106,7 @@ class TrainTeacher(Training):
 
 @dataclass(frozen=True)
 class TrainStudent(Training):
-    """The student of one method and seed. All methods of a seed start from the same weights."""
+    """Trains the student of one method and seed. All methods of a seed start from the same weights."""
 
     study: Study
     method: str
@@ -123,7 +122,7 @@ class TrainStudent(Training):
 
     @property
     def teachers(self) -> list[TrainTeacher]:
-        """The teachers it learns from, and the one after them if that gives the directions."""
+        """The teachers it learns from, and one more if that gives the directions."""
         recipe, method = self.study.recipe, self.study.recipe.distillation(self.method)
         alone = int(recipe.starts_from_teacher(self.method))
         count = recipe.members + bool(method.source) if method else alone
@@ -131,8 +130,8 @@ class TrainStudent(Training):
 
     @property
     def needs(self) -> Sequence[TrainTeacher]:
-        """Its teachers; all, where they are trained already: each is judged before anything is trained."""
-        given = isinstance(self.study.recipe.teachers, GivenTeachers)
+        """Its teachers. If they are pretrained, all of them: each is checked before anything is trained."""
+        given = isinstance(self.study.recipe.teachers, PretrainedTeachers)
         count = self.study.teacher_count if given else len(self.teachers)
         return [TrainTeacher(self.study, j) for j in range(count)]
 
@@ -141,7 +140,6 @@ class TrainStudent(Training):
         return self.study.student_folder(self.method, self.seed)
 
     def seen(self) -> dict[str, str]:
-        """The hashes of its teachers' weights, by folder in the run."""
         each = [(teacher.j, self.study.teacher(teacher.j).record()) for teacher in self.teachers]
         return {f"teachers/{j}": record["weights"] for j, record in each}
 
@@ -152,10 +150,12 @@ class TrainStudent(Training):
         plan = study.plan(study.recipe.schedule(self.method))
         plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
         log = train(study, stage, student, loss, plan, rng, watch)
-        finish(stage, student, self.facts(log) | {"step_size": step_size})
+        proof = study.proof(self.method, student)
+        told = {"proof": proof.model_dump(mode="json")} if proof else {}
+        finish(stage, student, self.facts(log) | {"step_size": step_size} | told)
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
-        """What the method minimises, and the size of the step it takes, if it takes one."""
+        """The loss of the method, and the size of its step, if it takes one."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         if method is None:
             return CrossEntropy(), None
@@ -168,7 +168,7 @@ class TrainStudent(Training):
     def step_size(
         self, method: Distillation, teachers: DeepEnsemble, make: Callable[[float], Perturbation]
     ) -> float:
-        """The method's step size; one to be matched is found here, the same for every seed."""
+        """The method's step size; "match" is computed here, the same for every seed."""
         if method.step_size != "match":
             return method.step_size
         study, share = self.study, self.study.recipe.student.match_share
@@ -179,14 +179,14 @@ class TrainStudent(Training):
             )
 
     def perturbation(self, method: Distillation) -> Callable[[float], Perturbation]:
-        """Step size → the method's perturbation; its source is loaded here, once."""
+        """Step size → the method's perturbation. Loads its source."""
         source = None
         if method.source:
             source = self.study.load_teachers(1, first=self.study.recipe.members).folded()
         return lambda step_size: method.perturbation(step_size, source)
 
     def before(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The method's perturbation of a batch, as the trained student's training would do it next."""
+        """The method's perturbation of a batch, as the trained student's next step would apply it."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         assert method is not None
         student = study.load_training_student(self.method, self.seed)
@@ -199,20 +199,20 @@ class TrainStudent(Training):
 
 @dataclass(frozen=True)
 class Images:
-    """What a model predicts on: a split, or the training images as a method's training perturbs them."""
+    """What a model predicts on: a split, or training images as a method's training perturbs them."""
 
     split: Literal["train", "valid", "test", "unlabelled"]
     method: str | None = None
 
     @property
     def name(self) -> str:
-        """What it is called in files and tables."""
+        """Its name in files and tables."""
         return self.split if self.method is None else f"{self.split}+{self.method}"
 
 
 @dataclass(frozen=True)
 class Predict:
-    """The logits of one model on some images, saved."""
+    """Saves the logits of one model on some images."""
 
     study: Study
     model: str  # "teachers", or a method
@@ -225,7 +225,7 @@ class Predict:
 
     @property
     def needs(self) -> Sequence[TrainTeacher | TrainStudent]:
-        """The trainings of the model, and of the student whose perturbation it sees."""
+        """The trainings of the model, and of the student whose perturbation is applied."""
         perturbing = [self.perturbing] if self.perturbing else []
         if self.seed is not None:
             return [TrainStudent(self.study, self.model, self.seed), *perturbing]
@@ -233,30 +233,27 @@ class Predict:
 
     @property
     def path(self) -> Path:
-        """Where the logits are."""
         return prediction_path(self.study.folder, self.model, self.seed, self.images.name)
 
     @property
     def perturbing(self) -> TrainStudent | None:
-        """The student whose perturbation the images go through."""
+        """The student whose perturbation is applied to the images."""
         method = self.images.method
         return TrainStudent(self.study, method, self.study.recipe.seeds[0]) if method else None
 
     @property
     def count(self) -> int:
-        """How many teachers predict: on held-out images all, for the DEE curve; else the members' own."""
+        """How many teachers predict: all on held-out images, for the DEE curve; else one for each member."""
         held_out = self.images.split in ("valid", "test")
         return self.study.teacher_count if held_out else self.study.recipe.members
 
     def run(self, result: SavedPredictions, watch: Watch) -> None:
-        """Predict, and save the logits."""
         model = self.study.load_model(self.model, self.seed, self.count)
         before = self.perturbing.before() if self.perturbing else unchanged
         result.save(predict(model, self.load_images(), before=before))
         watch.epoch({})
 
     def load_images(self) -> Split:
-        """The images themselves."""
         splits = self.study.data()
         held_out = {"valid": splits.valid, "test": splits.test}
         others = splits.unlabelled if self.images.split == "unlabelled" else None
@@ -264,14 +261,14 @@ class Predict:
 
 
 def predicting(model: str, seed: int | None, what: str) -> str:
-    """What a person calls the job in which a model predicts something."""
+    """The name of a prediction job."""
     return f"predict {model}{'' if seed is None else f', seed {seed},'} on {what}"
 
 
 def train(
     study: Study, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
 ) -> list[dict[str, float]]:
-    """Fit a model in its stage's folder, with the processes of this one's group."""
+    """Train a model in its stage, with all processes of the group."""
     splits = study.data()
     mixed = splits.unlabelled if plan.unlabelled else None
     return fit(
@@ -289,5 +286,5 @@ def train(
 
 
 def finish(stage: Stage, model: nn.Module, facts: dict[str, Any]) -> None:
-    """Keep a model's weights in its stage; the first process of a group does."""
+    """Save a model's weights in its stage; only the first process of a group does."""
     group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from polyphony.execute.job import Job
-from polyphony.recipe import ROUNDING, GivenTeachers, Schedule
+from polyphony.recipe import ROUNDING, PretrainedTeachers, Schedule
 from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.scores import TEACHERS
-from polyphony.runs.store import Spec, Stage, spec_key
-from polyphony.study.fingerprints import Fingerprints, given_spec
+from polyphony.runs.stage import Stage
+from polyphony.runs.store import Spec, spec_key
+from polyphony.study.fingerprints import Fingerprints, pretrained_spec
 from polyphony.study.jobs import TRAIN_SHOWN, Images, Predict, TrainStudent, TrainTeacher
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
 
-FORMAT = 3  # raised when training or a default changes, so that no old result passes for a new one
-# Keys that decide no training, or stand in a spec in another way; all others are in it as they are.
+FORMAT = 3  # raise it when training or a default changes, so that no old result is taken for a new one
+# Keys that decide no training, or are in a spec in another form; all others are in it as they are.
 OF_RECIPE = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
 OF_SCHEDULE = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
 OF_METHOD = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
@@ -37,9 +38,9 @@ class Upto(IntEnum):
 
 
 def plan(study: Study, prints: Fingerprints, predicted: Sequence[Predict] | None = None) -> list[Job]:
-    """Every job of a study, in the order in which they are done where there is a choice.
+    """Every job of a study, in the order in which they run if there is a choice.
 
-    `predicted` is what is predicted, if not what the scores need.
+    `predicted` replaces the predictions that the scores need.
     """
     trained: dict[str, Job] = {}
     for work in trainings(study):
@@ -54,28 +55,26 @@ def plan(study: Study, prints: Fingerprints, predicted: Sequence[Predict] | None
 
 
 def trainings(study: Study) -> list[TrainTeacher | TrainStudent]:
-    """Everything that a study trains."""
     teachers = [TrainTeacher(study, j) for j in range(study.teacher_count)]
     return [*teachers, *(TrainStudent(study, method, seed) for method, seed in study.students)]
 
 
 def part(jobs: Sequence[Job], upto: Upto) -> list[Job]:
-    """The jobs of a plan that are done so far."""
+    """The jobs of a plan up to a point."""
     kinds = {TrainTeacher: Upto.TEACH, TrainStudent: Upto.DISTILL, Predict: Upto.EVALUATE}
     return [job for job in jobs if kinds[type(job.work)] <= upto]
 
 
 def teacher_spec(work: TrainTeacher, prints: Fingerprints) -> Spec:
-    """Everything that a teacher's weights depend on."""
     study, teachers = work.study, work.study.recipe.teachers
-    if isinstance(teachers, GivenTeachers):
-        return given_spec(study, work.j, prints.images["valid"], prints.teachers[work.j])
+    if isinstance(teachers, PretrainedTeachers):
+        return pretrained_spec(study, work.j, prints.images["valid"], prints.teachers[work.j])
     spec = common_spec("teacher", study, teachers.number(work.j), teachers, prints)
     return spec | {"network": teachers.network_of(work.j).spec()}
 
 
 def student_spec(work: TrainStudent, prints: Fingerprints, trained: dict[str, Job]) -> Spec:
-    """Everything that a student's weights depend on; teachers count by their keys."""
+    """Everything that a student's weights depend on; teachers are in it by their keys."""
     recipe, name = work.study.recipe, work.method
     method, table = recipe.distillation(name), recipe.form_table(name)
     form = table.spec()
@@ -103,7 +102,6 @@ def student_spec(work: TrainStudent, prints: Fingerprints, trained: dict[str, Jo
 
 
 def common_spec(kind: str, study: Study, seed: int, schedule: Schedule, prints: Fingerprints) -> Spec:
-    """What every training depends on."""
     return {
         "format": FORMAT,
         "kind": kind,
@@ -118,7 +116,6 @@ def common_spec(kind: str, study: Study, seed: int, schedule: Schedule, prints: 
 
 
 def prediction(work: Predict, prints: Fingerprints, trained: dict[str, Job]) -> Job:
-    """The job in which a model predicts."""
     needs = tuple(need.name for need in work.needs)
     spec: Spec = {
         "format": FORMAT,
@@ -131,24 +128,24 @@ def prediction(work: Predict, prints: Fingerprints, trained: dict[str, Job]) -> 
 
 
 def score_predictions(study: Study) -> list[Predict]:
-    """Every prediction that the scores are made of."""
+    """Every prediction that the scores need."""
     perturbing = [name for name, method in study.recipe.methods.items() if method.perturbs]
     perturbed = [Images("train", name) for name in perturbing]
     unlabelled = [] if study.recipe.data.unlabelled is None else [Images(UNLABELLED)]
     seen = [Images("train"), *perturbed, Images("valid"), Images("test"), *unlabelled]
-    held_out = (Images("valid"), Images("test"))
-    students = [Predict(study, m, s, images) for m, s in study.students for images in held_out]
+    own = (Images("train"), Images("valid"), Images("test"))
+    students = [Predict(study, m, s, images) for m, s in study.students for images in own]
     return [*(Predict(study, TEACHERS, None, images) for images in seen), *students]
 
 
 def valid_predictions(study: Study) -> list[Predict]:
-    """Every prediction that a sweep is judged by: the teachers and all points, on validation images."""
+    """Every prediction that a sweep needs: the teachers and all points, on validation images."""
     models = [(TEACHERS, None), *study.students]
     return [Predict(study, name, seed, Images("valid")) for name, seed in models]
 
 
 def predictions_of(jobs: Sequence[Job]) -> dict[tuple[str, int | None, str], SavedPredictions]:
-    """Model, seed and images → what the jobs of a plan predict."""
+    """Model, seed and images → the predictions of a plan."""
     found = {}
     for job in jobs:
         if isinstance(job.work, Predict) and isinstance(job.result, SavedPredictions):

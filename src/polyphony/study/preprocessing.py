@@ -1,4 +1,4 @@
-"""What networks that were trained elsewhere expect of images: tried on validation images, or given."""
+"""The preprocessing that pretrained networks expect: measured on validation images, or set by the user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polyphony.nn.adapter import Order
 from polyphony.nn.weights import WeightsError, load_weights
 from polyphony.recipe import ForeignTable, RecipeError
 from polyphony.recipe.foreign import PythonNetwork
-from polyphony.study.given import refuse_unfit
+from polyphony.study.pretrained import refuse_unfit
 from polyphony.training.predict import predict
 
 LOOKED_AT = 500  # images that a network is tried on
-MIRRORED = 0.9  # share of a network's accuracy that it must have on mirrored images, for students to see them
+MIRRORED = 0.9  # least accuracy on mirrored images, relative to the others, for students to see them
 NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
     "ImageNet": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
     "CIFAR-10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.247, 0.2435, 0.2616)},
@@ -32,8 +32,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the user says of preprocessing; the rest is tried."""
+class Preprocessing:
+    """What the user says of the preprocessing; the rest is measured."""
 
     size: int | None = None
     mean: tuple[float, ...] | None = None
@@ -41,7 +41,7 @@ class Given:
     order: Order | None = None
 
     def network(self, table: ForeignTable) -> ForeignTable:
-        """The table with what is given; a RecipeError where mean comes without std."""
+        """The table with the user's settings; a RecipeError if mean comes without std."""
         if (self.mean is None) != (self.std is None):
             raise RecipeError("--mean and --std go together: give both or neither")
         told = {"mean": self.mean, "std": self.std, "order": self.order}
@@ -50,7 +50,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Networks:
-    """Files of weights, the table that makes their network, and images whose classes they know."""
+    """Files of weights, the table of their network, and images whose classes they know."""
 
     table: ForeignTable
     weights: Sequence[Path]
@@ -63,39 +63,39 @@ class Networks:
 
     @property
     def names(self) -> list[str]:
-        """The files' names, or their paths where some have the same name."""
+        """The files' names, or their paths if names repeat."""
         names = [path.name for path in self.weights]
         return names if len(set(names)) == len(names) else [str(path) for path in self.weights]
 
     def answers(self, path: Path, images: Split | None = None) -> Predictions:
-        """What the network of a file predicts; an error where the file or the network does not fit."""
+        """The predictions of the network of a file; raises if the file or the network does not fit."""
         shape = tuple(self.splits.train.images.shape[1:])
         network = self.table.fitted(len(self.splits.classes), shape)
         load_weights(network.network, path)
         seen = predict(Single(network), self.images if images is None else images)
         if not bool(seen.logits.isfinite().all()):
-            raise WeightsError(f"{path} gives answers that are not numbers: is it damaged?")
+            raise WeightsError(f"{path} gives outputs that are not finite numbers: is it damaged?")
         return seen
 
     def accuracy(self, path: Path, images: Split | None = None) -> float:
-        """The share of images that the network of a file has right."""
+        """The accuracy of the network of a file."""
         seen = self.answers(path, images)
         return metrics.accuracy(seen.log_probs(), seen.labels)
 
     def normalised(self, say: Say) -> Networks:
-        """The networks with the normalisation that the first has most images right with, unless given."""
+        """The networks with the user's normalisation, or the one with which the first is most accurate."""
         if self.table.mean is not None:
             return self
         tried: dict[str, tuple[float, float]] = {}
         for name, keys in normalisations(self.table, self.splits).items():
             try:
                 seen = self.updated(keys).answers(self.weights[0])
-            except RecipeError:  # one that the network says of itself, of another number of channels
+            except RecipeError:  # the network's own may have another number of channels
                 continue
             log_probs = seen.log_probs()
             tried[name] = metrics.accuracy(log_probs, seen.labels), -metrics.nll(log_probs, seen.labels)
         if not tried:
-            self.answers(self.weights[0])  # which says why it takes no images
+            self.answers(self.weights[0])  # raises the reason why it takes no images
         best = max(tried, key=lambda name: tried[name])
         say(f"Accuracy of {self.names[0]} on {len(self.images)} validation images, by normalisation:")
         for name, (right, _) in tried.items():
@@ -107,11 +107,11 @@ class Networks:
         return self.updated(normalisations(self.table, self.splits)[best])
 
     def updated(self, keys: dict[str, Any]) -> Networks:
-        """The networks with other keys of their table."""
+        """The networks with some keys of their table changed."""
         return replace(self, table=self.table.model_copy(update=keys))
 
     def checked(self, say: Say) -> Networks:
-        """The networks; a WeightsError where one is at chance or has the classes in another order."""
+        """The networks; a WeightsError if one is at chance or has its classes in another order."""
         shares = []
         for name, path in zip(self.names, self.weights, strict=True):
             seen = self.answers(path)
@@ -121,7 +121,7 @@ class Networks:
         return self
 
     def know_mirrored(self, say: Say) -> bool:
-        """Whether the first network knows images that are flipped horizontally."""
+        """Whether the first network recognises images that are flipped horizontally."""
         flipped = replace(self.images, images=self.images.images.flip(-1))
         plain, mirrored = (self.accuracy(self.weights[0], images) for images in (self.images, flipped))
         known = mirrored >= MIRRORED * plain
@@ -148,9 +148,9 @@ def normalisations(table: ForeignTable, splits: Splits) -> dict[str, dict[str, t
 def networks_and_images(
     table: ForeignTable, weights: Sequence[Path], source: str, side: int | None
 ) -> tuple[Networks, int | None]:
-    """The networks with images of as many channels as they take, and that number where it is not as read.
+    """The networks with images of as many channels as they take, and that number if it is another one.
 
-    Images stay grey where all are grey; where the first network takes no such images, the others are tried.
+    Grey images stay grey; if the first network does not take them, they become colour images.
     """
     read = load(source, Options(resolution=side))
     own = read.train.images.shape[1]
@@ -169,6 +169,6 @@ def networks_and_images(
 
 
 def is_grey(split: Split) -> bool:
-    """Whether all images are grey, of those that are looked at."""
+    """Whether all of the first images are grey."""
     images = split.some(LOOKED_AT).images
     return bool((images == images[:, :1]).all())

@@ -1,4 +1,4 @@
-"""What a run says of itself in recipe.json: recipe, data, versions, machine; and the study it was made by."""
+"""recipe.json: a run's recipe, data, versions and machine; and the study that it describes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from polyphony.study.leftovers import forget
 from polyphony.study.study import Study
 
 NAMED = ("torch", "numpy", "scipy")  # packages whose versions are recorded
-LIBRARIES = ("timm", "transformers")  # and those of networks, where they are used
+LIBRARIES = ("timm", "transformers")  # and those of networks, if they are used
 
 
 def versions(kinds: Collection[str] = ()) -> dict[str, str]:
-    """Of Python, the packages that matter, and libraries of networks that are imported, or are `kinds`."""
+    """Versions of Python, the main packages, and libraries of networks that are imported or in `kinds`."""
     found = {"python": platform.python_version(), "polyphony": __version__}
     found |= {name: version(name) for name in NAMED}
     for name in LIBRARIES:
-        with suppress(PackageNotFoundError):  # a run whose trainings are done may do without
+        with suppress(PackageNotFoundError):  # a run whose trainings are done does not need it
             found |= {name: version(name)} if name in kinds or name in sys.modules else {}
     return found
 
 
 def network_kinds(recipe: Recipe) -> set[str]:
-    """The kinds of the networks that a recipe names."""
+    """The kinds of the networks in a recipe."""
     tables = (recipe.student_network, recipe.teachers.network, *recipe.teachers.networks)
     return {getattr(table, "kind", "") for table in tables}
 
 
 def machine(study: Study) -> dict[str, Any]:
-    """What a study runs on."""
+    """The machine and the settings that change rounding."""
     return {
         "processor": processor(),
         "cores": cores(),
@@ -58,7 +58,7 @@ def machine(study: Study) -> dict[str, Any]:
 
 
 def write_provenance(study: Study, prints: Fingerprints) -> None:
-    """recipe.json: the resolved recipe, the data, versions and machine."""
+    """Write recipe.json: the resolved recipe, the data, versions and machine."""
     splits = study.data()
     record = {
         "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
@@ -68,7 +68,7 @@ def write_provenance(study: Study, prints: Fingerprints) -> None:
             "shape": list(splits.train.images.shape[1:]),
             "resize": splits.resize,
         },
-        "network": network_here(study.recipe.student_network),
+        "network": portable_network(study.recipe.student_network),
         "versions": versions(network_kinds(study.recipe)),
         "machine": machine(study),
     }
@@ -81,7 +81,7 @@ def write_provenance(study: Study, prints: Fingerprints) -> None:
 
 @contextmanager
 def code_named(study: Study) -> Iterator[None]:
-    """A ChangedError also names the user's function that differs from the run's copy, if one does."""
+    """Add to a ChangedError the user's function that differs from the run's copy, if one does."""
     try:
         yield
     except ChangedError as error:
@@ -89,8 +89,8 @@ def code_named(study: Study) -> Iterator[None]:
         raise ChangedError(f"{error}; changed since: {where}") if where else error from None
 
 
-def network_here(table: NetworkTable) -> dict[str, Any]:
-    """The students' network without the files that its table names; nothing where it names none, or must."""
+def portable_network(table: NetworkTable) -> dict[str, Any]:
+    """The students' network without files that its table names; empty if it names none, or needs them."""
     try:
         found = table.portable()
     except RecipeError:
@@ -99,13 +99,13 @@ def network_here(table: NetworkTable) -> dict[str, Any]:
 
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
-    """The study whose results are in a folder."""
+    """The study in a folder."""
     refuse_sweep(folder)
     return Study(stored_recipe(folder), folder, data_root, device)
 
 
 def stored_recipe(folder: Path, code: bool = True) -> Recipe:
-    """The recipe of a run; without code, nothing that it names is imported."""
+    """The recipe of a run; with code=False the user's modules are not imported."""
     path = folder / "recipe.json"
     if not path.is_file():
         raise FileError(path, "is not there")
@@ -116,9 +116,9 @@ def stored_recipe(folder: Path, code: bool = True) -> Recipe:
 
 
 def refuse_sweep(folder: Path) -> None:
-    """Raise for the folder of a sweep, which must not see test images."""
+    """Raise a StoreError for the folder of a sweep, which must not use test images."""
     if (folder / "sweep.json").exists():
         raise StoreError(
-            f"{folder} holds a sweep, and its test images stay unseen:"
-            " put the point it found into a recipe and study that in another folder"
+            f"{folder} holds a sweep, which must not use test images:"
+            " put its best point into a recipe and study that in another folder"
         )

@@ -1,4 +1,4 @@
-"""Run a study, or a part of it: what is done is skipped, what is half done goes on."""
+"""Run a study, or a part of it: results that exist are skipped, unfinished trainings are resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyphony.execute.runner import Runner
 from polyphony.recipe import Schedule
 from polyphony.runs.rows import Score
 from polyphony.runs.samples import keep_samples
-from polyphony.runs.store import Stage, locked, results_in, run_of
+from polyphony.runs.stage import Stage, locked, results_in, run_of
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Training
 from polyphony.study.leftovers import clear_the_way
@@ -24,7 +24,7 @@ from polyphony.study.study import Study
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study did, and, if it went that far, its scores."""
+    """What a study did, and its scores if it went that far."""
 
     ran: int
     skipped: int
@@ -35,15 +35,15 @@ class Outcome:
 def run_study(
     study: Study, runner: Runner, board: Board, *, upto: Upto = Upto.EVALUATE, redo: bool = False
 ) -> Outcome:
-    """Teachers, students, predictions, each as soon as what it needs is there; then the scores.
+    """Run teachers, students and predictions, each as soon as its inputs exist; then write the scores.
 
-    A folder that holds a result of another key is refused by a ChangedError; with `redo` it is replaced.
+    A folder with a result of another key raises a ChangedError; with `redo` the result is replaced.
     """
     check_plans(study)
     refuse_sweep(study.folder)
     prints = fingerprints(study)
     jobs = plan(study, prints)
-    work = Work(study.folder, runner, board)
+    work = Session(study.folder, runner, board)
     with locked(study.folder):
         with code_named(study):
             clear_the_way(jobs, board, redo)
@@ -55,14 +55,14 @@ def run_study(
 
 
 def check_plans(study: Study) -> None:
-    """Raise for a recipe that cannot be followed, so that it leaves no folder behind."""
+    """Raise for a recipe that cannot run, before a folder is made."""
     for table in (study.recipe.teachers, study.recipe.student):
         if isinstance(table, Schedule):
             study.plan(table)
 
 
 @dataclass
-class Work:
+class Session:
     """Jobs in one folder: which were run, and which were there before or in another run."""
 
     folder: Path
@@ -88,13 +88,12 @@ class Work:
 
 
 def outlook(jobs: Sequence[Job], runs: Path) -> dict[str, str]:
-    """What a run would find of each job, by name: a result here, in another run, of another key, or none."""
+    """The state of each job by name: done here, in another run, made with other settings, begun, or to do."""
     known = results_in(runs)
     return {job.name: state_of(job, known.get(job.key, [])) for job in jobs}
 
 
 def state_of(job: Job, others: Sequence[Path]) -> str:
-    """What a run would find of a job, where other runs have its result in these folders."""
     if job.is_done():
         return "done"
     if isinstance(job.result, Stage) and (words := job.result.difference()):
@@ -105,9 +104,9 @@ def state_of(job: Job, others: Sequence[Path]) -> str:
 
 
 def take_over(jobs: Sequence[Job], runs: Path) -> set[str]:
-    """Link the results that another run of this folder has; the names of their jobs.
+    """Link the results that another run in this folder has; returns the names of their jobs.
 
-    A student is taken only with its teachers, or after them: it must have learnt from the same weights.
+    A student is linked only if its teachers are the same: it must have learned from the same weights.
     """
     known = results_in(runs) if jobs else {}
     waiting, taken = {job.name for job in jobs}, set()

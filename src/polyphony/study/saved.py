@@ -1,4 +1,4 @@
-"""What is computed once: rows, tensors and predictions in files, under the key of what they depend on."""
+"""Results in files, each with the key of everything it depends on: rows, tensors, predictions."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from torch import Tensor
 
 from polyphony._util.text import first_line
 from polyphony.metrics import Predictions
-from polyphony.runs.predictions import load_predictions, save_predictions, saved_key
+from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
 from polyphony.runs.rows import TableRow, columns, to_csv
-from polyphony.runs.store import FileError, damaged, opened, read_json, write_whole
+from polyphony.runs.store import FileError, damaged, read_json, write_whole
 
 Kind = TypeVar("Kind", bound=TableRow)
 
 
 @dataclass(frozen=True)
 class SavedRows(Generic[Kind]):
-    """Rows of a table that were made together, in a file of their own."""
+    """Rows of a table that were made together."""
 
     path: Path
     key: str
     kind: type[Kind]
 
     def is_done(self) -> bool:
-        """Whether the rows are there."""
         return self.load() is not None
 
     def load(self) -> list[Kind] | None:
-        """The rows, or nothing where there are none, they depend on something else or have other columns."""
+        """The rows; None if there are none, or if they have another key or other columns."""
         if not self.path.exists():
             return None
         return load_rows(self.path, self.key, self.kind, columns(self.kind))
 
     def save(self, rows: Iterable[Kind]) -> None:
-        """Keep rows, whole."""
         names = columns(self.kind)
         cells = [[getattr(row, name) for name in names] for row in rows]
         write_whole(
@@ -50,9 +48,9 @@ class SavedRows(Generic[Kind]):
 def load_rows(
     path: Path, start: str, kind: type[Kind], exactly: Sequence[str] | None = None
 ) -> list[Kind] | None:
-    """The rows of a file whose key begins so, or nothing; or only where it has `exactly` these columns.
+    """The rows of a file; None if its key does not begin with `start` or its columns are not `exactly` these.
 
-    Otherwise columns that another version had are passed over, and those with a default may be missing.
+    Unknown columns of another version are ignored, and those with a default may be missing.
     """
     found: dict[str, Any] = read_json(path)
     if not str(found.get("key")).startswith(start) or exactly not in (None, found.get("columns")):
@@ -65,7 +63,7 @@ def load_rows(
 
 
 def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
-    """A run's table, whole; left alone where it says so already."""
+    """Write a run's table, unless it has the same content already."""
     path, data = folder / kind.file, to_csv(rows, kind).encode()
     if not path.exists() or path.read_bytes() != data:
         write_whole(path, data)
@@ -73,47 +71,31 @@ def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
 
 
 @dataclass(frozen=True)
-class SavedTensors:
-    """Tensors by name in a file of their own."""
+class SavedFile:
+    """A file of tensors with its key."""
 
     path: Path
     key: str
 
     def is_done(self) -> bool:
-        """Whether the tensors are there."""
-        return self.load() is not None
+        return saved_key(self.path) == self.key
 
-    def load(self) -> dict[str, Tensor] | None:
-        """The tensors, or nothing where there are none or they depend on something else."""
-        if not self.path.exists():
-            return None
-        with opened(self.path) as file:
-            here = (file.metadata() or {}).get("key") == self.key
-            return {name: file.get_tensor(name) for name in file.keys()} if here else None  # noqa: SIM118
+
+class SavedTensors(SavedFile):
+    """Tensors by name."""
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors, whole."""
         write_whole(self.path, safetensors.torch.save(dict(tensors), metadata={"key": self.key}))
 
 
-@dataclass(frozen=True)
-class SavedPredictions:
-    """What a model predicted on some images."""
-
-    path: Path
-    key: str
-
-    def is_done(self) -> bool:
-        """Whether the predictions are there."""
-        return self.path.exists() and saved_key(self.path) == self.key
+class SavedPredictions(SavedFile):
+    """The predictions of a model on some images."""
 
     def load(self) -> Predictions:
-        """The predictions; raises where they are not there."""
-        predictions = load_predictions(self.path, self.key)
-        if predictions is None:
+        """The predictions; raises a FileError if they are missing."""
+        if not self.is_done():
             raise FileError(self.path, "is not there")
-        return predictions
+        return read_predictions(self.path)
 
     def save(self, predictions: Predictions) -> None:
-        """Keep predictions, whole."""
         save_predictions(self.path, predictions, self.key)

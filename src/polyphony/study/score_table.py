@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyphony import metrics
@@ -22,7 +22,7 @@ Saved = Mapping[tuple[str, int | None, str], Predictions]  # by model, seed and 
 
 
 def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
-    """Score what the jobs of a plan predicted: scores.csv, and the curves and temperatures behind it."""
+    """Score the predictions of a plan: scores.csv, dee.csv and temperatures.csv."""
     every = {what: file.load() for what, file in predictions_of(jobs).items()}
     unlabelled = every.pop((TEACHERS, None, UNLABELLED), None)
     teachers = {split: every[TEACHERS, None, split] for split in ("valid", "test")}
@@ -30,7 +30,8 @@ def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
     saved = with_best_teacher(every, study.recipe.members)
     valid = {(model, seed): each for (model, seed, split), each in saved.items() if split == "valid"}
     temperatures = [Temperature(*who, each.fit_temperature()) for who, each in valid.items()]
-    rows = list(score(saved, temperatures, curves, parameter_counts(study, valid)))
+    drawn = [name for name in study.recipe.methods if not study.recipe.form(name).one_to_one]
+    rows = list(score(saved, temperatures, curves, parameter_counts(study, valid), drawn))
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
@@ -57,7 +58,7 @@ def with_best_teacher(saved: Saved, members: int) -> Saved:
 
 
 def best_member(valid: Predictions) -> int:
-    """The member of least NLL on validation images, each at the temperature that suits it there."""
+    """The member with the lowest NLL on validation images, each at its best temperature."""
     members = [valid.member(j) for j in range(valid.members)]
     nlls = [metrics.nll(each.log_probs(each.fit_temperature()), each.labels) for each in members]
     return nlls.index(min(nlls))
@@ -75,12 +76,14 @@ def score(
     temperatures: Sequence[Temperature],
     curves: Sequence[EnsembleNll],
     params: Mapping[str, int],
+    drawn: Collection[str],
 ) -> Iterator[Score]:
-    """A row for each model, seed, split and calibration of saved predictions."""
+    """A row for each model, seed, split and calibration. Models that are `drawn` follow no teacher."""
     fit = {(row.model, row.seed): row.temperature for row in temperatures}
     for (model, seed, split), predictions in saved.items():
         baseline = model in (TEACHERS, BEST_TEACHER)
         beside = {} if baseline else fidelity(predictions, saved[TEACHERS, None, split])
+        beside |= {"voice": None} if model in drawn else {}
         for kind, measured in by_calibration(predictions, fit[model, seed], Score).items():
             curve = [row.nll for row in curves if (row.split, row.calibration) == (split, kind)]
             dee = metrics.dee(measured["nll"], curve) if curve else None
@@ -88,7 +91,7 @@ def score(
 
 
 def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:
-    """The columns of a student beside its teachers on the same images: all that `Fidelity` has of a row."""
+    """The columns of a student next to its teachers on the same images (the fields of `Fidelity`)."""
     found = student.fidelity(teachers)
     return {name: getattr(found, name) for name in columns(Score) if hasattr(found, name)}
 
@@ -96,7 +99,7 @@ def fidelity(student: Predictions, teachers: Predictions) -> dict[str, Any]:
 def by_calibration(
     predictions: Predictions, temperature: float, kind: type[TableRow]
 ) -> dict[str, dict[str, Any]]:
-    """The columns of a table that predictions have by themselves, as predicted and at a temperature."""
+    """The columns that predictions have by themselves, as predicted and at a temperature."""
     scores = {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
     wanted = set(columns(kind))
     return {name: {column: each[column] for column in each.keys() & wanted} for name, each in scores.items()}
@@ -105,7 +108,7 @@ def by_calibration(
 def parameter_counts(study: Study, models: Iterable[tuple[str, int | None]] = ()) -> dict[str, int]:
     """Parameters of the teachers together and of each method's student as it predicts.
 
-    And of the best teacher, where `models` says which one that is.
+    And of the best teacher, if `models` names it.
     """
     sketch = sketched(study)
     best = {name: parameters(sketch.networks[j or 0]) for name, j in models if name == BEST_TEACHER}

@@ -1,4 +1,4 @@
-"""Images a study was not trained for: another data set's classes, and its own test images corrupted."""
+"""Shifted images: another data set's classes, and corrupted versions of a study's test images."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from polyphony.study.study import Study, load_splits
 
 
 class Shift(Protocol):
-    """Images a study was not trained for, in splits. It is sent with jobs, and so it does not hold them."""
+    """Shifted images in splits. Jobs are sent with it, so it does not hold the images."""
 
     @property
     def name(self) -> str:
-        """What the images are called in files and tables."""
+        """Its name in files and tables."""
 
     @property
     def splits(self) -> Sequence[str]:
-        """The names under which predictions are saved."""
+        """The names of its predictions."""
 
     def images(self, split: str) -> Split:
         """The images of one split, at the study's size."""
@@ -34,7 +34,7 @@ class Shift(Protocol):
 
 @dataclass(frozen=True)
 class Unknown:
-    """Another data set's test images, or the first so many."""
+    """Another data set's test images, or the first `limit`."""
 
     study: Study
     source: str
@@ -50,13 +50,12 @@ class Unknown:
 
 
 def unknown(study: Study, source: str, limit: int | None = None) -> Unknown:
-    """The images of a data set by its name or path."""
     return Unknown(study, source, limit, identify(source).name)
 
 
 @dataclass(frozen=True)
 class Corruptions:
-    """The test images under every corruption and severity, or the first so many of them."""
+    """The test images under every corruption and severity, or the first `limit` of them."""
 
     study: Study
     limit: int | None
@@ -84,7 +83,7 @@ class Corruptions:
 def corruptions(study: Study, source: str, limit: int | None = None) -> Corruptions:
     """The corrupted test images of a run, by the name DATA-c: the official ones, or else regenerated ones.
 
-    Regenerated images are called DATA-c-regenerated, whatever was asked for.
+    Regenerated images are always called DATA-c-regenerated.
     """
     name = study.data().name
     if source.removesuffix("-regenerated").removesuffix("-c") != name:
@@ -96,7 +95,7 @@ def corruptions(study: Study, source: str, limit: int | None = None) -> Corrupti
 
 @lru_cache(maxsize=1)
 def read_unknown(data: Data, root: Path | None, source: str, limit: int | None) -> Split:
-    """Unknown images like a recipe's test images, read once a process."""
+    """Unknown images, converted to the shape of a recipe's test images; cached."""
     splits = load_splits(data, root)
     if identify(source).name == splits.name:
         raise DataError(
@@ -107,7 +106,7 @@ def read_unknown(data: Data, root: Path | None, source: str, limit: int | None) 
 
 @lru_cache(maxsize=1)
 def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupted:
-    """The corrupted versions of a recipe's test images, or of the first so many."""
+    """The corrupted versions of a recipe's test images, or of the first `limit`; cached."""
     splits = load_splits(data, root)
     count = min(limit or len(splits.test), len(splits.test))
     found = corrupted(
@@ -120,7 +119,7 @@ def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupte
 
 
 def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
-    """A recipe's test images in the number and size in which images were corrupted, not always its own."""
+    """A recipe's test images in the number and size that were corrupted, which may differ from its own."""
     whole = next(iter(made.parts.values()))
     (height, width), count = whole.images.shape[-2:], len(whole) // len(SEVERITIES)
     side = height if height == width else None
@@ -130,7 +129,6 @@ def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
 
 
 def not_of_the_run(name: str) -> DataError:
-    """What to raise for corrupted images of other data."""
     return DataError(
         f"the images of {name} are not corrupted versions of this run's test images:"
         " make them of as many test images as the recipe has"

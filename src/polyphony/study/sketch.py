@@ -1,4 +1,4 @@
-"""A study's models before training, built once to be counted: without their numbers, where they can be."""
+"""A study's models before training, built once to be counted; without values if possible."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True)
 class Sketch:
-    """Models on a device: with PyTorch's meta device they are built at once, and have no numbers."""
+    """Models on a device. On PyTorch's meta device they are built at once and have no values."""
 
-    study: Study  # of next to no images
+    study: Study  # with one image
     device: str
     counting: Counting
 
     def build(self, build: Callable[[], Built]) -> Built:
-        """What is built, on the device."""
         with torch.device(self.device), self.counting:
             return build()
 
     @cached_property
     def networks(self) -> dict[int, nn.Module]:
-        """The network of each teacher that students learn from, one for those that are alike."""
+        """The network of each teacher that students learn from; equal ones are one object."""
         study, table = self.study, self.study.recipe.teachers.network_of
         each = range(study.recipe.members)
         return self.build(lambda: built_once(each, table, lambda j: study.network(table(j))))
 
     @cached_property
     def students(self) -> dict[str, Ensemble]:
-        """The student of each method, one for those that are alike."""
+        """The student of each method; equal ones are one object."""
         return self.build(self.study.blank_students)
 
     @cached_property
@@ -63,27 +62,25 @@ class Sketch:
 
     @cached_property
     def member_shares(self) -> dict[str, float]:
-        """What share of a member's weights has factors or is its own, of students whose members have such."""
+        """The share of a member's weights that have factors or are its own, if any, by method."""
         students = self.students.items()
         shares = self.build(lambda: {name: member_share(student) for name, student in students})
         return {name: share for name, share in shares.items() if share}
 
 
 def sketched(study: Study) -> Sketch:
-    """A study's models without their numbers, or with them where a network of one's own needs them."""
+    """A study's models without values, or with values if the user's network needs them."""
     sketch = sketched_on("meta", study)
     try:
         sketch.parameter_counts, sketch.member_shares  # noqa: B018 (asked for to see whether they can be)
-    except Exception:  # whatever a stranger's code trips over
+    except Exception:  # the user's code can raise anything
         return sketched_on("cpu", study)
     return sketch
 
 
 def sketched_on(device: str, study: Study) -> Sketch:
-    """A study's models on a device."""
     return Sketch(study.with_one_image(), device, Counting())
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers a model learns."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""What a run's folder says: which trainings are done, running (where, since when, how far) or missing."""
+"""The state of a run: which trainings are done, running (where, since when, how far) or missing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from polyphony.study.study import Study
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """One training of a run. It is done, running, stopped (killed, and not begun again yet) or missing."""
+    """A training of a run: done, running, stopped (killed and not resumed yet) or missing."""
 
     name: str
     state: str
-    epochs: int  # that are over
+    epochs: int  # finished epochs
     of: int
-    host: str | None = None  # where it was begun last,
-    pid: int | None = None  # by which process,
-    since: str | None = None  # and when
-    changed: float | None = None  # when its folder changed last, in seconds since 1970
+    host: str | None = None  # of the last start
+    pid: int | None = None
+    since: str | None = None
+    changed: float | None = None  # last change of its folder, in seconds since 1970
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a run has so far."""
+    """The state of a run."""
 
     folder: str
     trainings: list[TrainingStatus]
@@ -43,14 +43,13 @@ class Status:
     scored: bool
 
     def count(self, state: str) -> int:
-        """How many trainings are in a state."""
         return sum(training.state == state for training in self.trainings)
 
 
 def run_status(folder: Path) -> Status:
-    """What is in the folder of a study or of a sweep; raises a StoreError for any other.
+    """The state of the study or sweep in a folder; raises a StoreError for any other folder.
 
-    Of a search that goes on, the points that were asked for so far count.
+    For a search, it counts the points that were asked for so far.
     """
     study = stored_study(folder)
     is_sweep = (folder / "sweep.json").exists()
@@ -61,12 +60,11 @@ def run_status(folder: Path) -> Status:
 
 
 def stored_study(folder: Path) -> Study:
-    """The study, or the sweep's, that a folder holds, without its data and without code that it names."""
+    """The study or sweep in a folder, without its data and without importing the user's code."""
     return Study(stored_recipe(folder, code=False), folder)
 
 
 def run_leftovers(folder: Path, data_root: Path | None) -> list[Path]:
-    """The leftovers of the study or sweep in a folder."""
     study = Study(stored_recipe(folder), folder, data_root)
     is_sweep = (folder / "sweep.json").exists()
     predicted = valid_predictions(study) if is_sweep else None
@@ -74,11 +72,11 @@ def run_leftovers(folder: Path, data_root: Path | None) -> list[Path]:
 
 
 def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
-    """One training, from its folder; that it is done is looked at last, since it may end meanwhile."""
+    """The state of one training. It checks last whether it is done, since it may end meanwhile."""
     done, started = folder / "done.json", folder / "started.json"
     found = TrainingStatus(name, "missing", 0, epochs)
     try:
-        found = begun_status(name, epochs, folder)
+        found = unfinished_status(name, epochs, folder)
     except (StoreError, OSError):
         if started.exists() and not done.exists():
             raise
@@ -87,8 +85,8 @@ def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
     return found
 
 
-def begun_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
-    """A training that was begun and is not done; raises where there is no record of it."""
+def unfinished_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
+    """A training that was begun and is not done; raises if there is no record of it."""
     started, log = folder / "started.json", folder / "log.jsonl"
     host, pid, since = last_start(started)
     so_far = read_bytes(log).count(b"\n") if log.exists() else 0
@@ -98,7 +96,7 @@ def begun_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
 
 
 def last_start(started: Path) -> tuple[str | None, int | None, str | None]:
-    """On which host, in which process and when a training was begun last, as far as its record says so."""
+    """Host, process and time of the last start, as far as its record has them."""
     record = read_json(started)
     host, pid, since = (record.get(field) for field in ("host", "pid", "since"))
     try:

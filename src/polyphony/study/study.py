@@ -1,4 +1,4 @@
-"""A study: a recipe, the folder its results go to, its models before and after their training."""
+"""A study: a recipe with its output folder, and its models before and after training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from polyphony._util.files import cores
 from polyphony.data import Splits, epoch_steps, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
-from polyphony.recipe import Data, NetworkTable, Recipe, RecipeError, Schedule
-from polyphony.runs.store import Trained
+from polyphony.recipe import Blueprint, Data, NetworkTable, Recipe, RecipeError, Schedule
+from polyphony.runs.proof import Proof, proven
+from polyphony.runs.stage import Trained
 from polyphony.training.fit import Plan
 
 Name = TypeVar("Name")
@@ -26,21 +27,21 @@ SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 @dataclass(frozen=True)
 class Study:
-    """A recipe, the folder its results go to, where data lies, and the device."""
+    """A recipe, its output folder, the data folder, and the device."""
 
     recipe: Recipe
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
-    data_instead: Splits | None = field(default=None, repr=False)  # of the recipe's, where models are counted
+    data_instead: Splits | None = field(default=None, repr=False)  # of the recipe's, to count models
 
     def data(self) -> Splits:
-        """The data, read once a process."""
+        """The data, which is cached."""
         return self.data_instead or load_splits(self.recipe.data, self.data_root)
 
     @property
     def teacher_count(self) -> int:
-        """How many teachers are trained: one a member, and the extra ones."""
+        """How many teachers are trained: one for each member, and the extra ones."""
         return self.recipe.members + self.recipe.teachers.extra
 
     @property
@@ -49,28 +50,24 @@ class Study:
         return [(name, seed) for name in self.recipe.methods for seed in self.recipe.seeds]
 
     def threads(self) -> int:
-        """Threads a process: the recipe's, or one for small images, else all cores."""
+        """Threads of a process: the recipe's, or one for small images, else all cores."""
         height, width = self.data().train.images.shape[-2:]
         return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else cores())
 
     def teacher_folder(self, j: int) -> Path:
-        """Where teacher j is."""
         return self.folder / "teachers" / str(j)
 
     def student_folder(self, name: str, seed: int) -> Path:
-        """Where one student is."""
         return self.folder / "students" / name / str(seed)
 
     def teacher(self, j: int) -> Trained:
-        """Teacher j, once it is trained."""
         return Trained(self.teacher_folder(j))
 
     def student(self, name: str, seed: int) -> Trained:
-        """One student, once it is trained."""
         return Trained(self.student_folder(name, seed))
 
     def plan(self, schedule: Schedule) -> Plan:
-        """How a schedule of the recipe is followed on this data."""
+        """The plan of a schedule of the recipe; a RecipeError if its batch is larger than the data."""
         if schedule.batch > len(self.data().train):
             raise RecipeError(
                 f"{self.recipe.name}: a batch of {schedule.batch} is larger than"
@@ -81,45 +78,53 @@ class Study:
         return Plan.of(schedule, augment=recipe.data.augment, **computed)
 
     def unlabelled_share(self, method: str) -> float:
-        """The share of a batch's images without labels in the training of a method's student."""
+        """The share of unlabelled images in a batch, for a method's student."""
         distillation = self.recipe.distillation(method)
         return distillation.share if distillation else 0.0
 
     def student_steps(self, method: str) -> int:
-        """How many steps the training of a method's student has."""
+        """How many steps a method's student is trained."""
         schedule, share = self.recipe.schedule(method), self.unlabelled_share(method)
         return epoch_steps(self.data().train, schedule.batch, share) * schedule.epochs
 
-    def network(self, table: NetworkTable, rng: torch.Generator | None = None, copies: int = 1) -> nn.Module:
-        """A fresh network for this data, with its normalisation; inputs and outputs so many times."""
-        shape = tuple(self.data().train.images.shape[1:])
-        network = table.fitted(len(self.data().classes), shape, rng, copies)
-        table.normalize(network, *(copies * values for values in self.data().train.statistics))
-        return network
+    def blueprint(self, table: NetworkTable, start: dict[str, Tensor] | None = None) -> Blueprint:
+        """What networks for this data are made from, with first weights if a student starts from some."""
+        splits = self.data()
+        shape = tuple(splits.train.images.shape[1:])
+        return Blueprint(table, len(splits.classes), shape, splits.train.statistics, start)
+
+    def network(self, table: NetworkTable, rng: torch.Generator | None = None) -> nn.Module:
+        """A new network for this data, with its normalisation."""
+        return self.blueprint(table).network(rng)
 
     def fresh_student(self, name: str, rng: torch.Generator) -> Ensemble:
-        """A method's student as its training begins."""
+        """A method's student with its first weights."""
         start = self.teacher(0).weights() if self.recipe.starts_from_teacher(name) else None
-        return self._student(name, rng, start)
+        return self._student(name, rng, start, None)
 
     def blank_student(self, name: str) -> Ensemble:
-        """A method's student to be looked at, or to be given trained weights."""
-        return self._student(name, None, None)
+        """A method's student whose weights do not matter yet."""
+        return self._student(name, None, None, None)
 
-    def _student(self, name: str, rng: torch.Generator | None, start: dict[str, Tensor] | None) -> Ensemble:
-        members, form = self.recipe.members, self.recipe.form(name)
-        network = self.network(self.recipe.student_network, rng, form.copies(members))
-        if start is not None:
-            network.load_state_dict(start)
+    def proof(self, name: str, student: Ensemble) -> Proof | None:
+        """What the training of a method's student has shown of its members."""
+        blueprint = self.blueprint(self.recipe.student_network)
+        return Proof.of(student, self.recipe.form_table(name), blueprint)
+
+    def _student(
+        self, name: str, rng: torch.Generator | None, start: dict[str, Tensor] | None, proof: Proof | None
+    ) -> Ensemble:
+        blueprint = self.blueprint(self.recipe.student_network, start)
+        blueprint = proven(blueprint, self.recipe.form_table(name), proof)
         try:
-            return form.build(network, members, rng)
+            return self.recipe.form(name).student(blueprint, self.recipe.members, rng)
         except ValueError as error:
-            if any(weight.is_meta for weight in network.parameters()):
-                raise  # it may work where weights have numbers
+            if isinstance(error, RecipeError) or torch.get_default_device().type == "meta":
+                raise  # it may work if weights have values
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
     def blank_students(self) -> dict[str, Ensemble]:
-        """Every method's blank student, one for methods of the same form."""
+        """Every method's blank student; methods of the same form share one."""
         return built_once(self.recipe.methods, self.recipe.form_table, self.blank_student)
 
     def trained(self, model: str, seed: int | None, teachers: int) -> list[Trained]:
@@ -131,7 +136,7 @@ class Study:
         return self.load_teachers(teachers) if seed is None else self.load_student(model, seed)
 
     def load_teachers(self, count: int, first: int = 0) -> DeepEnsemble:
-        """`count` trained teachers; those from `members` on are extra ones, which no student learns from."""
+        """`count` trained teachers from the `first`; those from `members` on are extra ones."""
         networks = []
         for j in range(first, first + count):
             network = self.network(self.recipe.teachers.network_of(j))
@@ -140,13 +145,14 @@ class Study:
         return DeepEnsemble(networks).to(self.device)
 
     def load_student(self, name: str, seed: int) -> Ensemble:
-        """A trained student, as it predicts."""
+        """A trained student as it predicts."""
         return self.recipe.form(name).trained(self.load_training_student(name, seed))
 
     def load_training_student(self, name: str, seed: int) -> Ensemble:
-        """A trained student, as it was while it was trained."""
-        student = self.blank_student(name)
-        student.load_state_dict(self.student(name, seed).weights())
+        """A trained student as it was in training."""
+        trained = self.student(name, seed)
+        student = self._student(name, None, None, Proof.read(trained.record()))
+        student.load_state_dict(trained.weights())
         return student.to(self.device)
 
     def members(self, name: str) -> int:
@@ -154,20 +160,20 @@ class Study:
         return self.recipe.form(name).predictors(self.recipe.members)
 
     def with_one_image(self) -> Study:
-        """The study with its first image alone, whose networks are built at once, and on any device."""
+        """The study with its first image alone, so that networks are built at once, on any device."""
         splits = replace(self.data(), train=self.data().train[:1])
-        splits.train.statistics  # noqa: B018 (worked out here, once)
+        splits.train.statistics  # noqa: B018 (computed here, once)
         return replace(self, data_instead=splits)
 
     def outlined(self) -> Study:
-        """The study with as many blank images as the official data has; a DataError where that is unknown."""
+        """The study with as many blank images as the official data has; a DataError if that is unknown."""
         return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data))
 
 
 def built_once(
     names: Iterable[Name], alike: Callable[[Name], object], build: Callable[[Name], Built]
 ) -> dict[Name, Built]:
-    """What is built for each name, once for those whose tables look the same."""
+    """Build something for each name; names whose tables look the same share it."""
     tables = {name: repr(alike(name)) for name in names}
     firsts = {table: name for name, table in reversed(tables.items())}
     built = {table: build(name) for table, name in firsts.items()}

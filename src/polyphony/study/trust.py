@@ -1,4 +1,4 @@
-"""Saved predictions → the tables of people who act on an uncertainty: selective prediction, sets, groups."""
+"""Tables about trust, from saved predictions: selective prediction, prediction sets, groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyphony.metrics import APS, Predictions, SetMeasure, lac, set_quality
 from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, Threshold
+from polyphony.runs.scores import thresholds
 from polyphony.study.groups import read_groups
 from polyphony.study.saved import write_table
 
@@ -19,22 +20,23 @@ Saved = Mapping[tuple[str, int | None, str], Predictions]
 
 SETS: Mapping[str, SetMeasure] = {"lac": lac, "aps": APS()}
 COVERAGES = (0.9, 0.95)
-LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages that students can be asked for
 
 
 def write_trust(
     folder: Path, saved: Saved, temperatures: Sequence[Temperature], classes: Sequence[str]
 ) -> None:
-    """selective.csv, sets.csv, thresholds.csv and groups.csv of a run's models."""
+    """Write selective.csv, sets.csv, thresholds.csv and groups.csv for a run's models."""
     fit = {(row.model, row.seed): row.temperature for row in temperatures}
     write_table(folder, SelectiveScore, selective_scores(saved, fit))
     write_table(folder, SetScore, set_scores(saved, classes))
-    write_table(folder, Threshold, thresholds(saved, fit))
+    valid = {(model, seed): found for (model, seed, split), found in saved.items() if split == "valid"}
+    rows = (row for key, found in valid.items() for row in thresholds(*key, found, fit[key]))
+    write_table(folder, Threshold, rows)
     write_table(folder, GroupedScore, grouped_scores(saved, fit, read_groups(folder), classes))
 
 
 def selective_scores(saved: Saved, fit: Mapping[tuple[str, int | None], float]) -> Iterator[SelectiveScore]:
-    """A row for each model, split that nobody was trained on, calibration and uncertainty."""
+    """A row for each model, held-out split, calibration and uncertainty."""
     for (model, seed, split), predictions in saved.items():
         if split not in ("valid", "test"):
             continue
@@ -45,7 +47,7 @@ def selective_scores(saved: Saved, fit: Mapping[tuple[str, int | None], float]) 
 
 
 def set_scores(saved: Saved, classes: Sequence[str]) -> Iterator[SetScore]:
-    """A row for each model, way to make sets, coverage, and class or all classes, on test images."""
+    """A row for each model, kind of sets, coverage, and class or all classes, on test images."""
     for (model, seed, split), tested in saved.items():
         if split != "test":
             continue
@@ -59,19 +61,8 @@ def set_scores(saved: Saved, classes: Sequence[str]) -> Iterator[SetScore]:
                     yield SetScore(model, seed, score, wanted, label, *made, rule.fitted, len(rule.scores))
 
 
-def thresholds(saved: Saved, fit: Mapping[tuple[str, int | None], float]) -> Iterator[Threshold]:
-    """A row for each model and coverage, by its validation images."""
-    for (model, seed, split), valid in saved.items():
-        if split != "valid":
-            continue
-        rule = valid.set_rule()
-        for level in LEVELS:
-            sure = valid.confidence_at(level, fit[model, seed])
-            yield Threshold(model, seed, level, sure, rule.temperature, rule.threshold(level))
-
-
 def by_label(labels: Tensor, classes: Sequence[str]) -> dict[str | None, Tensor]:
-    """The rows of all images, and of the images of each class that has any."""
+    """The rows of all images, and of the images of each class."""
     everything: dict[str | None, Tensor] = {None: torch.arange(len(labels))}
     return everything | {classes[k]: (labels == k).nonzero()[:, 0] for k in labels.unique().tolist()}
 
@@ -82,7 +73,7 @@ def grouped_scores(
     groups: Mapping[str, Sequence[str]],
     classes: Sequence[str],
 ) -> Iterator[GroupedScore]:
-    """A row for each model, calibrated, and each class and group of test images."""
+    """A row for each calibrated model and each class and group of test images."""
     for (model, seed, split), tested in saved.items():
         if split != "test":
             continue

@@ -1,4 +1,4 @@
-"""Run a sweep: every point is an ordinary student of a derived recipe, judged on validation images alone."""
+"""Run a sweep: every point is a student of a derived recipe, scored on validation images only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from polyphony.recipe import Recipe
 from polyphony.recipe.points import Point, Swept
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
-from polyphony.runs.store import FolderError, locked, read_json, write_json
+from polyphony.runs.stage import locked
+from polyphony.runs.store import FolderError, read_json, write_json
 from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.leftovers import clear_the_way
 from polyphony.study.plan import FORMAT, Upto, part, plan, predictions_of, valid_predictions
 from polyphony.study.provenance import write_provenance
-from polyphony.study.run import Work, check_plans
+from polyphony.study.run import Session, check_plans
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration
 from polyphony.study.study import Study
@@ -32,18 +33,18 @@ from polyphony.training.tally import DivergedError
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep did: its scores, and the points whose training diverged."""
+    """What a sweep did, its scores, and the points whose training diverged."""
 
-    ran: int  # jobs that were done, without the trainings that diverged
-    skipped: int  # jobs of these points that were done before
-    adopted: int  # trainings among them that were taken over from other runs
+    ran: int  # jobs, without trainings that diverged
+    skipped: int  # jobs that were done before
+    adopted: int  # of these, trainings linked from other runs
     scores: list[SweepScore]
     diverged: list[Point]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept, the folder its results go to, and the machine's part."""
+    """The values to sweep, the output folder, the data folder and the device."""
 
     swept: Swept
     folder: Path
@@ -51,21 +52,20 @@ class Sweep:
     device: str = "cpu"
 
     def search(self, prints: Fingerprints) -> Search:
-        """The points as optuna proposes them."""
+        """The search in which optuna proposes points."""
         images = {split: prints.images[split] for split in ("train", "valid")}
         return open_search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
 
     def study(self, points: Sequence[Point]) -> Study:
-        """The study whose methods are these points."""
         return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
 
     def plan(self, points: Sequence[Point], prints: Fingerprints) -> list[Job]:
-        """The jobs of some points, and of their teachers."""
+        """The jobs of some points and of their teachers."""
         study = self.study(points)
         return plan(study, prints, valid_predictions(study))
 
     def check(self, trials: int | None) -> None:
-        """Raise, before anything is written, where the sweep cannot be run."""
+        """Raise if the sweep cannot run, before anything is written."""
         if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
             raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
         check_plans(self.study([self.swept.own]))
@@ -73,7 +73,7 @@ class Sweep:
             check_search(self.swept)
 
     def facts(self, trials: int | None) -> dict[str, Any]:
-        """sweep.json: what was swept, and how."""
+        """The content of sweep.json: what was swept, and how."""
         recipe, method = self.swept.recipe, self.swept.method
         return {
             "recipe": recipe.name,
@@ -88,14 +88,14 @@ class Sweep:
 def run_sweep(
     sweep: Sweep, runner: Runner, board: Board, *, trials: int | None = None, redo: bool = False
 ) -> SweepOutcome:
-    """Train and score the points: the whole grid, or so many trials of a search; then write sweep.csv.
+    """Train and score the whole grid, or `trials` points of a search; then write sweep.csv.
 
-    What is done is not done again, and nothing but training and validation images is predicted on.
+    Results that exist are not made again. Only training and validation images are used.
     """
     sweep.check(trials)
     prints = fingerprints(sweep.study([sweep.swept.own]))
     with locked(sweep.folder):
-        work = Work(sweep.folder, runner, board)
+        work = Session(sweep.folder, runner, board)
         sweeping = Sweeping(sweep, work, sweep.facts(trials), prints, redo)
         points, lost = (sweep.swept.grid(), []) if trials is None else sweeping.search(trials)
         lost += sweeping.measure(points) if points else []
@@ -112,17 +112,17 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Sweeping:
-    """A sweep under way."""
+    """A sweep while it runs."""
 
     sweep: Sweep
-    work: Work
+    work: Session
     facts: dict[str, Any]
     prints: Fingerprints
     redo: bool
-    known: dict[Point, None] = field(default_factory=dict)  # the points so far, in order
+    known: dict[Point, None] = field(default_factory=dict)  # points so far, in order
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
-        """Ask, train and tell, as many points a round as jobs at a time; the points, and the lost."""
+        """Ask, train and tell, as many points a round as run at a time; returns good and diverged points."""
         search = self.sweep.search(self.prints)
         self.known.update(dict.fromkeys([*search.finished(), *search.diverged()]))
         while (left := trials - search.answered()) > 0:
@@ -137,12 +137,12 @@ class Sweeping:
         return search.finished(), search.diverged()
 
     def measure(self, points: Sequence[Point]) -> list[Point]:
-        """Train and predict what is missing of these points; those of which a training diverged."""
+        """Train and predict what is missing of these points; returns the points whose training diverged."""
         jobs = self.sweep.plan(points, self.prints)
         self.known.update(dict.fromkeys(points))
         begin = partial(self.begin, list(self.known))
         clear_the_way(jobs, self.work.board, self.redo)
-        self.work.run(part(jobs, Upto.TEACH), begin)  # one of which diverges ends the sweep
+        self.work.run(part(jobs, Upto.TEACH), begin)  # a teacher that diverges ends the sweep
         try:
             self.work.run(jobs, begin)
         except DivergedError:
@@ -152,7 +152,7 @@ class Sweeping:
         return []
 
     def begin(self, points: Sequence[Point]) -> None:
-        """Say in the folder what is in it; a table of another sweep goes."""
+        """Write sweep.json and recipe.json; the table of another sweep is removed."""
         path = self.sweep.folder / "sweep.json"
         if path.exists() and read_json(path) != self.facts:
             (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
@@ -164,12 +164,12 @@ Predicted = dict[tuple[str, int | None], Predictions]  # by model and seed, on v
 
 
 def predicted(jobs: Sequence[Job]) -> Predicted:
-    """What the models of a plan have predicted."""
+    """The predictions of the models of a plan."""
     return {(model, seed): file.load() for (model, seed, _), file in predictions_of(jobs).items()}
 
 
 def score(found: Predicted, points: Iterable[Point]) -> list[SweepScore]:
-    """The rows of points that were measured."""
+    """The rows of these points."""
     rows = []
     for point in points:
         for seed, valid in ((seed, each) for (name, seed), each in found.items() if name == point.name):
@@ -179,7 +179,7 @@ def score(found: Predicted, points: Iterable[Point]) -> list[SweepScore]:
 
 
 def teacher_scores(teachers: Predictions, recipe: Recipe) -> list[TeacherScore]:
-    """The teachers of the ensemble on the same images."""
+    """The rows of the teachers on the same images."""
     valid = teachers.first(recipe.members)
     found = by_calibration(valid, valid.fit_temperature(), TeacherScore)
     return [TeacherScore(kind, **each) for kind, each in found.items()]

@@ -1,4 +1,4 @@
-"""Points proposed by optuna, one round at a time; a journal file keeps them and how good they were."""
+"""A search: optuna proposes points in rounds; a journal file stores them with their scores."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ from polyphony.runs.store import Spec, spec_key
 if TYPE_CHECKING:
     import optuna
 
-STARTUP = 6  # points drawn blindly before the search follows what it has seen
-ROUND = "round"  # key in the journal: how many trials there are once all of the current round are asked for
+STARTUP = 6  # random points before the search uses results
+ROUND = "round"  # key in the journal: number of trials at the end of the current round
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that optuna asked for, and its number there."""
+    """A point that optuna asked for, and its number in optuna."""
 
     number: int
     point: Point
 
 
 def check_search(swept: Swept) -> None:
-    """Raise unless there is something to search, and something to search with."""
+    """Raise unless optuna is installed and there is a range to search."""
     if find_spec("optuna") is None:
         raise RecipeError(f"a search needs optuna: {extra('sweep')}; or sweep a grid")
     if not swept.varied:
         raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
     for name in swept.varied:
         if "match" in swept.values[name]:
-            raise RecipeError(f"'match' for {name} is no number that could be searched around")
+            raise RecipeError(f"'match' for {name} is not a number, and a search needs numbers")
 
 
 @dataclass(frozen=True)
 class Search:
-    """Tree-structured Parzen estimators over a sweep's ranges: from a parameter's least to its largest value.
+    """Tree-structured Parzen estimators between the smallest and the largest value of each parameter.
 
-    What is asked next depends on the journal and the size of a round alone, and a round that was begun is
-    completed before another begins, so a search that was killed ends as one that was not.
-    Whoever uses it holds the lock of the journal's folder.
+    What is asked next depends only on the journal and the size of a round, and a round is completed before
+    the next begins. So a search that was killed gives the same result as one that was not. The caller must
+    hold the lock of the journal's folder.
     """
 
     swept: Swept
     study: optuna.Study
 
     def includes(self, point: Point) -> bool:
-        """Whether a point lies in the ranges."""
         return all(
             isinstance(value := getattr(point, name), float) and low <= value <= high
             for name, (low, high) in self.ranges.items()
@@ -62,26 +61,25 @@ class Search:
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """(least, largest) of each parameter that is searched."""
+        """(smallest, largest) value of each parameter that is searched."""
         numbers = {n: [v for v in self.swept.values[n] if isinstance(v, float)] for n in self.swept.varied}
         return {name: (min(values), max(values)) for name, values in numbers.items()}
 
     def finished(self) -> list[Point]:
-        """The points that have an NLL, each once, in the order in which they were asked for."""
+        """The points that have an NLL, each once, in the order they were asked for."""
         return self._points([trial for trial in self._trials() if trial.value is not None])
 
     def diverged(self) -> list[Point]:
-        """The points whose training diverged."""
         return self._points([t for t in self._trials() if t.state.is_finished() and t.value is None])
 
     def answered(self) -> int:
-        """How many trials have an answer, those that diverged included."""
+        """How many trials have a result, including those that diverged."""
         return sum(trial.state.is_finished() for trial in self._trials())
 
     def ask(self, count: int) -> list[Trial]:
-        """At most so many points of one round: what a begun one has without an answer, else a new one.
+        """At most `count` points of one round: unanswered ones of the current round, else those of a new one.
 
-        A new round has `count` points, all asked for before any of them is answered.
+        A new round has `count` points, all asked for before any of them has a result.
         """
         trials = self._trials()
         end = self.study.user_attrs.get(ROUND, 0)
@@ -94,7 +92,7 @@ class Search:
         return [Trial(trial.number, self.point(trial.params)) for trial in unanswered[:count]]
 
     def tell(self, trial: Trial, nll: float | None) -> None:
-        """Answer a trial; nothing for a training that diverged, which the search then keeps away from."""
+        """Record the NLL of a trial; None for a training that diverged, which the search then avoids."""
         from optuna.trial import TrialState
 
         if nll is None:
@@ -103,7 +101,7 @@ class Search:
             self.study.tell(trial.number, nll)
 
     def point(self, parameters: Mapping[str, Any]) -> Point:
-        """The point of optuna's parameters, to three significant digits: nobody reads more of them."""
+        """The point of optuna's parameters, rounded to three significant digits."""
         fixed = {name: self.swept.values[name][0] for name in PARAMETERS}
         return Point(**fixed | {name: rounded(name, value) for name, value in parameters.items()})
 
@@ -119,9 +117,9 @@ class Search:
         )
 
     def repair(self) -> None:
-        """End trials whose parameters a killed process had not written: the sampler must not count them.
+        """Fail the trials whose parameters a killed process did not write, so that the sampler ignores them.
 
-        A search that has asked for nothing yet begins at the recipe's own point.
+        A new search begins at the recipe's own point.
         """
         from optuna.trial import TrialState
 
@@ -144,9 +142,9 @@ class Search:
 
 
 def open_search(swept: Swept, journal: Path, trained_on: Spec) -> Search:
-    """The search that a journal file keeps; other trainings are another study in the same file.
+    """The search in a journal file; trainings with other settings are another study in the same file.
 
-    `trained_on` is what an NLL depends on besides the recipe: the images, and the version of the code.
+    `trained_on` is what an NLL depends on besides the recipe: the images and the version of the code.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -161,7 +159,7 @@ def open_search(swept: Swept, journal: Path, trained_on: Spec) -> Search:
 
 
 def search_key(swept: Swept, trained_on: Spec) -> str:
-    """The hash of all that the points of a search have in common."""
+    """The hash of everything that the points of a search have in common."""
     recipe = swept.recipe
     fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"} - ROUNDING)
     method = recipe.methods[swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
@@ -170,14 +168,14 @@ def search_key(swept: Swept, trained_on: Spec) -> str:
 
 
 def rounded(parameter: str, value: float) -> float:
-    """A value to three significant digits; a step size is one of whole grey levels where it is that near."""
+    """A value to three significant digits; a step size close to whole grey levels is rounded to them."""
     if parameter == "step_size" and (levels := float(f"{GREY_LEVELS * value:.3g}")).is_integer():
         return levels / GREY_LEVELS
     return float(f"{value:.3g}")
 
 
 def mend(journal: Path) -> None:
-    """Take away what a killed process left: half a line at the end, and optuna's own lock."""
+    """Remove what a killed process left: half a line at the end, and optuna's lock."""
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists():  # the whole lines stay where they are: a kill here takes none of them
+    if journal.exists():  # complete lines are not touched, so that a kill here loses nothing
         os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)

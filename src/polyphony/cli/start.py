@@ -1,15 +1,34 @@
-"""The verb that writes a first recipe: init."""
+"""The verbs to start with: recipes, init, check."""
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
 
+from polyphony._util.shipped import headline, shipped
+from polyphony._util.text import duration
 from polyphony.cli import terminal
 from polyphony.cli.options import output
-from polyphony.cli.where import UsageError
+from polyphony.cli.where import Device, UsageError, chosen
+
+
+def recipes() -> None:
+    """List the recipes that come with Polyphony, one line each.
+
+    A recipe is a TOML file that describes a study. Copy one to begin a recipe of your own.
+    """
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, path in shipped().items():
+        table.add_row(Text(name, style="bold", no_wrap=True), Text(headline(path)))
+    terminal.console.print(table)
+    terminal.say(f"\nFiles: {next(iter(shipped().values())).parent}")
+    terminal.say("Next: polyphony show NAME prints a recipe and what it costs, polyphony study NAME runs it.")
 
 
 def init(
@@ -46,9 +65,9 @@ def init(
         raise UsageError(f"{out} exists: give --out another file, or remove it")
     from polyphony.runs.store import write_whole
     from polyphony.study.draft import draft
-    from polyphony.study.preprocessing import Given
+    from polyphony.study.preprocessing import Preprocessing
 
-    given = Given(size, numbers("--mean", mean), numbers("--std", std), order)
+    given = Preprocessing(size, numbers("--mean", mean), numbers("--std", std), order)
     text = draft(images, weights, network, out, given, terminal.line, unlabelled)
     write_whole(out, text.encode())
     terminal.line(f"Recipe: {out}. Next: polyphony show {out}")
@@ -60,3 +79,25 @@ def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{option} is numbers with commas between them, not '{text}'") from None
+
+
+def check(*, device: Device = "auto") -> None:
+    """Test a device: numbers against float64 on the CPU, exact resume, a small study, speed.
+
+    Prints one table and one verdict in less than two minutes. The exit code is 1 if a test fails.
+    """
+    from polyphony.study.check import findings
+
+    name, start = chosen(device), time.monotonic()
+    table, failed = Table("check", "found", "allowed", "verdict", title=f"Polyphony on {name}"), []
+    for finding in findings(name):
+        terminal.note(f"{finding.check}: {finding.found}")
+        verdict = "passed" if finding.passed else "FAILED"
+        table.add_row(finding.check, finding.found, finding.allowed, verdict)
+        failed += [] if finding.passed else [finding.check]
+    terminal.console.print(table)
+    took = duration(time.monotonic() - start)
+    if failed:
+        terminal.complain(f"{name} did not pass: {', '.join(failed)} ({took})")
+        sys.exit(1)
+    terminal.line(f"{name} computes what it should ({took}).")

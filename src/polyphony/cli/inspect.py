@@ -1,0 +1,182 @@
+"""The verbs that look at a run: status, clean, report, analyse; and what a study would do (--dry-run)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+from cyclopts import Parameter, validators
+from rich.markup import escape
+from rich.table import Table
+
+from polyphony._util.text import counted, duration
+from polyphony.cli import progress, terminal
+from polyphony.cli.options import DataRoot, RunFolder, flag
+from polyphony.cli.where import AtLeastOne, Where, chosen_for, runner
+
+if TYPE_CHECKING:
+    from polyphony.execute.job import Job
+    from polyphony.study.analyses import Analysed
+    from polyphony.study.status import Status, TrainingStatus
+
+
+def status(
+    folder: RunFolder, /, *, as_json: Annotated[bool, flag("Print all trainings as JSON.", "--json")] = False
+) -> None:
+    """Show which trainings of a study or sweep are done, running or missing.
+
+    It reads only the run's folder, so that it also works while the run goes on elsewhere.
+    """
+    from polyphony.study.status import run_status
+
+    found = run_status(folder)
+    if as_json:
+        terminal.plain(json.dumps(asdict(found), indent=1))
+    else:
+        show_status(found, time.time())
+
+
+def show_status(found: Status, now: float) -> None:
+    """A line for all, and a table of the trainings that are not done."""
+    states = ", ".join(
+        f"{n} {state}" for state in ("running", "stopped", "missing") if (n := found.count(state))
+    )
+    done = f"{found.count('done')} of {counted(len(found.trainings), 'training')} done"
+    predicted = f"{found.predicted} of {counted(found.predictions, 'prediction')}"
+    scores = "scores are written" if found.scored else "no scores yet"
+    terminal.line(f"{found.folder}: {done}{f' ({states})' if states else ''}; {predicted}; {scores}.")
+    table = Table("training", "state", "epochs", "where", "for", "last sign")
+    for training in found.trainings:
+        if training.state != "done":
+            table.add_row(*map(escape, status_cells(training, now)))
+    if table.rows:
+        terminal.console.print(table)
+
+
+def status_cells(training: TrainingStatus, now: float) -> list[str]:
+    """A training as text."""
+    where = f"{training.host}, process {training.pid}" if training.host else ""
+    since = duration(now - datetime.fromisoformat(training.since).timestamp()) if training.since else ""
+    last = f"{duration(now - training.changed)} ago" if training.changed else ""
+    return [training.name, training.state, f"{training.epochs} of {training.of}", where, since, last]
+
+
+def show_plan(jobs: Sequence[Job], folder: Path) -> None:
+    """Print the state of every training, and how many predictions are missing."""
+    from polyphony.study.run import outlook
+
+    states = outlook(jobs, folder.parent)
+    trainings = [job.name for job in jobs if job.in_ranks]
+    table = Table("training", "state", "key", title=f"Plan of {folder}")
+    for job in jobs:
+        if job.in_ranks:
+            table.add_row(escape(job.name), escape(states[job.name]), job.key[:12])
+    terminal.console.print(table)
+    counts = Counter(states[name] for name in trainings)
+    left = len(trainings) - counts["done"]
+    predictions = [state for name, state in states.items() if name not in trainings]
+    missing = sum(state != "done" for state in predictions)
+    terminal.line(
+        f"{left} of {counted(len(trainings), 'training')} and {missing} of"
+        f" {counted(len(predictions), 'prediction')} are left to do. Nothing was written."
+    )
+
+
+def clean(
+    folder: RunFolder,
+    /,
+    *,
+    yes: Annotated[bool, flag("Remove them. Without it, they are only listed.")] = False,
+    data: DataRoot = None,
+) -> None:
+    """Remove the trainings and predictions of a run that its recipe no longer names."""
+    from polyphony.study.leftovers import amount, delete
+    from polyphony.study.status import run_leftovers
+
+    found = run_leftovers(folder, data)
+    for path in found:
+        terminal.line(str(path))
+    what = f"{counted(len(found), 'result')} ({amount(found)})"
+    if not found:
+        terminal.line(f"{folder} holds nothing that its recipe does not name.")
+    elif yes:
+        for path in found:
+            delete(path)
+        terminal.line(f"Removed {what}.")
+    else:
+        terminal.line(f"The recipe of {folder} does not name {what}: give --yes to remove them.")
+
+
+def report(
+    runs: Annotated[
+        tuple[Path, ...],
+        Parameter(name="RUN", required=True, help="Folders of runs, for example runs/digits."),
+    ],
+    /,
+    *,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            validator=validators.Path(ext="html"),
+            help="Page to write (default: RUN/report.html; for several runs report.html).",
+        ),
+    ] = None,
+) -> None:
+    """Write an HTML page, figures and tables about a run or sweep, or compare several runs."""
+    with terminal.working("Writing the page"):
+        from polyphony.report import write_report
+
+        page = write_report(runs, out)
+    terminal.line(f"Page: {page}")
+
+
+What = Literal["jacobians", "snr", "transfer", "members", "latency", "factors"]
+
+
+def analyse(
+    folder: RunFolder,
+    /,
+    *what: What,
+    examples: Annotated[
+        int, Parameter(validator=AtLeastOne, help="Number of images of each split for jacobians.")
+    ] = 500,
+    data: DataRoot = None,
+    where: Where = Where(),
+) -> None:
+    """Measure more of a run's models than scores; the page shows it. A second call does only what is missing.
+
+    Parameters
+    ----------
+    what
+        jacobians: how similar members and teachers react to changes of an image; snr: signal-to-noise ratio
+        of the gradients; transfer: whether directions of an extra teacher make the teachers disagree;
+        members: the answers of each member on a few images; latency: milliseconds and file sizes; factors:
+        distance between the members' weights (default: all).
+    """
+    from polyphony.serve.price import write_prices
+    from polyphony.study.analyses import analyse as run
+    from polyphony.study.provenance import open_study
+
+    study = open_study(folder, data, chosen_for(where))
+    asked = set(what or get_args(What))
+    with runner(study, where) as place, progress.board() as board:
+        done = run(study, asked - {"latency"}, place, board, examples)
+    show_analysed(folder, done)
+    if "latency" in asked:
+        terminal.line(str(write_prices(folder)))
+
+
+def show_analysed(folder: Path, done: Analysed) -> None:
+    """What was done, where it is, what was left out."""
+    if not done.ran and done.files:
+        terminal.line(f"Nothing to do: these analyses of {folder} are done and unchanged.")
+    for path in done.files:
+        terminal.line(str(path))
+    for name, reason in done.left_out.items():
+        terminal.line(f"{name} is left out: {reason}.")

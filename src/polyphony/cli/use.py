@@ -1,0 +1,265 @@
+"""The verbs that use a trained student: predict, export, pack."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter, validators
+from rich.cells import cell_len, set_cell_size
+from rich.table import Column, Table
+from rich.text import Text
+
+from polyphony._util.text import printable
+from polyphony.cli import terminal
+from polyphony.cli.options import DataRoot, Method, RunFolder, Seed, flag, output
+from polyphony.cli.where import Device, UsageError, chosen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyphony.serve import Student
+    from polyphony.serve.int8 import Int8
+    from polyphony.serve.table import Answered
+
+Licence = Annotated[str, Parameter(help="Licence to store with it, for example MIT.")]
+Force = Annotated[bool, flag("Replace an existing file or packed student.")]
+Allow = Annotated[
+    float,
+    Parameter(
+        validator=validators.Number(gte=0), help="How much int8 may raise the calibrated NLL on test images."
+    ),
+]
+MOST_FOLDED = 500  # rows of a table whose long cells are folded
+
+
+def predict(
+    folder: RunFolder,
+    /,
+    *images: Annotated[Path, Parameter(required=True, help="Pictures, or folders of pictures.")],
+    method: Method = None,
+    seed: Seed = None,
+    coverage: Annotated[
+        float | None,
+        Parameter(help="Share of images that the model decides, for example 0.8; a person decides the rest."),
+    ] = None,
+    sets: Annotated[
+        float | None,
+        Parameter(help="Also print sets of classes that hold the true one with this probability, say 0.9."),
+    ] = None,
+    sort: Annotated[bool, flag("Sort by entropy, the most uncertain first.")] = False,
+    as_json: Annotated[bool, flag("Print JSON, with the probability of every class.", "--json")] = False,
+    as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
+    page: Annotated[
+        Path | None,
+        Parameter(
+            validator=validators.Path(ext="html"),
+            help="Also write an HTML page with the pictures and answers.",
+        ),
+    ] = None,
+    code: Annotated[bool, flag("Allow a packed student to run its own code.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Classify pictures with a student: class, calibrated confidence, uncertainties."""
+    if as_json and as_csv:
+        raise UsageError("give --json or --csv, not both")
+    from polyphony.runs.store import write_whole
+    from polyphony.serve import load_student
+    from polyphony.serve.table import contact_sheet
+
+    if code:
+        sys.path.append("")  # it may be in this folder, if it is not in the packed one
+    student = load_student(folder, method, seed, device=chosen(device), code=code)
+    rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
+    terminal.note(f"Asked {student.words}{f': {student.choice}' if student.choice else ''}.")
+    if page:
+        write_whole(page, contact_sheet(student, rows, pictures).encode())
+        terminal.note(f"Page: {page}")
+    if as_json:
+        terminal.plain(json_of(rows, student.classes, probabilities.tolist()))
+    else:
+        show(rows, as_csv)
+
+
+def ask(
+    student: Student, images: Sequence[Path], sort: bool, coverage: float | None, sets: float | None
+) -> tuple[list[Answered], Tensor, Tensor]:
+    """The answers, the pictures and every class's probability, in the order in which they are shown."""
+    from polyphony.serve.pictures import find_pictures, read_pictures
+    from polyphony.serve.table import answered
+
+    files = find_pictures(images)
+    pictures = read_pictures(files, student.description.shape, student.description.resize)
+    answers = student.predict(pictures)
+    order = answers.entropy.argsort(descending=True, stable=True).tolist() if sort else [*range(len(files))]
+    rows = answered([printable(file) for file in files], student.classes, answers, coverage, sets)
+    return [rows[i] for i in order], pictures[order], answers.probabilities[order]
+
+
+def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
+    """The answers as JSON, with every class's probability."""
+    named = (dict(zip(classes, each, strict=True)) for each in probabilities)
+    told = ({name: value for name, value in asdict(row).items() if value is not None} for row in rows)
+    found = [row | {"probabilities": each} for row, each in zip(told, named, strict=True)]
+    return json.dumps(found, indent=1)
+
+
+def show(rows: list[Answered], as_csv: bool) -> None:
+    """A table for people, or CSV. Only a short table folds long cells: that is slow for thousands of rows."""
+    from polyphony.runs.rows import csv_text
+    from polyphony.serve.table import shown_headings
+
+    shown = shown_headings(rows)
+    if as_csv:
+        cells = ([exact(getattr(row, name)) for name in shown] for row in rows)
+        terminal.plain(csv_text(list(shown), cells))
+        return
+    texts = [[short(name, getattr(row, name)) for name in shown] for row in rows]
+    if len(rows) > MOST_FOLDED:
+        terminal.plain(aligned([list(shown.values()), *texts]))
+        return
+    table = Table(*(Column(heading, overflow="fold") for heading in shown.values()))
+    for each in texts:
+        table.add_row(*map(Text, each))
+    terminal.console.print(table)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, each as wide as its widest cell."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows)
+
+
+def exact(value: str | float | tuple[str, ...]) -> str | float:
+    """A cell of a CSV file; of a set the classes, with semicolons."""
+    return "; ".join(value) if isinstance(value, tuple) else value
+
+
+def short(name: str, value: str | float | tuple[str, ...]) -> str:
+    """A cell of the table for people."""
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    if isinstance(value, float):
+        return f"{value:.1%}" if name == "confidence" else f"{value:.3f}"
+    return value
+
+
+def export(
+    folder: RunFolder,
+    method: Method = None,
+    /,
+    *,
+    to: Annotated[Path, output("File to write: NAME.onnx, or NAME.pt2 for PyTorch.")],
+    seed: Seed = None,
+    pixels: Annotated[
+        Literal["uint8", "float32"], Parameter(help="Input of the file: uint8 levels, or float32 in [0, 1].")
+    ] = "uint8",
+    half: Annotated[bool, flag("Store weights as float16: half the bytes, the same speed.")] = False,
+    int8: Annotated[
+        bool, flag("Compute in int8, calibrated on training images: smaller and faster.")
+    ] = False,
+    allow: Allow = 0.01,
+    sets: Annotated[
+        float | None,
+        Parameter(help="Add an output `set`: classes that hold the true one with this probability, say 0.9."),
+    ] = None,
+    licence: Licence = "",
+    force: Force = False,
+    data: DataRoot = None,
+) -> None:
+    """Write a student as one ONNX or PyTorch file that needs no Polyphony, for any batch size.
+
+    The file is compared with the student on test images before it is written. The run keeps a few images for
+    this; with --data all images of the data set are used.
+    """
+    if half and int8:
+        raise UsageError("give --half or --int8, not both")
+    if int8 and to.suffix != ".onnx":
+        raise UsageError(f"int8 files are ONNX files: give --out a name that ends in .onnx, not {to.name}")
+    if to.suffix not in (".onnx", ".pt2"):
+        raise UsageError(f"{to} must end in .onnx or .pt2: give --out another name")
+    refuse_existing(to, force)
+    from polyphony.serve import export_student, load_student
+    from polyphony.serve.load import load_samples
+
+    student = load_student(folder, method, seed).licensed(licence)
+    student = student if sets is None else student.with_sets(sets)
+    show_choice(student)
+    samples = load_samples(folder, data)
+    if int8:
+        from polyphony.serve.int8 import quantise_student
+
+        quantised = quantise_student(student, samples, pixels)
+        show_int8(quantised)
+        quantised.write(to, allow)
+    else:
+        export_student(student, to, samples.test.images, pixels, half)
+    size = f"{to.stat().st_size / 1e6:.1f} MB"
+    terminal.line(f"{to}: {student.words}, {'' if int8 else 'as in Python on test images, '}{size}.")
+
+
+def pack(
+    folder: RunFolder,
+    method: Method = None,
+    /,
+    *,
+    to: Annotated[Path, output("Folder to write.")],
+    seed: Seed = None,
+    int8: Annotated[bool, flag("Add the student in int8, model-int8.onnx.")] = False,
+    allow: Allow = 0.01,
+    licence: Licence = "",
+    force: Force = False,
+    data: DataRoot = None,
+) -> None:
+    """Write a student as a model folder for the Hugging Face Hub ('hf upload' publishes it).
+
+    It holds config.json, model.safetensors, model.onnx, a model card (README.md) and your own code, if any.
+    """
+    refuse_existing(to, force)
+    from polyphony._util.text import listed
+    from polyphony.serve.load import load_samples
+    from polyphony.serve.pack import Packing, pack_student
+
+    packing = Packing(licence, int8, allow, force)
+    student, quantised = pack_student(folder, method, seed, to, load_samples(folder, data), packing)
+    show_choice(student)
+    if quantised:
+        show_int8(quantised)
+    code = sorted(str(path.relative_to(to)) for path in to.rglob("*.py"))
+    terminal.line(f"{to}: {student.words}{f', with its code, {listed(code)}' if code else ''}.")
+
+
+def refuse_existing(to: Path, force: bool) -> None:
+    """Raise a UsageError if a file exists."""
+    if to.exists() and not force:
+        raise UsageError(f"{to} exists: give --out another name, or --force to replace it")
+
+
+def show_choice(student: Student) -> None:
+    """Say why this student was chosen, if nobody named it."""
+    if student.choice:
+        terminal.note(
+            f"Chosen: {student.description.method}, seed {student.description.seed}: {student.choice}."
+        )
+
+
+def show_int8(made: Int8) -> None:
+    """What int8 changes, on test images."""
+    from rich.table import Table
+
+    from polyphony.serve.int8 import may_be_slow
+
+    table = Table("on test images, calibrated", "float32", "int8")
+    for name, form in {"acc": "{:.2%}", "nll": "{:.4f}", "ece": "{:.4f}", "temperature": "{:.3f}"}.items():
+        sides = (form.format(getattr(side, name)) for side in (made.before, made.after))
+        table.add_row({"acc": "accuracy", "nll": "NLL", "ece": "ECE"}.get(name, name), *sides)
+    terminal.console.print(table)
+    alike = made.rank_correlation
+    ranks = "" if alike is None else f" Rank correlation of the mutual information with float32: {alike:.3f}."
+    terminal.line(f"{made.images:,} test images; left in float32: {made.in_float}.{ranks}")
+    if may_be_slow():
+        terminal.line("This processor has no VNNI instructions: here int8 may be slower than float32.")
