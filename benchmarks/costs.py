@@ -17,9 +17,9 @@ import torch
 from polyphony._util.files import processor
 from polyphony.recipe import read_recipe
 from polyphony.runs.rows import csv_text
-from polyphony.study import Study, costs
-from polyphony.study.cost import blank, step, trainings
+from polyphony.study.cost import blank, costs, step, trainings
 from polyphony.study.sketch import sketched_on
+from polyphony.study.study import Study
 
 RESULTS = Path(__file__).parent / "results" / "costs.csv"
 PAPER = (

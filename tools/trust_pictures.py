@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from matplotlib.axes import Axes
@@ -15,24 +17,25 @@ from matplotlib.ticker import PercentFormatter
 
 from polyphony.metrics import Predictions
 from polyphony.metrics.calibration import confidence, reliability
-from polyphony.metrics.detection import detect, energy
+from polyphony.metrics.detection import detect
 from polyphony.metrics.quality import is_correct
 from polyphony.report.chart import Chart, Margins, Panel, diagonal, write
 from polyphony.report.figures.trust import risk_coverage
-from polyphony.report.run import Run
-from polyphony.report.style import MUTED, TEXT
+from polyphony.report.style import MUTED, TEXT, looks_of
 from polyphony.report.tables import Numbers
-from polyphony.runs.rows import SetScore, UnlabelledKld
-from polyphony.runs.scores import TEACHERS
+from polyphony.report.verdict import chosen
+from polyphony.runs.predictions import UNKNOWN
+from polyphony.runs.rows import SetScore, UnknownScore, UnlabelledKld
+from polyphony.runs.run import Run
+from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-STUDENT = "kd-ods"
 
 
 def main(folder: str) -> None:
     """Write every picture that the run has the numbers for."""
     run = Run.open(Path(folder))
-    save("risk-coverage", risk_coverage(run))
+    save("risk-coverage", risk_coverage(run, [TEACHERS, BEST_TEACHER, chosen(run)]))
     save("sets", chart(sets(run)))
     save("calibration", chart(calibration(run)))
     save("unknown", chart(unknown(run)))
@@ -50,51 +53,56 @@ def chart(panels: Sequence[Panel]) -> Chart:
     return Chart("trust", "", "", panels, Numbers([], []))
 
 
-def asked(run: Run, split: str) -> tuple[Predictions, float]:
-    """The student's predictions, and its temperature."""
-    ((seed, found),) = run.ensemble(STUDENT, split).items()
-    return found, run.temperatures[STUDENT, seed]
+def asked(run: Run, model: str, split: str) -> tuple[Predictions, float]:
+    """The predictions of a model's first seed, and its temperature."""
+    seed, found = next(iter(run.ensemble(model, split).items()))
+    return found, run.temperatures[model, seed]
 
 
 def sets(run: Run) -> list[Panel]:
-    """How large sets are, and how often they hold each class."""
+    """How large sets are, and how often they hold each class; means over seeds."""
     rows = [row for row in run.table(SetScore) if row.score == "lac"]
+    student = chosen(run)
 
     def sizes(axes: Axes) -> None:
-        for place, wanted in enumerate((0.9, 0.95)):
-            at = [row for row in rows if (row.wanted, row.label) == (wanted, None)]
-            places = [k + 0.38 * place for k in range(len(at))]
-            axes.bar(places, [row.size for row in at], 0.34, color=[run.look[row.model].colour for row in at])
-            for x, row in zip(places, at, strict=True):
-                axes.text(x, row.size, f"{row.size:.2f}", ha="center", va="bottom", fontsize=8.5)
-        axes.set_xticks(
-            [k + 0.19 for k in range(len(run.models))], [name.replace(" ", "\n") for name in run.models]
-        )
-        axes.set(ylabel="classes in a set")
-        axes.grid(visible=False, axis="x")
+        models = run.models[::-1]
+        for place, wanted in enumerate((0.95, 0.9)):
+            means = [
+                fmean(row.size for row in rows if (row.model, row.wanted, row.label) == (model, wanted, None))
+                for model in models
+            ]
+            heights = [k + 0.4 * place for k in range(len(models))]
+            colours = [looks_of(run)[model].colour for model in models]
+            axes.barh(heights, means, 0.36, color=colours, alpha=0.55 + 0.45 * place)
+            for size, height in zip(means, heights, strict=True):
+                axes.text(size + 0.01, height, f"{size:.2f} at {wanted:.0%}", va="center", fontsize=8)
+        axes.set_yticks([k + 0.2 for k in range(len(models))], models)
+        axes.set(xlabel="mean number of classes in a set", xlim=(1, 1.6))
+        axes.grid(visible=False, axis="y")
 
     def coverage(axes: Axes) -> None:
-        mine = [row for row in rows if (row.model, row.wanted) == (STUDENT, 0.9) and row.label is not None]
-        axes.barh(
-            [str(row.label) for row in mine], [row.coverage for row in mine], color=run.look[STUDENT].colour
-        )
+        mine = [row for row in rows if (row.model, row.wanted) == (student, 0.9) and row.label is not None]
+        labels = list(dict.fromkeys(str(row.label) for row in mine))[::-1]
+        means = [fmean(row.coverage for row in mine if row.label == label) for label in labels]
+        axes.barh(labels, means, color=looks_of(run)[student].colour)
         axes.axvline(0.9, color=TEXT.light, linewidth=1.2)
         axes.set(xlim=(0.6, 1.01), xlabel="coverage of the 90 % sets by class")
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(visible=False, axis="y")
 
-    titles = ("Mean size at 90 % and 95 %", f"{STUDENT}: 90 % is an average")
+    titles = ("Smaller sets are better", f"{student}: 90 % is an average")
     draws: tuple[Callable[[Axes], None], ...] = (sizes, coverage)
-    margins = Margins(left=92, bottom=48)
+    margins = Margins(left=104, bottom=48)
     return [Panel(title, draw, margins=margins) for title, draw in zip(titles, draws, strict=True)]
 
 
 def calibration(run: Run) -> list[Panel]:
     """Reliability in bins of equal width and of equal counts."""
-    found, temperature = asked(run, "test")
+    student = chosen(run)
+    found, temperature = asked(run, student, "test")
     log_probs = found.log_probs(temperature)
     sure, right = confidence(log_probs), is_correct(log_probs, found.labels)
-    colour = run.look[STUDENT].colour
+    colour = looks_of(run)[student].colour
 
     def points(axes: Axes, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> None:
         diagonal(axes)
@@ -118,43 +126,47 @@ def calibration(run: Run) -> list[Panel]:
 
 
 def unknown(run: Run) -> list[Panel]:
-    """Two scores on test images and on unknown ones."""
-    (split,) = {split for _, _, split in run.predictions if split.startswith("ood-")}
-    (known, _), (others, _) = asked(run, "test"), asked(run, split)
-    values = {
-        "doubt": tuple(each.uncertainties()["doubt"] for each in (known, others)),
-        "energy": tuple(energy(each.logits) for each in (known, others)),
+    """The best score of the best teacher and of the student, on test images and on unknown ones."""
+    (name,) = {row.unknown for row in run.table(UnknownScore)}
+    words = {
+        "doubt": "1 − confidence",
+        "energy": "energy of the mean logits",
+        "max_logit": "−largest mean logit",
     }
 
-    def histogram(axes: Axes, name: str) -> None:
-        both = values[name]
-        low, high = (float(f(torch.cat(both))) for f in (torch.min, torch.max))
-        edges = torch.linspace(low, high, 31)
-        for side, colour in zip(both, (MUTED.light, run.look[STUDENT].colour), strict=True):
+    def histogram(axes: Axes, model: str, score: str) -> None:
+        both = [asked(run, model, split)[0].alarms()[score] for split in ("test", f"{UNKNOWN}{name}")]
+        edges = torch.linspace(float(torch.cat(both).min()), float(torch.cat(both).max()), 31)
+        for side, colour in zip(both, (MUTED.light, looks_of(run)[model].colour), strict=True):
             counts = torch.histogram(side.double(), edges.double()).hist / len(side)
             axes.stairs(counts.numpy(), edges.numpy(), fill=True, color=colour, alpha=0.5, linewidth=0)
         write(axes, (0.98, 0.98), f"AUROC {detect(*both).auroc:.3f}", color=TEXT.light, weight="bold")
-        words = {"doubt": "1 − confidence", "energy": "energy of the mean logits"}
-        axes.set(xlabel=words[name], ylabel="share of images", ylim=(0, 1.15 * axes.get_ylim()[1]))
+        axes.set(
+            xlabel=words.get(score, score), ylabel="share of images", ylim=(0, 1.15 * axes.get_ylim()[1])
+        )
         axes.grid(visible=False, axis="x")
 
-    title = f"grey: test images, colour: {split.removeprefix('ood-')}"
-    return [Panel(title, lambda axes, name=name: histogram(axes, name), 1.2) for name in values]
+    best = {row.model: row.score for row in run.table(UnknownScore) if row.best}
+    return [
+        Panel(f"{model}: test images (grey), {name}", partial(histogram, model=model, score=best[model]), 1.2)
+        for model in (BEST_TEACHER, chosen(run))
+    ]
 
 
 def unlabelled(run: Run) -> list[Panel]:
     """How far the teachers disagree on four kinds of images."""
     (row,) = run.table(UnlabelledKld)
+    (moved, *_) = run.methods_with("ods")
     klds = {
         "training images": run.pooled(TEACHERS, "train").mean_kld(),
-        "moved by ODS": run.pooled(TEACHERS, f"train+{STUDENT}").mean_kld(),
+        "moved by ODS": run.pooled(TEACHERS, f"train+{moved}").mean_kld(),
         "unlabelled images": row.kld,
         "validation images": row.valid_kld,
     }
 
     def bars(axes: Axes) -> None:
         names = list(klds)[::-1]
-        axes.barh(names, [klds[name] for name in names], color=run.look[TEACHERS].colour)
+        axes.barh(names, [klds[name] for name in names], color=looks_of(run)[TEACHERS].colour)
         axes.set(xlabel="mean-KLD of the teachers (nats)")
         axes.grid(visible=False, axis="y")
 
