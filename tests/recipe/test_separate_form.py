@@ -6,9 +6,9 @@ import torch
 from polyphony.ensembles import BatchEnsemble, Separate
 from polyphony.nn.counting import Counting
 from polyphony.recipe import Blueprint
-from polyphony.recipe.later_forms import SeparateForm
 from polyphony.recipe.libraries import TimmNetwork
 from polyphony.recipe.networks import ResNetTable, WideResNetTable
+from polyphony.recipe.separate import SeparateForm
 
 MEMBERS = 4
 RESNET = ResNetTable(kind="resnet", depth=8, width=12)

@@ -15,8 +15,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from polyphony.metrics import Predictions
-from polyphony.recipe.forms import BatchEnsembleForm
-from polyphony.recipe.later_forms import LatentFactorForm
+from polyphony.recipe.forms import BatchEnsembleForm, LatentFactorForm
 from polyphony.runs.rows import Score, SweepScore, TeacherScore, Temperature, columns
 from polyphony.study.score_table import by_calibration, score
 

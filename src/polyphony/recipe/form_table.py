@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
-from pydantic import BeforeValidator, NonNegativeFloat
+from pydantic import BeforeValidator, Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from polyphony._util.settings import Settings, as_tuple
@@ -35,9 +35,8 @@ def as_branch(value: object) -> object:
     raise ValueError("must be the name of a layer, or a number above 0 and below 1")
 
 
-Branch = Annotated[
-    str | float | None, BeforeValidator(as_branch)
-]  # where members branch, or what share before
+Branch = Annotated[str | float | None, BeforeValidator(as_branch)]  # the first layer with members
+Width = Annotated[int, Field(gt=0, le=4096)]
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class FormTable(Settings):
     mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
     one_to_one: ClassVar[bool] = True  # member j learns from teacher j, if there are as many
     takes_teacher: ClassVar[bool] = True  # may start from a teacher's weights
+    distils_by: ClassVar[type[Distill]] = Distill
     words: ClassVar[str] = ""  # what a table calls such a student, if not by its label
 
     def resolved(self) -> FormTable:
@@ -104,7 +104,9 @@ class FormTable(Settings):
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         """What it minimises, in a training of so many steps."""
-        return Distill(teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0)
+        return self.distils_by(
+            teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0
+        )
 
     def trained(self, student: Ensemble) -> Ensemble:
         """What predicts after training."""

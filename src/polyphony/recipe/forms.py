@@ -8,8 +8,8 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import nn
 
-from polyphony._util.settings import Share, as_table
-from polyphony.distill import Distill, DistillDistribution, DistillMean, DistillProxy
+from polyphony._util.settings import Members, Share, as_table
+from polyphony.distill import Distill, DistillDistribution, DistillFactors, DistillMean, DistillProxy
 from polyphony.distill.perturb import Perturbation
 from polyphony.ensembles import (
     MIMO,
@@ -19,12 +19,14 @@ from polyphony.ensembles import (
     Ensemble,
     Hydra,
     LatentBE,
+    LatentFactor,
+    LoRAEnsemble,
     Single,
 )
 from polyphony.nn import FACTOR_STD
-from polyphony.recipe.form_table import Branch, FactorForm, FormTable, Keep
-from polyphony.recipe.later_forms import LatentFactorForm, LowRankForm, SeparateForm
+from polyphony.recipe.form_table import Blueprint, Branch, FactorForm, FormTable, Keep, Width
 from polyphony.recipe.python import PythonTable
+from polyphony.recipe.separate import SeparateForm
 from polyphony.recipe.table import RecipeError
 from polyphony.training.fit import Loss
 
@@ -85,16 +87,12 @@ class SingleForm(FormTable):
     """One network, which learns the teachers' mean."""
 
     trains_as_one: ClassVar[bool] = True
+    distils_by: ClassVar[type[Distill]] = DistillMean
     words: ClassVar[str] = "one network"
     kind: Literal["single"]
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return Single(network)
-
-    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillMean(
-            teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0
-        )
 
 
 class LatentBEForm(FormTable):
@@ -115,18 +113,23 @@ class LatentBEForm(FormTable):
         return LatentBE(network, members, keep=self.keep, branch=self.branch)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return Distill(teachers, method.alpha, method.temperature, perturb, "one", method.share > 0)
+        return super().loss(teachers, method.replace(passes="one"), perturb, steps)
 
     def trained(self, student: Ensemble) -> Ensemble:
         return Single(cast(LatentBE, student).merge())
 
 
-class DirichletForm(FormTable):
-    """One network that gives a distribution over the teachers' predictions (EnD²)."""
+class DistributionForm(FormTable):
+    """One network that learns the distribution of the teachers' predictions, by a loss without labels."""
 
     needs_teachers: ClassVar[bool] = True
     trains_as_one: ClassVar[bool] = True
     own_loss: ClassVar[bool] = True
+
+
+class DirichletForm(DistributionForm):
+    """One network that gives a distribution over the teachers' predictions (EnD²)."""
+
     words: ClassVar[str] = "Dirichlet (EnD²)"
     kind: Literal["dirichlet"]
 
@@ -135,20 +138,13 @@ class DirichletForm(FormTable):
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return DistillDistribution(
-            teachers,
-            steps,
-            perturb=perturb,
-            temperature=method.temperature,
-            unlabelled=method.share > 0,
+            teachers, steps, perturb=perturb, temperature=method.temperature, unlabelled=method.share > 0
         )
 
 
-class ProxyDirichletForm(FormTable):
+class ProxyDirichletForm(DistributionForm):
     """The same, towards a proxy of the teachers' distribution by reverse KL: for many classes."""
 
-    needs_teachers: ClassVar[bool] = True
-    trains_as_one: ClassVar[bool] = True
-    own_loss: ClassVar[bool] = True
     words: ClassVar[str] = "Dirichlet (proxy)"
     kind: Literal["proxy_dirichlet"]
 
@@ -157,6 +153,54 @@ class ProxyDirichletForm(FormTable):
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         return DistillProxy(teachers, perturb, method.temperature, method.share > 0)
+
+
+class LowRankForm(FactorForm):
+    """Members by matrices of low rank, W + B_j A_j, and classifiers of their own (LoRA-Ensemble)."""
+
+    words: ClassVar[str] = "LoRA-Ensemble"
+    kind: Literal["low_rank"]
+    rank: Width = 8
+    """Rank r of the matrices B_j A_j."""
+    layers: Keep = ()
+    """Layers to adapt, by name or pattern (default: attention's, else every Linear and Conv2d)."""
+    head: str | None = None
+    """Name of the classifier, of which every member has its own (default: the last Linear)."""
+    freeze: bool | None = None
+    """Train A, B and the classifiers alone (default: if the student starts from a teacher)."""
+
+    def from_teacher(self) -> FormTable:
+        frozen = self if self.freeze is not None else self.model_copy(update={"freeze": True})
+        return super(LowRankForm, frozen).from_teacher()
+
+    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
+        settings = self.model_dump(include={"rank", "layers", "head", "factor_std"})
+        return LoRAEnsemble(network, members, freeze=bool(self.freeze), rng=rng, **settings)
+
+
+class LatentFactorForm(DistributionForm):
+    """One network whose members are draws from a distribution over functions (DLF)."""
+
+    one_to_one: ClassVar[bool] = False
+    takes_teacher: ClassVar[bool] = False
+    words: ClassVar[str] = "latent factors (DLF)"
+    kind: Literal["dlf"]
+    factors: Width = 8
+    """Factors q: outputs of the network besides the classes'."""
+    draws: Members = 16
+    """Members that are drawn to predict."""
+
+    def predictors(self, members: int) -> int:
+        return self.draws
+
+    def student(self, blueprint: Blueprint, members: int, rng: torch.Generator | None) -> Ensemble:
+        network, counts = blueprint.network(rng, extra=self.factors), self.model_dump(exclude={"kind"})
+        return LatentFactor(network, blueprint.classes, members, rng=rng, **counts)
+
+    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
+        return DistillFactors(
+            teachers, steps, perturb=perturb, temperature=method.temperature, unlabelled=method.share > 0
+        )
 
 
 class PythonForm(PythonTable, FormTable):

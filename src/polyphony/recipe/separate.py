@@ -1,44 +1,27 @@
-"""Students that were published after the paper, and the baseline that all must beat: separate networks."""
+"""Separate networks: the baseline that every student must beat."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
 
-from polyphony._util.settings import Members
-from polyphony.distill import DistillFactors
-from polyphony.distill.perturb import Perturbation
-from polyphony.ensembles import (
-    BatchEnsemble,
-    DeepEnsemble,
-    Ensemble,
-    LatentFactor,
-    LoRAEnsemble,
-    Separate,
-    Single,
-)
+from polyphony.ensembles import BatchEnsemble, Ensemble, Separate, Single
 from polyphony.nn.counting import FEW, Counting
 from polyphony.recipe.foreign import NetworkTable
-from polyphony.recipe.form_table import Blueprint, Branch, FactorForm, FormTable, Keep
+from polyphony.recipe.form_table import Blueprint, Branch, FormTable, Width
 from polyphony.recipe.libraries import TimmNetwork
 from polyphony.recipe.networks import ResNetTable, WideResNetTable
-from polyphony.training.fit import Loss
-
-if TYPE_CHECKING:
-    from polyphony.recipe.methods import Distillation
 
 Cost = Literal["multiply-adds", "parameters"]
-Width = Annotated[int, Field(gt=0, le=4096)]
 
 
 class SeparateForm(FormTable):
-    """M networks that share nothing, each taught by its own teacher."""
+    """M networks that share nothing; network j learns from teacher j."""
 
     takes_teacher: ClassVar[bool] = False
     words: ClassVar[str] = "separate networks"
@@ -74,63 +57,8 @@ class SeparateForm(FormTable):
         return Separate([own.network(rng) for _ in range(members)])
 
 
-class LowRankForm(FactorForm):
-    """Members by matrices of low rank, W + B_j A_j, and classifiers of their own (LoRA-Ensemble)."""
-
-    words: ClassVar[str] = "LoRA-Ensemble"
-    kind: Literal["low_rank"]
-    rank: Width = 8
-    """Rank r of the matrices B_j A_j."""
-    layers: Keep = ()
-    """Layers to adapt, by name or pattern (default: attention's, else every Linear and Conv2d)."""
-    head: str | None = None
-    """Name of the classifier, of which every member has its own (default: the last Linear)."""
-    freeze: bool | None = None
-    """Train A, B and the classifiers alone (default: if the student starts from a teacher)."""
-
-    def from_teacher(self) -> FormTable:
-        frozen = self if self.freeze is not None else self.model_copy(update={"freeze": True})
-        return super(LowRankForm, frozen).from_teacher()
-
-    def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        settings = self.model_dump(include={"rank", "layers", "head", "factor_std"})
-        return LoRAEnsemble(network, members, freeze=bool(self.freeze), rng=rng, **settings)
-
-
-class LatentFactorForm(FormTable):
-    """One network whose members are draws from a distribution over functions (DLF)."""
-
-    needs_teachers: ClassVar[bool] = True
-    trains_as_one: ClassVar[bool] = True
-    own_loss: ClassVar[bool] = True
-    one_to_one: ClassVar[bool] = False
-    takes_teacher: ClassVar[bool] = False
-    words: ClassVar[str] = "latent factors (DLF)"
-    kind: Literal["dlf"]
-    factors: Width = 8
-    """Factors q: outputs of the network besides the classes'."""
-    draws: Members = 16
-    """Members that are drawn to predict."""
-
-    def predictors(self, members: int) -> int:
-        return self.draws
-
-    def student(self, blueprint: Blueprint, members: int, rng: torch.Generator | None) -> Ensemble:
-        network, counts = blueprint.network(rng, extra=self.factors), self.model_dump(exclude={"kind"})
-        return LatentFactor(network, blueprint.classes, members, rng=rng, **counts)
-
-    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillFactors(
-            teachers,
-            steps,
-            perturb=perturb,
-            temperature=method.temperature,
-            unlabelled=method.share > 0,
-        )
-
-
 def with_width(table: NetworkTable, width: int) -> NetworkTable:
-    """The same network of another width; a ValueError where its table has no such key."""
+    """The same network of another width; a ValueError if it has no such key."""
     return table.replace(**{width_key(table): width})
 
 
@@ -142,7 +70,7 @@ def width_key(table: NetworkTable) -> str:
 
 
 def matched(blueprint: Blueprint, members: int, cost: Cost, branch: Branch) -> NetworkTable:
-    """The network of the width at which M of them cost as much as a BatchEnsemble, as nearly as can be."""
+    """The network whose width brings the cost of M of them nearest to that of the BatchEnsemble."""
     table = blueprint.table
     widest: int = getattr(table, width_key(table))
 
@@ -158,7 +86,7 @@ def matched(blueprint: Blueprint, members: int, cost: Cost, branch: Branch) -> N
 
 
 def cost_of(student: Ensemble, cost: Cost, blueprint: Blueprint) -> float:
-    """What a student costs: parameters, or operations for an image."""
+    """Parameters of a student, or its operations for an image."""
     if cost == "parameters":
         return sum(weight.numel() for weight in student.parameters())
     images = torch.zeros(FEW, *blueprint.shape)
