@@ -243,10 +243,10 @@ def test_a_recipe_is_printed_without_its_code(folder, capsys):
     ("name", "sentence"),
     [
         ("nowhere:make", "'nowhere' cannot be imported (ModuleNotFoundError: No module named 'nowhere')"),
-        ("own_parts.py:make", "is not a package): name the module without '.py'"),
+        ("own_parts.py:make", "cannot be imported: name the module without '.py' (ModuleNotFoundError: "),
         ("own_parts:mak", "'own_parts:mak' is not there: the module has no 'mak'"),
-        ("own_parts:number", "'own_parts:number' raised TypeError: 'int' object is not callable"),
-        ("own_parts:broken", "'own_parts:broken' raised OSError: no disk"),
+        ("own_parts:number", "'own_parts:number' failed (TypeError: 'int' object is not callable)"),
+        ("own_parts:broken", "'own_parts:broken' failed (OSError: no disk)"),
         ("own_parts:three", "'own_parts:three' makes a int, not a torch.nn.Module"),
     ],
 )

@@ -14,7 +14,7 @@ from polyphony._util.settings import Settings
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
 from polyphony.nn.adapter import Order
-from polyphony.recipe.python import PythonTable, error_text, explained, refuse_interrupt, seeded
+from polyphony.recipe.python import PythonTable, explained, seeded
 from polyphony.recipe.table import RecipeError
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
@@ -109,14 +109,9 @@ class ForeignTable(NetworkTable):
         if images.is_meta:  # a device on which models are counted
             return network
         sides = " × ".join(map(str, network.shape))
-        try:
-            with torch.no_grad(), evaluating(network):
-                found = tuple(network(images).shape)
-        except BaseException as error:  # a foreign forward may raise anything
-            refuse_interrupt(error)
-            raise RecipeError(
-                f"'{self.label}' cannot take images of {sides} ({error_text(error)})"
-            ) from error
+        refused = explained(f"'{self.label}' cannot take images of {sides}")
+        with refused, torch.no_grad(), evaluating(network):
+            found = tuple(network(images).shape)
         if found != (FEW, copies * classes):
             raise RecipeError(
                 f"'{self.label}' answers {FEW} images with {list(found)},"
@@ -142,7 +137,7 @@ class PythonNetwork(PythonTable, ForeignTable):
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
         sizes = {"classes": classes, "channels": channels}
-        with explained(self.name):
+        with self.explained():
             named = self.named(sizes)
         try:
             network = self.make(**sizes if named is None else named)

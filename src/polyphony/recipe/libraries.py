@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import nn
 from polyphony._util.settings import as_spec
 from polyphony._util.text import SettingError, extra
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
-from polyphony.recipe.python import error_text
+from polyphony.recipe.python import explained
 from polyphony.recipe.table import RecipeError
 
 # Parts of names of settings that make a library read a file, ask a server or run code from there.
@@ -81,13 +80,11 @@ class TimmNetwork(ForeignTable):
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
         timm = needed("timm")
-        try:
+        with explained(f"timm cannot make '{self.name}'"):
             known = timm.get_pretrained_cfg(self.name) if self.size else None
             sizes = {"img_size": self.size} if known and known.fixed_input_size else {}
             sizes |= {"num_classes": classes, "in_chans": channels}
             network: nn.Module = timm.create_model(self.name, pretrained=False, **sizes | self.args)
-        except Exception as error:
-            raise RecipeError(f"timm cannot make '{self.name}' ({error_text(error)})") from error
         return network
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
@@ -127,7 +124,7 @@ class TransformersNetwork(ForeignTable):
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
         config = self.configuration({"num_labels": classes, "num_channels": channels})
-        with one_sentence(self.label):
+        with explained(f"transformers cannot make '{self.label}'"):
             if self.size and hasattr(config, "image_size"):
                 config.image_size = self.size
             config.architectures = config.architectures or []  # the class, if a type has several
@@ -137,7 +134,7 @@ class TransformersNetwork(ForeignTable):
     def configuration(self, sizes: dict[str, int]) -> Any:
         """The model's configuration, from its name or its table; code that comes with a model is not run."""
         auto = needed("transformers").AutoConfig
-        with one_sentence(self.label):
+        with explained(f"transformers cannot make '{self.label}'"):
             if self.name is not None:
                 refuse_missing_folder(self.name)
                 return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
@@ -173,17 +170,6 @@ class TransformersNetwork(ForeignTable):
         own = expected(self.name) if self.name else {}
         size = image_size(getattr(network, "config", None))
         return own | ({"size": size} if size else {})
-
-
-@contextmanager
-def one_sentence(label: str) -> Iterator[None]:
-    """Report everything that transformers raises as a RecipeError that names the model."""
-    try:
-        yield
-    except RecipeError:
-        raise
-    except Exception as error:
-        raise RecipeError(f"transformers cannot make '{label}' ({error_text(error)})") from error
 
 
 def refuse_missing_folder(name: str) -> None:
@@ -225,16 +211,11 @@ def expected(name: str) -> dict[str, Any]:
 
 def needed(module: str) -> Any:
     """A module that comes with the extra of its name; a RecipeError if it is missing."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        missing = (error.name or module).partition(".")[0]
-        how = extra(module) if missing == module else f"pip install {missing}"
-        raise RecipeError(
-            f"kind = '{module}' needs the package {missing}, which is not installed: {how}"
-        ) from error
-    except Exception as error:  # a library next to wrong versions of others can raise anything
-        raise RecipeError(
-            f"kind = '{module}' needs the package {module}, which cannot be imported ({error_text(error)}):"
-            f" {extra(module)}"
-        ) from error
+    needs = f"kind = '{module}' needs the package"
+    with explained(f"{needs} {module}, which cannot be imported: {extra(module)}"):
+        try:
+            return import_module(module)
+        except ModuleNotFoundError as error:
+            missing = (error.name or module).partition(".")[0]
+            how = extra(module) if missing == module else f"pip install {missing}"
+            raise RecipeError(f"{needs} {missing}, which is not installed: {how}") from error

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from polyphony._util.settings import as_table
 from polyphony.distill.perturb import ODS, Adversarial, Clean, Diversify, Gaussian, Mixup, Perturbation
-from polyphony.recipe.python import PythonTable, explained
+from polyphony.recipe.python import PythonTable
 
 
 class PythonPerturbation(PythonTable):
@@ -26,7 +26,7 @@ class PythonPerturbation(PythonTable):
     @property
     def takes_step(self) -> bool:
         """Whether it takes a step whose size its `args` do not set."""
-        with explained(self.name):
+        with self.explained():
             return "step_size" in inspect.signature(self.load()).parameters.keys() - self.args
 
     @property
@@ -42,7 +42,7 @@ class PythonPerturbation(PythonTable):
         return self._says("takes_source")
 
     def _says(self, trait: str) -> bool:
-        with explained(self.name):
+        with self.explained():
             return bool(getattr(self.load(), trait, False))
 
     def build(self, step_size: float) -> Perturbation:

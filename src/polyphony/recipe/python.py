@@ -7,8 +7,8 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -32,6 +32,7 @@ from polyphony.recipe.sources import (
 )
 from polyphony.recipe.table import RecipeError
 
+NOT_ERRORS = (KeyboardInterrupt, GeneratorExit)
 # Files of the user's modules that this process has imported; like sys.modules, it only grows by imports.
 _files: set[str] = set()
 
@@ -62,9 +63,9 @@ class PythonTable(Settings):
 
     def texts(self) -> list[str]:
         """The source of the module, then those of the modules that it imports from its folder."""
-        with explained(self.name):
-            module = self.module()
-            helpers = [path for name, path in self.files().items() if name != module.__name__]
+        module = self.module()
+        with self.explained():
+            helpers = [path for name, path in files_of(module).items() if name != module.__name__]
             return [inspect.getsource(module), *map(source, helpers)]
 
     def first_version_source(self) -> str:
@@ -78,14 +79,11 @@ class PythonTable(Settings):
 
     def module(self) -> ModuleType:
         name = self.name.partition(":")[0]
-        try:
+        hint = ": name the module without '.py'" if name.endswith(".py") else ""
+        with explained(f"'{name}' cannot be imported{hint}"):
             prefer(self.folder, name)
             module = importlib.import_module(name)
             _files.update(map(str, (getattr(module, "__file__", ""), *files_of(module).values())))
-        except BaseException as error:
-            refuse_interrupt(error)
-            hint = ": name the module without '.py'" if name.endswith(".py") else ""
-            raise RecipeError(f"'{name}' cannot be imported ({error_text(error)}){hint}") from error
         return module
 
     def files(self) -> dict[str, Path]:
@@ -95,7 +93,7 @@ class PythonTable(Settings):
     def load(self) -> Any:
         """The object of that name."""
         found: Any = self.module()
-        with explained(self.name):
+        with self.explained():
             for attribute in self.label.split("."):
                 if not hasattr(found, attribute):
                     raise RecipeError(f"'{self.name}' is not there: the module has no '{attribute}'")
@@ -105,26 +103,23 @@ class PythonTable(Settings):
     def make(self, **given: Any) -> Any:
         """Call the maker with its arguments and these."""
         maker = self.load()
-        with explained(self.name):
+        with self.explained():
             return maker(**given, **self.args)
 
-
-def refuse_interrupt(error: BaseException) -> None:
-    """Raise Ctrl-C and the end of a generator again: they are not errors of the user's code."""
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        raise error
+    def explained(self) -> AbstractContextManager[None]:
+        """Report everything that the user's code raises as a RecipeError that names it."""
+        return explained(f"'{self.name}' failed")
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Report everything that the user's code raises, even an exit, as a RecipeError that names it."""
+def explained(what: str) -> Iterator[None]:
+    """Report everything that foreign code raises, even an exit, as a RecipeError: what failed, and why."""
     try:
         yield
-    except RecipeError:
+    except (RecipeError, *NOT_ERRORS):
         raise
     except BaseException as error:
-        refuse_interrupt(error)
-        raise RecipeError(f"'{name}' raised {error_text(error)}") from error
+        raise RecipeError(f"{what} ({error_text(error)})") from error
 
 
 @contextmanager
@@ -135,8 +130,9 @@ def own_faults_named() -> Iterator[None]:
     """
     try:
         yield
+    except NOT_ERRORS:
+        raise
     except BaseException as error:
-        refuse_interrupt(error)
         place = own_place(error)
         ours = type(error).__module__.partition(".")[0] == "polyphony"
         if place is None or ours or out_of_memory(error):
@@ -160,12 +156,9 @@ def own_tables(value: Any) -> Iterator[PythonTable]:
     if isinstance(value, PythonTable):
         yield value
         return
-    values: Iterable[Any] = value.values() if isinstance(value, dict) else ()
-    if isinstance(value, Settings):
-        values = [getattr(value, key) for key in type(value).model_fields]
-    elif isinstance(value, tuple):
-        values = value
-    for each in values:
+    if isinstance(value, Settings | dict):
+        value = tuple(dict(value).values())
+    for each in value if isinstance(value, tuple) else ():
         yield from own_tables(each)
 
 
@@ -202,13 +195,10 @@ def prefer(folder: str, name: str) -> None:
 
 
 def is_from_elsewhere(name: str, folder: Path, installed: bool) -> bool:
-    """Whether a module of this name is imported from another place, which may be a library if `installed`."""
+    """Whether a module of this name is imported from another place; libraries count only if `installed`."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return (
-        file is not None
-        and Path(file) != file_of(name, folder)
-        and (installed or not is_installed(Path(file)))
-    )
+    elsewhere = file is not None and Path(file) != file_of(name, folder)
+    return elsewhere and (installed or not is_installed(Path(file)))
 
 
 def top(name: str) -> str:
