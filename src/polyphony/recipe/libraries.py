@@ -24,7 +24,7 @@ from polyphony._util.settings import as_spec
 from polyphony._util.text import SettingError, extra
 from polyphony.recipe.foreign import ForeignTable, PythonNetwork
 from polyphony.recipe.python import explained
-from polyphony.recipe.table import RecipeError
+from polyphony.recipe.table import RecipeError, beside
 
 # Parts of names of settings that make a library read a file, ask a server or run code from there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
@@ -108,9 +108,7 @@ class TransformersNetwork(ForeignTable):
     @field_validator("name")
     @classmethod
     def _is_beside_the_recipe(cls, name: str | None, info: ValidationInfo) -> str | None:
-        folder = (info.context or {}).get("folder")
-        beside = Path(folder, name) if folder and name else None
-        return str(beside) if beside and beside.is_dir() else name
+        return beside(name, info) if name and Path(beside(name, info)).is_dir() else name
 
     @model_validator(mode="after")
     def _has_a_name_or_a_config(self) -> TransformersNetwork:

@@ -15,12 +15,8 @@ from polyphony._util.settings import Settings, complaint
 from polyphony._util.shipped import shipped
 from polyphony._util.text import suggestion
 from polyphony.data.files import there
-from polyphony.recipe.forms import Form
-from polyphony.recipe.networks import Network
-from polyphony.recipe.perturbations import Perturb
-from polyphony.recipe.schema import Recipe
+from polyphony.recipe.schema import TEACHER_TAGS, Recipe
 from polyphony.recipe.table import RecipeError
-from polyphony.training.optimise import OptimiserSetting, RatesSetting
 
 TABLES = ("student", "teachers", "data")  # tables in which a key without a table is looked for
 LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, characters of a line: tomllib takes quadratic time
@@ -120,15 +116,16 @@ def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code
 
 def explain(fault: ErrorDetails) -> str:
     """An error in plain words, with the nearest right spelling of a wrong key."""
-    *parents, key = [str(step) for step in fault["loc"] if not isinstance(step, int)] or [""]
-    table = ".".join(step for step in parents if step not in TAGS)
-    place = f"{table}.{key}" if table else key
+    steps = [step for step in fault["loc"] if isinstance(step, str) and step not in TEACHER_TAGS]
+    *parents, key = steps or [""]
+    keys, tables = table_at(parents)
+    table, place = ".".join(keys), ".".join([*keys, key])
     match fault["type"]:
         case "extra_forbidden":
-            keys = sorted({key for each in tables_at(parents) for key in each.model_fields})
-            others = [name for name in TABLES for each in tables_at([name]) if key in each.model_fields]
+            known = {name for each in tables for name in each.model_fields}
+            others = [name for name in TABLES for each in table_at([name])[1] if key in each.model_fields]
             elsewhere = [] if table else [f"'{name}.{key}'" for name in dict.fromkeys(others)]
-            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
+            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, sorted(known))
             return f"{table or 'a recipe'} has no key '{key}'; {hint}"
         case "missing":
             return f"{table or 'the recipe'} needs the key '{key}'"
@@ -146,19 +143,24 @@ def explain(fault: ErrorDetails) -> str:
 
 
 def kinds_at(path: Sequence[str]) -> list[str]:
-    """The tags that choose the table at a path."""
-    return [kind for table in tables_at(path) for kind in kinds_of(table)]
+    """The kinds that the table at a path may have."""
+    return [kind for table in table_at(path)[1] for kind in kinds_of(table)]
 
 
-def tables_at(path: Sequence[str]) -> list[type[Settings]]:
-    """The types that the table at a path may have."""
+def table_at(path: Sequence[str]) -> tuple[list[str], list[type[Settings]]]:
+    """The keys of a path of pydantic's, which has kinds in between; and the types that the table may have."""
+    keys: list[str] = []
     tables: list[type[Settings]] = [Recipe]
     for step in path:
         fields = [table.model_fields[step] for table in tables if step in table.model_fields]
-        # not a field: a name of the user's (a method) or the tag of a union
-        named = [table for table in tables if not kinds_of(table) or step in kinds_of(table)]
-        tables = list(tables_in(fields[0].annotation)) if fields else named
-    return tables
+        of_kind = [table for table in tables if step in kinds_of(table)]
+        if fields:
+            tables = list(tables_in(fields[0].annotation))
+        if of_kind and not fields:
+            tables = of_kind
+        else:
+            keys.append(step)
+    return keys, tables
 
 
 def tables_in(annotation: Any) -> Iterator[type[Settings]]:
@@ -170,14 +172,6 @@ def tables_in(annotation: Any) -> Iterator[type[Settings]]:
 
 
 def kinds_of(table: type[Settings]) -> tuple[str, ...]:
-    """The tags that choose a table, if it is one of several."""
+    """The kinds that choose a table, if it is one of several."""
     field = table.model_fields.get("kind")
     return get_args(field.annotation) if field else ()
-
-
-TAGS = {"trained", "given"} | {
-    kind
-    for union in (Network, Form, Perturb, OptimiserSetting, RatesSetting)
-    for table in tables_in(union)
-    for kind in kinds_of(table)
-}

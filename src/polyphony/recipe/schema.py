@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     NonNegativeInt,
@@ -27,7 +28,7 @@ from polyphony.recipe.form_table import FormTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form
 from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Name, StepSize, UnlabelledShare
+from polyphony.recipe.table import Name, StepSize, UnlabelledShare, beside
 from polyphony.training.fit import Precision
 from polyphony.training.optimise import Schedule
 
@@ -47,15 +48,13 @@ class Data(Options):
     @field_validator("name")
     @classmethod
     def _is_beside_the_recipe(cls, name: str, info: ValidationInfo) -> str:
-        path = Path((info.context or {}).get("folder", ""), name)
-        return str(path) if name not in DATASETS and there(path) else name
+        path = beside(name, info)
+        return path if name not in DATASETS and there(Path(path)) else name
 
     @field_validator("unlabelled")
     @classmethod
     def _are_beside_the_recipe(cls, images: str | int | None, info: ValidationInfo) -> str | int | None:
-        if not isinstance(images, str):
-            return images
-        return str(Path((info.context or {}).get("folder", ""), images))
+        return beside(images, info) if isinstance(images, str) else images
 
     @property
     def label(self) -> str:
@@ -97,23 +96,19 @@ class Teachers(TeacherTable, Schedule):
 class PretrainedTeachers(TeacherTable):
     """Pretrained teachers: a file of weights for each, looked for beside the recipe first."""
 
-    weights: Annotated[tuple[str, ...], Field(min_length=1)]
+    weights: Annotated[tuple[Annotated[str, AfterValidator(beside)], ...], Field(min_length=1)]
     """File of weights of each teacher, looked for beside the recipe first; `file.pt#ema` picks a key."""
-
-    @field_validator("weights")
-    @classmethod
-    def _are_beside_the_recipe(cls, weights: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        return tuple(str(Path((info.context or {}).get("folder", ""), path)) for path in weights)
 
 
 def teachers_tag(teachers: Any) -> str:
-    """The tag of a table of teachers."""
+    """ "given" for pretrained teachers, which have weights, and "trained" for others."""
     given = "weights" in teachers if isinstance(teachers, dict) else hasattr(teachers, "weights")
-    return "given" if given else "trained"
+    return TEACHER_TAGS[given]
 
 
+TEACHER_TAGS = ("trained", "given")
 AnyTeachers = Annotated[
-    Annotated[Teachers, Tag("trained")] | Annotated[PretrainedTeachers, Tag("given")],
+    Annotated[Teachers, Tag(TEACHER_TAGS[0])] | Annotated[PretrainedTeachers, Tag(TEACHER_TAGS[1])],
     Discriminator(teachers_tag),
 ]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo
 
 from polyphony._util.settings import fraction
 from polyphony._util.text import UserError
@@ -13,6 +14,11 @@ from polyphony._util.text import UserError
 
 class RecipeError(UserError, ValueError):
     """A recipe that cannot be followed; the message is one sentence for its author."""
+
+
+def beside(path: str, info: ValidationInfo) -> str:
+    """A path of a recipe, relative to the recipe's folder."""
+    return str(Path((info.context or {}).get("folder", ""), path))
 
 
 def as_step_size(value: object) -> object:
