@@ -6,8 +6,7 @@ from polyphony.distill.distribution import DistillDistribution, DistillProxy
 from polyphony.distill.labels import CrossEntropy
 from polyphony.distill.latent_factor import DistillFactors
 from polyphony.distill.match import match_step_size
-from polyphony.distill.mean import DistillMean
-from polyphony.distill.one_to_one import Distill, Passes
+from polyphony.distill.one_to_one import Distill, DistillMean, Passes
 
 __all__ = [
     "CrossEntropy",

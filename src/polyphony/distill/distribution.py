@@ -5,7 +5,7 @@ Neither uses the labels, as in their papers; they are read for the accuracy in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,31 @@ from torch import Tensor
 from polyphony._util.settings import Count, Positive, Share, Temperature, check
 from polyphony.distill import losses
 from polyphony.distill.labels import accuracy, labelled_share
-from polyphony.distill.mean import all_teachers
+from polyphony.distill.one_to_one import all_teachers
 from polyphony.distill.perturb import Clean, Perturbation
 from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
 from polyphony.training.graphs import Drawn, TwoPart
 
 
 @dataclass(frozen=True)
-class DistillDistribution(TwoPart):
+class DistributionLoss(TwoPart):
+    """What one network has that learns more than the teachers' mean: all teachers, on perturbed inputs."""
+
+    teachers: DeepEnsemble
+    perturb: Perturbation = field(default=Clean(), kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)  # at which a perturbation reads the teachers
+    unlabelled: bool = field(default=False, kw_only=True)  # whether there are unlabelled images (label −1)
+
+    def __post_init__(self) -> None:
+        check(Temperature, temperature=self.temperature)
+
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
+        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
+        return x_tilde, *labelled_share(y, self.unlabelled)
+
+
+@dataclass(frozen=True)
+class DistillDistribution(DistributionLoss):
     """Ensemble distribution distillation: T² × the Dirichlet likelihood of the teachers' predictions.
 
     After Malinin, Mlodozeniec and Gales (2020) and their code: the teachers' softmax(z/T) and the student's
@@ -38,24 +55,17 @@ class DistillDistribution(TwoPart):
     `steps` is how many steps the whole training has; the student counts those it has done.
     """
 
-    teachers: DeepEnsemble
     steps: int
     start_temperature: float = 10.0
     smoothing: float = 1e-4
     gradient_limit: float = 1.0
-    perturb: Perturbation = Clean()
-    temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has its own
-    unlabelled: bool = False  # whether there are unlabelled images (label −1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(Count, steps=self.steps)
-        check(Temperature, start_temperature=self.start_temperature, temperature=self.temperature)
+        check(Temperature, start_temperature=self.start_temperature)
         check(Positive, gradient_limit=self.gradient_limit)
         check(Share, smoothing=self.smoothing)
-
-    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
-        return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         temperature = self.temperature_at(dirichlet(student, offset=0).steps)
@@ -82,25 +92,13 @@ class DistillDistribution(TwoPart):
 
 
 @dataclass(frozen=True)
-class DistillProxy(TwoPart):
+class DistillProxy(DistributionLoss):
     """Distribution distillation for many classes: reverse KL to the teachers' proxy Dirichlet.
 
     After Ryabinin, Malinin and Gales (2021), with α = e^z + 1, so that the student is a `Dirichlet` of offset
     1; no temperature and no smoothing, as theirs. Where teachers agree, they add 10⁻⁷ to twice their
     divergence, and we clamp the divergence at 10⁻⁶.
     """
-
-    teachers: DeepEnsemble
-    perturb: Perturbation = Clean()
-    temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
-    unlabelled: bool = False  # whether there are unlabelled images (label −1)
-
-    def __post_init__(self) -> None:
-        check(Temperature, temperature=self.temperature)
-
-    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
-        return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         dirichlet(student, offset=1)

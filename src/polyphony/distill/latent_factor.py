@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyphony._util.settings import Count, NotNegative, Share, Temperature, check
+from polyphony._util.settings import Count, NotNegative, Share, check
 from polyphony.compute.parallel import gather
-from polyphony.distill.labels import accuracy, labelled_share
-from polyphony.distill.mean import all_teachers
-from polyphony.distill.perturb import Clean, Perturbation
-from polyphony.ensembles import DeepEnsemble, Ensemble, LatentFactor
-from polyphony.training.graphs import Drawn, TwoPart
+from polyphony.distill.distribution import DistributionLoss
+from polyphony.distill.labels import accuracy
+from polyphony.distill.one_to_one import all_teachers
+from polyphony.ensembles import Ensemble, LatentFactor
+from polyphony.training.graphs import Drawn
 
 RATE = 0.1  # of a batch in the running variance, as BatchNorm's
 
@@ -34,7 +34,7 @@ class Posterior(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DistillFactors(TwoPart):
+class DistillFactors(DistributionLoss):
     """Expectation maximisation of the deep latent factor model (NeurIPS 2025), one step a batch.
 
     The E-step is the exact posterior of every Z_i given the batch. The M-step is a gradient step on the
@@ -49,23 +49,15 @@ class DistillFactors(TwoPart):
     `steps` is how many steps the whole training has; the student counts those it has done.
     """
 
-    teachers: DeepEnsemble
     steps: int
     first: float = 0.1  # share of the steps in which Z_i are parameters
     penalty: float = 1.0
-    perturb: Perturbation = Clean()
-    temperature: float = 1.0  # at which a perturbation reads the teachers; the loss has none
-    unlabelled: bool = False  # whether there are images without a label, −1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(Count, steps=self.steps)
         check(Share, first=self.first)
         check(NotNegative, penalty=self.penalty)
-        check(Temperature, temperature=self.temperature)
-
-    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
-        return x_tilde, *labelled_share(y, self.unlabelled)
 
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         student = latent_factor(student, self.teachers.members)

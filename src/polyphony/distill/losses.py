@@ -15,7 +15,7 @@ from torch.func import grad_and_value
 
 from polyphony._util.text import SettingError
 from polyphony.data.splits import UNLABELLED
-from polyphony.metrics.mixture import mean_log_probs
+from polyphony.metrics.probabilities import mean_log_probs
 
 AGREEMENT = 1e-6
 """Nats below which teachers count as agreeing: float32 cannot distinguish less from rounding."""

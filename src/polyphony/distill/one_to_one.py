@@ -1,4 +1,4 @@
-"""Algorithm 1: member j learns from teacher j."""
+"""Algorithm 1, in which member j learns from teacher j; and the same with all teachers' mean as target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyphony._util.settings import Share, Temperature, check
 from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.distill.labels import accuracy, labelled_share
-from polyphony.distill.perturb import ODS, Perturbation
+from polyphony.distill.perturb import ODS, Clean, Perturbation
 from polyphony.ensembles import DeepEnsemble, Ensemble, SameRows, Seen, as_seen
 from polyphony.training.graphs import Drawn, TwoPart
 
@@ -74,6 +74,22 @@ class Distill(TwoPart):
         return losses.distillation(logits, taught(self.teachers, x, seen), self.temperature)
 
 
+@dataclass(frozen=True)
+class DistillMean(Distill):
+    """(1 − α) CE on clean inputs + α KD from the teachers' mean prediction on perturbed inputs.
+
+    As `Distill`, but all members have one target, so that a `Single` student may have any number of teachers.
+    """
+
+    perturb: Perturbation = Clean()
+
+    def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
+        """The distance of members from the teachers' mean. [m rows k], [b c h w] → []"""
+        targets = all_teachers(self.teachers, x)
+        targets = targets[:, None] if isinstance(seen, SameRows) else gather(targets, dim=1)[:, seen]
+        return losses.mean_distillation(logits, targets, self.temperature)
+
+
 def answers(
     student: Ensemble, x: Tensor, x_tilde: Tensor, seen: Seen, passes: Passes
 ) -> tuple[Tensor, Tensor]:
@@ -94,3 +110,9 @@ def taught(teachers: DeepEnsemble, x: Tensor, seen: Seen) -> Tensor:
     if isinstance(seen, SameRows):
         return targets
     return gather(targets, dim=1).gather(1, seen[..., None].expand(-1, -1, targets.shape[-1]))
+
+
+def all_teachers(teachers: DeepEnsemble, x: Tensor) -> Tensor:
+    """Every teacher's logits on the same inputs. [b c h w] → [M b k]"""
+    with torch.no_grad():
+        return teachers.ask_all(x)

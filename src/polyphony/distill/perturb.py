@@ -171,7 +171,7 @@ class Diversify(BuiltIn):
         i, j = two_members(teachers.members, student.members, rng)
         x = x.detach().requires_grad_()
         with torch.enable_grad(), full_precision(x.device), evaluating(student):
-            ours = student(x.expand(student.members, *x.shape))
+            ours = student.ask_all(x)
             pairs = ((teachers.ask(i, x.detach()), teachers.ask(j, x)), (ours[i], ours[j]))
             scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
             up, down = disagreement_seeds(scaled)
