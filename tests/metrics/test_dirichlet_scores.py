@@ -9,7 +9,7 @@ from scipy import special
 from scipy.stats import dirichlet
 
 from polyphony.metrics import DirichletPredictions, Predictions, entropy
-from polyphony.metrics.dirichlet import dirichlet_information, dirichlet_kld
+from polyphony.metrics.uncertainty import dirichlet_information, dirichlet_kld
 
 CASES = [[0.3, 0.8], [5.0, 1.0, 1.0], [0.2, 0.1, 3.0, 40.0], [30.0] * 10, [0.2] * 5]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from polyphony.metrics import Predictions, disagreement, mean_kld
-from polyphony.metrics.diversity import pairwise_kld
 from polyphony.metrics.probabilities import member_log_probs
+from polyphony.metrics.uncertainty import pairwise_kld
 
 
 def loop_kld(log_probs):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyphony.metrics.ties import in_order
+from polyphony.metrics.bins import in_order
 
 
 def test_equal_values_share_their_mean_outcome():

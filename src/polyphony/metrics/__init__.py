@@ -8,13 +8,12 @@ log-probabilities `[n k]`, labels `[n]`; NLL, entropies and divergences are in n
 from polyphony.metrics.calibration import Reliability, reliability
 from polyphony.metrics.conformal import APS, SetMeasure, lac, set_quality
 from polyphony.metrics.detection import detect
-from polyphony.metrics.diversity import DiversityBins, disagreement, mean_kld
 from polyphony.metrics.equivalent import dee, dee_curve
 from polyphony.metrics.predictions import DirichletPredictions, Predictions
 from polyphony.metrics.probabilities import ensemble_log_probs
 from polyphony.metrics.quality import accuracy, nll
 from polyphony.metrics.statistics import MeanSd, mean_sd, paired
-from polyphony.metrics.uncertainty import entropy
+from polyphony.metrics.uncertainty import DiversityBins, disagreement, entropy, mean_kld
 
 __all__ = [
     "APS",

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyphony.metrics.bins import bin_sums, edges
+from polyphony.metrics.bins import bin_sums, edges, in_order
 from polyphony.metrics.probabilities import check
 from polyphony.metrics.quality import is_correct
-from polyphony.metrics.ties import in_order
 
 
 @dataclass(frozen=True)

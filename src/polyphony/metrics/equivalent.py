@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyphony.metrics.mixture import mean_log_probs
 from polyphony.metrics.predictions import Predictions
-from polyphony.metrics.probabilities import check, member_log_probs
+from polyphony.metrics.probabilities import check, mean_log_probs, member_log_probs
 from polyphony.metrics.quality import label_nll
 from polyphony.metrics.temperature import fit_temperatures
 

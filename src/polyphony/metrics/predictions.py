@@ -19,14 +19,20 @@ from polyphony.metrics.calibration import (
 )
 from polyphony.metrics.conformal import SetMeasure, SetRule, lac
 from polyphony.metrics.detection import Detection, detect, energy, max_logit
-from polyphony.metrics.dirichlet import dirichlet_information, dirichlet_kld
-from polyphony.metrics.diversity import DiversityBins, diversity_bins, pairwise_kld
 from polyphony.metrics.fidelity import Fidelity, rank_correlation, voices
 from polyphony.metrics.probabilities import ensemble_log_probs, member_log_probs
 from polyphony.metrics.quality import accuracy, brier, is_correct, nll
 from polyphony.metrics.selective import Selective, answered
 from polyphony.metrics.temperature import fit_temperature, temper
-from polyphony.metrics.uncertainty import entropy, information
+from polyphony.metrics.uncertainty import (
+    DiversityBins,
+    dirichlet_information,
+    dirichlet_kld,
+    diversity_bins,
+    entropy,
+    information,
+    pairwise_kld,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-
-from polyphony.metrics.mixture import mean_log_probs
 
 
 def member_log_probs(logits: Tensor) -> Tensor:
@@ -17,9 +17,14 @@ def member_log_probs(logits: Tensor) -> Tensor:
     return log_probs
 
 
+def mean_log_probs(log_probs: Tensor) -> Tensor:
+    """Log of the mean probability over the leading dimension. [m … k] → [… k]"""
+    return log_probs.logsumexp(0) - math.log(len(log_probs))
+
+
 def ensemble_log_probs(logits: Tensor) -> Tensor:
     """Log of the mean member softmax, float64: the ensemble's prediction and its logit. [m n k] → [n k]"""
-    # A guard: a confidence above 1, if only by rounding, would make a negative doubt.
+    # A confidence above 1 by rounding would give a negative doubt.
     return mean_log_probs(member_log_probs(logits)).clamp_max(0.0)
 
 

@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from polyphony.metrics.bins import in_order
 from polyphony.metrics.detection import detect
-from polyphony.metrics.ties import in_order
 
 ROUNDING = 1e-9
 """A share this close below a whole number of images is that number: 0.55 × 100 is 55, not 56."""

@@ -1,15 +1,35 @@
-"""How unsure a prediction is, and why, in nats.
+"""How unsure predictions are, and how much members differ, in nats and float64.
 
-For members p_j with mean p̄: the entropy of the mean H(p̄) is all uncertainty, the mean of the entropies
-(1/M) Σ H(p_j) the part members share, and their difference, the mutual information of label and member, the
-part that is disagreement.
+For members p_j with mean p̄: the entropy of the mean H(p̄) is all uncertainty. The mean of the entropies
+(1/M) Σ H(p_j) is the part that members share. Their difference, the mutual information of label and member,
+is the part that is disagreement.
+
+A network that gives log concentrations log α [n k] predicts a Dirichlet Dir(α): infinitely many members. Its
+mean is α/α₀ with α₀ = Σ_k α_k, the softmax of log α, which all scores of quality read. The `dirichlet_…`
+functions are expectations over members drawn from it, in closed form.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from polyphony.metrics.mixture import mean_log_probs
+from polyphony.metrics.bins import bin_sums, edges
+from polyphony.metrics.probabilities import mean_log_probs, member_log_probs
+
+_LARGE = 30.0  # from which the series of five terms is exact in float64
+
+
+@dataclass(frozen=True)
+class DiversityBins:
+    """A diversity plot: bin edges of the least confidence [b + 1]; count and mean KLD [b], NaN if empty."""
+
+    edges: Tensor
+    count: Tensor
+    kld: Tensor
 
 
 def entropy(log_probs: Tensor) -> Tensor:
@@ -23,6 +43,77 @@ def information(log_probs: Tensor) -> Tensor:
     # The difference of two entropies would cancel where members nearly agree; ratios do not.
     ratio = _finite(log_probs) - _finite(mean_log_probs(log_probs))
     return (log_probs.exp() * ratio).sum(-1).mean(0).clamp_min(0.0)
+
+
+def pairwise_kld(log_probs: Tensor) -> Tensor:
+    """Mean over ordered pairs i ≠ j of KL(p_j ‖ p_i), per example, in nats; 0 for one member. [m n k] → [n]
+
+    Summed over pairs, KL(p_j ‖ p_i) + KL(p_i ‖ p_j) = Σ_k (p_j − p_i)(log p_j − log p_i) is M times the
+    covariance of p and log p over members, which needs no pairs and does not cancel for close members.
+    """
+    members = len(log_probs)
+    if members == 1:
+        return log_probs.new_zeros(log_probs.shape[1])
+    absent = log_probs.isneginf()
+    finite = log_probs.masked_fill(absent.any(0), 0.0)
+    probs = finite.exp()
+    covariance = ((probs - probs.mean(0)) * (finite - finite.mean(0))).sum((0, 2))
+    # A class that one member excludes and another does not makes their divergence infinite.
+    infinite = (absent.any(0) & ~absent.all(0)).any(-1)
+    return (covariance.clamp_min(0.0) / (members - 1)).masked_fill(infinite, math.inf)
+
+
+def mean_kld(logits: Tensor) -> float:
+    """`pairwise_kld` averaged over examples. [m n k] → scalar, in nats"""
+    return float(pairwise_kld(member_log_probs(logits)).mean())
+
+
+def disagreement(logits: Tensor) -> float:
+    """Fraction of examples and pairs of members that name different classes; 0 for one. [m n k] → scalar"""
+    members, _, classes = logits.shape
+    if members == 1:
+        return 0.0
+    votes = torch.nn.functional.one_hot(member_log_probs(logits).argmax(-1), classes).sum(0)
+    agreeing = (votes * (votes - 1)).sum(-1)
+    return float((1 - agreeing.double() / (members * (members - 1))).mean())
+
+
+def diversity_bins(least_confidence: Tensor, kld: Tensor, bins: int = 15) -> DiversityBins:
+    """The diversity plot of examples' least confidences and divergences. [n], [n] → [bins] each"""
+    count, total = bin_sums(least_confidence, bins, kld)
+    return DiversityBins(edges(bins), count, total / count)
+
+
+def dirichlet_information(log_concentrations: Tensor) -> Tensor:
+    """H(E[π]) − E[H(π)], the mutual information of label and draw: the uncertainty that is disagreement.
+
+    E[H(π)] = −Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α₀ + 1)). Both terms contain the mean's entropy. Without it there
+    is left Σ_k (α_k/α₀) f(α_k) − f(α₀) with f(a) = ψ(a + 1) − log a, which is about 1/2a for large a: nothing
+    large cancels.
+    """
+    log_alpha = log_concentrations.double()
+    log_total = log_alpha.logsumexp(-1, keepdim=True)
+    mean = (log_alpha - log_total).exp()
+    each = mean * (_above_log(log_alpha) - _above_log(log_total))
+    return each.sum(-1).clamp_min(0.0)
+
+
+def dirichlet_kld(log_concentrations: Tensor) -> Tensor:
+    """E[KL(π ‖ π′)] of two independent draws, the mean-KLD of infinitely many members: (K − 1) / α₀.
+
+    E[Σ_k π_k log π_k] − Σ_k E[π_k] E[log π_k] = Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α_k) − ψ(α₀ + 1) + ψ(α₀)), and
+    ψ(a + 1) − ψ(a) = 1/a.
+    """
+    log_alpha = log_concentrations.double()
+    return (log_alpha.shape[-1] - 1) * (-log_alpha.logsumexp(-1)).exp()
+
+
+def _above_log(log_a: Tensor) -> Tensor:
+    """ψ(a + 1) − log a from log a; for a large a by its series in 1/a, since the two agree in most digits."""
+    a = log_a.exp()
+    r = (1 / a.clamp_min(_LARGE)).square()
+    series = (0.5 * r.sqrt()) - r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r / 240)))
+    return torch.where(a < _LARGE, (a.clamp_max(_LARGE) + 1).digamma() - log_a, series)
 
 
 def _finite(log_probs: Tensor) -> Tensor:
