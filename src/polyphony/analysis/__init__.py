@@ -2,9 +2,8 @@
 
 from polyphony.analysis.jacobians import jacobian_cosines
 from polyphony.analysis.latency import latencies
-from polyphony.analysis.members import member_views
+from polyphony.analysis.members import external_predictions, member_views
 from polyphony.analysis.snr import gradient_snr
-from polyphony.analysis.transfer import external_predictions
 
 __all__ = [
     "external_predictions",

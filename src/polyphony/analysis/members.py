@@ -1,4 +1,4 @@
-"""Predictions of each member before and after a perturbation (the paper's first figure)."""
+"""Predictions on perturbed images: the paper's first figure, and directions of other networks (§4.2)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from polyphony.data import Split, pixels
-from polyphony.distill.perturb import Perturbation
+from polyphony.distill.perturb import ODS, Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, evaluating
+from polyphony.metrics import Predictions
+from polyphony.training.predict import predict
 
 
 def member_views(
@@ -40,4 +42,17 @@ def member_views(
 def probabilities(ensemble: Ensemble, x: Tensor) -> Tensor:
     """Each member's softmax. [b c h w] → [m b k]"""
     with torch.no_grad(), evaluating(ensemble):
-        return ensemble(x.expand(ensemble.members, *x.shape)).float().softmax(-1).cpu()
+        return ensemble.ask_all(x).float().softmax(-1).cpu()
+
+
+def external_predictions(
+    teachers: DeepEnsemble,
+    source: DeepEnsemble,
+    split: Split,
+    step_size: float,
+    temperature: float,
+    rng: torch.Generator,
+) -> Predictions:
+    """The teachers' predictions on images perturbed by ODS with directions from `source`, other networks."""
+    before = applied(ODS(step_size=step_size), source, None, temperature, rng)
+    return predict(teachers, split, before=before)

@@ -78,10 +78,9 @@ def gradient_snr(
 
 def distillation_gradient(student: Ensemble, teachers: DeepEnsemble, x: Tensor, temperature: float) -> Tensor:
     """∇_θ L_KD(S(x), T(x)) as one vector. [b c h w] → [p], float64"""
-    rows = x.expand(student.members, *x.shape)
     with torch.no_grad():
-        targets = teachers(rows)
+        targets = teachers.ask_all(x)
     with torch.enable_grad():
-        loss = losses.distillation(student(rows), targets, temperature)
+        loss = losses.distillation(student.ask_all(x), targets, temperature)
         gradients = torch.autograd.grad(loss, [p for p in student.parameters() if p.requires_grad])
     return torch.cat([gradient.flatten() for gradient in gradients]).cpu().double()

@@ -76,7 +76,7 @@ class Compiled:
         """Let ensembles check their first images now, which a graph cannot."""
         for ensemble in self.asked(student):
             with evaluating(ensemble):  # which changes nothing in it
-                ensemble(x.expand(ensemble.members, *x.shape))
+                ensemble.ask_all(x)
         self.is_settled = True
 
     def asked(self, student: Ensemble) -> set[Ensemble]:

@@ -70,5 +70,5 @@ def predict(
         for images, labels in zip(split.images.split(changed), split.labels.split(changed), strict=True):
             x = before(pixels(send(images, ensemble.device)), send(labels, ensemble.device))
             for some in x.split(asked):
-                blocks.append(ensemble(some.expand(ensemble.members, *some.shape)).float().cpu())
+                blocks.append(ensemble.ask_all(some).float().cpu())
     return ensemble.predicts(torch.cat(blocks, dim=1), split.labels.cpu())
