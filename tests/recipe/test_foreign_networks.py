@@ -62,21 +62,24 @@ def test_impossible_expectations_are_one_sentence(keys, sentence):
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ('kind = "timm", name = "hf-hub:someone/model"', "'hf-hub:someone/model' is no plain word"),
-        ('kind = "timm", name = "local-dir:/tmp"', "is no plain word"),
+        ('kind = "timm", name = "hf-hub:someone/model"', "'hf-hub:someone/model' is not a plain word"),
+        ('kind = "timm", name = "local-dir:/tmp"', "is not a plain word"),
         (
             'kind = "timm", name = "x", args = { checkpoint_path = "a.pt" }',
-            "checkpoint_path would have other",
+            "checkpoint_path would make the library read other",
         ),
-        ('kind = "timm", name = "x", args = { pretrained = true }', "pretrained would have other files read"),
+        (
+            'kind = "timm", name = "x", args = { pretrained = true }',
+            "pretrained would make the library read other files",
+        ),
         (
             'kind = "timm", name = "x", args = { a = [{ b = "https://x" }] }',
-            "b = 'https://x' is no plain word",
+            "b = 'https://x' is not a plain word",
         ),
         ('kind = "transformers", config = { model_type = "vit", auto_map = { A = "b" } }', "auto_map would"),
         (
             'kind = "transformers", config = { model_type = "x", attn_implementation = "a/b" }',
-            "no plain word",
+            "not a plain word",
         ),
     ],
 )

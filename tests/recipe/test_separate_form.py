@@ -6,9 +6,8 @@ import torch
 from polyphony.ensembles import BatchEnsemble, Separate
 from polyphony.nn.counting import Counting
 from polyphony.recipe import Blueprint
-from polyphony.recipe.libraries import TimmNetwork
-from polyphony.recipe.networks import ResNetTable, WideResNetTable
-from polyphony.recipe.separate import SeparateForm
+from polyphony.recipe.forms import SeparateForm
+from polyphony.recipe.networks import ResNetTable, TimmNetwork, WideResNetTable
 
 MEMBERS = 4
 RESNET = ResNetTable(kind="resnet", depth=8, width=12)

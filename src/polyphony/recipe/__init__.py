@@ -4,8 +4,8 @@ from polyphony._util.shipped import shipped
 from polyphony.recipe.foreign import ForeignTable, NetworkTable
 from polyphony.recipe.form_table import Blueprint, FormTable
 from polyphony.recipe.forms import Form
-from polyphony.recipe.libraries import foreign_table
 from polyphony.recipe.methods import Distillation
+from polyphony.recipe.networks import foreign_table
 from polyphony.recipe.python import own_code, own_faults_named
 from polyphony.recipe.read import check, read_recipe
 from polyphony.recipe.schema import ROUNDING, Data, PretrainedTeachers, Recipe

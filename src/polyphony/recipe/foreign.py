@@ -1,4 +1,4 @@
-"""Networks of other libraries and of the user: what they expect of images, and whether they accept them."""
+"""Networks of other libraries and of the user: their preprocessing, and a test on images of zeros."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = {"mean": 0.0, "std": 1.0}  # of a network that takes pixels as they are
 class NetworkTable(Settings):
     """A network by its kind. It takes pixels in [0, 1], and normalises them itself."""
 
-    width_key: ClassVar[str] = ""  # the key that sets how wide it is, if there is one
+    width_key: ClassVar[str] = ""  # the key that sets its width, if it has one
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> nn.Module:
         """The network with fresh weights."""
@@ -49,7 +49,7 @@ class NetworkTable(Settings):
     def fitted(
         self, classes: int, shape: Size, rng: torch.Generator | None = None, copies: int = 1
     ) -> nn.Module:
-        """A network for images of a shape [c h w]; with `copies`, for so many images at once."""
+        """A network for images of a shape [c h w], which takes `copies` images at once."""
         return self.build(copies * classes, copies * shape[0], rng)
 
     def portable(self) -> NetworkTable:
@@ -102,7 +102,7 @@ class ForeignTable(NetworkTable):
     def fitted(
         self, classes: int, shape: Size, rng: torch.Generator | None = None, copies: int = 1
     ) -> Adapted:
-        """A RecipeError if it does not take such images, or gives another number of logits."""
+        """The same. A RecipeError if it rejects such images, or returns another number of logits."""
         network = self.build(copies * classes, copies * shape[0], rng)
         network.shape = (copies * shape[0], *shape[1:])
         images = torch.zeros(FEW, *network.shape)
@@ -120,18 +120,18 @@ class ForeignTable(NetworkTable):
         return network
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Nothing: its normalisation was set when it was built."""
+        """Does nothing: its normalisation was set when it was built."""
 
 
 def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """The statistics of an image's channels, for a network that takes several images at once."""
+    """Statistics of an image's channels, repeated for a network that takes several images at once."""
     if channels % len(values):
         raise RecipeError(f"mean and std are given for {len(values)} channels, but images have {channels}")
     return tuple(values) * (channels // len(values))
 
 
 class PythonNetwork(PythonTable, ForeignTable):
-    """The user's network: a function or class, called with `args` and the sizes that it has names for."""
+    """The user's network: a function or class, called with `args` and the sizes that it has arguments for."""
 
     kind: Literal["python"]
 
@@ -150,7 +150,7 @@ class PythonNetwork(PythonTable, ForeignTable):
         return network
 
     def named(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The sizes by the maker's names for them; empty if it does not name its arguments.
+        """The sizes by the names of the maker's arguments; None if it does not name them.
 
         A RecipeError if it needs another argument.
         """

@@ -1,4 +1,4 @@
-"""What all forms of a student have in common, and the blueprint that their networks are made from."""
+"""What all forms of a student have in common, and the blueprint of their networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that memb
 
 
 def as_branch(value: object) -> object:
-    """The name of a module, or a number above 0 and below 1."""
+    """The name of a layer, or a number above 0 and below 1."""
     share = isinstance(value, float) and 0 < value < 1
     if value is None or share or (isinstance(value, str) and value):
         return value
@@ -41,17 +41,17 @@ Width = Annotated[int, Field(gt=0, le=4096)]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What networks of a student are made from: a network's table, the data, and perhaps first weights."""
+    """Makes the networks of a student: the network's table, sizes of the data, a teacher's weights if any."""
 
     table: NetworkTable
     classes: int
     shape: Size  # of an image: channels, height, width
     statistics: tuple[Sequence[float], Sequence[float]] | None = None  # mean and std, if not in the weights
-    weights: dict[str, Tensor] | None = None  # a teacher's
-    proven: Order | None = None  # of its members, if an earlier trial has found it
+    weights: dict[str, Tensor] | None = None  # a teacher's, to start from
+    proven: Order | None = None  # how its members run, if an earlier test has shown it
 
     def network(self, rng: torch.Generator | None = None, copies: int = 1, extra: int = 0) -> nn.Module:
-        """A network with inputs and outputs for so many members, and so many extra outputs."""
+        """A network with inputs and outputs for `copies` members, and `extra` outputs."""
         network = self.table.fitted(self.classes + extra, self.shape, rng, copies)
         if self.statistics is not None:
             self.table.normalize(network, *(copies * tuple(values) for values in self.statistics))
@@ -63,19 +63,19 @@ class Blueprint:
 
 
 class FormTable(Settings):
-    """What forms have in common: members learn one-to-one, and predict as they were trained."""
+    """The base of all forms: members learn one-to-one, and predict as they were trained."""
 
-    needs_teachers: ClassVar[bool] = False  # without them it would not be what it is
-    trains_as_one: ClassVar[bool] = False  # without members from the start
+    needs_teachers: ClassVar[bool] = False  # it cannot learn from labels alone
+    trains_as_one: ClassVar[bool] = False  # it has one member in training
     own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
     mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
     one_to_one: ClassVar[bool] = True  # member j learns from teacher j, if there are as many
     takes_teacher: ClassVar[bool] = True  # may start from a teacher's weights
     distils_by: ClassVar[type[Distill]] = Distill
-    words: ClassVar[str] = ""  # what a table calls such a student, if not by its label
+    words: ClassVar[str] = ""  # its name in tables of a report (default: its label)
 
     def resolved(self) -> FormTable:
-        """What stands behind it: itself, or the form that the user's own module makes."""
+        """The form itself, or the one that the user's module makes."""
         return self
 
     def from_teacher(self) -> FormTable:
@@ -83,11 +83,11 @@ class FormTable(Settings):
         return self
 
     def copies(self, members: int) -> int:
-        """For how many members the network has inputs and outputs."""
+        """The number of members that the network has inputs and outputs for."""
         return 1
 
     def predictors(self, members: int) -> int:
-        """How many members it has when it is trained."""
+        """The number of members that predict after training."""
         return 1 if self.trains_as_one else members
 
     def network_table(self, blueprint: Blueprint, members: int) -> NetworkTable:
@@ -99,11 +99,11 @@ class FormTable(Settings):
         return self.build(blueprint.network(rng, self.copies(members)), members, rng)
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
-        """The same from a fresh network, for a form that needs one of the usual outputs."""
+        """The student from a fresh network. Most forms override only this."""
         raise NotImplementedError
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        """What it minimises, in a training of so many steps."""
+        """What it minimises, in a training of `steps` steps."""
         return self.distils_by(
             teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0
         )

@@ -1,4 +1,4 @@
-"""Methods: which form a student takes, where teachers and student are compared, how much teachers count."""
+"""Methods: the form of a student, its perturbation, and the weight of its teachers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Distillation(Settings):
     share: float = 0.0
 
     def perturbation(self, step_size: float, source: DeepEnsemble | None = None) -> Perturbation:
-        """The perturbation with a step size, for every step whose table sets no other."""
+        """The perturbation; the step size is for every part whose table sets no other."""
         chain = tuple(each.build(step_size) for each in self.perturb)
         perturb: Perturbation = chain[0] if len(chain) == 1 else Chain(chain)
         return perturb if source is None else WithSource(perturb, source)

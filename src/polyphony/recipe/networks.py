@@ -1,17 +1,37 @@
-"""The networks a recipe can name."""
+"""The networks a recipe can name: ours, those of timm and transformers, and the user's."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import json
+import re
+from collections.abc import Collection
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from torch import nn
 
+from polyphony._util.settings import as_spec
+from polyphony._util.text import SettingError, extra
 from polyphony.nn import ResNet, WideResNet, resnet, wide_resnet
-from polyphony.recipe.foreign import NetworkTable, PythonNetwork
-from polyphony.recipe.libraries import TimmNetwork, TransformersNetwork
+from polyphony.recipe.foreign import ForeignTable, NetworkTable, PythonNetwork
+from polyphony.recipe.python import explained
+from polyphony.recipe.table import RecipeError, beside
 
 DEEPEST = 2_000
+# Parts of names of settings that make a library read a file, ask a server or run code from there.
+FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
+NUMBERS = ("pretrained_window_size", "pretrained_window_sizes")  # settings of Swin V2, which are numbers
 
 
 def depths(least: int, words: str) -> AfterValidator:
@@ -53,7 +73,194 @@ class WideResNetTable(NetworkTable):
         return wide_resnet(self.depth, self.widen, classes, channels, rng)
 
 
+def harmless(value: Any, name: str = "name") -> Any:
+    """The value; a ValueError if it could make a library read or run anything but its own code."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            fetches = key not in NUMBERS and any(part in key.lower() for part in FETCHING)
+            if each and (key.startswith("_") or fetches):
+                raise ValueError(f"{key} would make the library read other files: leave it out")
+            harmless(each, key)
+    for each in value if isinstance(value, list) else ():
+        harmless(each, name)
+    if isinstance(value, str) and not re.fullmatch(r"[\w.+-]*", value):
+        raise ValueError(f"{name} = {value!r} is not a plain word: paths, addresses and sources are rejected")
+    return value
+
+
+class TimmNetwork(ForeignTable):
+    """A network of timm by name; `args` go to timm.create_model. Nothing else is read or downloaded."""
+
+    kind: Literal["timm"]
+    name: Annotated[str, AfterValidator(harmless)]
+    """Name of the network in timm."""
+    args: Annotated[dict[str, Any], AfterValidator(harmless), Field(default_factory=dict)]
+    """Arguments of `timm.create_model`."""
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def make_network(self, classes: int, channels: int) -> nn.Module:
+        timm = needed("timm")
+        with explained(f"timm cannot make '{self.name}'"):
+            known = timm.get_pretrained_cfg(self.name) if self.size else None
+            sizes = {"img_size": self.size} if known and known.fixed_input_size else {}
+            sizes |= {"num_classes": classes, "in_chans": channels}
+            network: nn.Module = timm.create_model(self.name, pretrained=False, **sizes | self.args)
+        return network
+
+    def expects(self, network: nn.Module) -> dict[str, Any]:
+        own: dict[str, Any] = getattr(network, "pretrained_cfg", {})
+        size = {"size": own["input_size"][-1]} if own.get("fixed_input_size") else {}
+        return {key: own[key] for key in ("mean", "std") if own.get(key)} | size
+
+
+class TransformersNetwork(ForeignTable):
+    """An image classifier of transformers: the folder or id of a model, or the `config` of a new one.
+
+    A folder is looked for beside the recipe.
+    """
+
+    kind: Literal["transformers"]
+    name: str | None = None
+    """Folder or id of a model; a folder is looked for beside the recipe first."""
+    config: Annotated[dict[str, Any], AfterValidator(harmless)] | None = None
+    """Configuration of a network with fresh weights, instead of `name`."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_beside_the_recipe(cls, name: str | None, info: ValidationInfo) -> str | None:
+        return beside(name, info) if name and Path(beside(name, info)).is_dir() else name
+
+    @model_validator(mode="after")
+    def _has_a_name_or_a_config(self) -> TransformersNetwork:
+        if (self.name is None) == (self.config is None):
+            raise ValueError("give name, a model's folder or id, or config with its model_type, and not both")
+        return self
+
+    @property
+    def label(self) -> str:
+        return Path(self.name).name if self.name else str((self.config or {}).get("model_type"))
+
+    def make_network(self, classes: int, channels: int) -> nn.Module:
+        config = self.configuration({"num_labels": classes, "num_channels": channels})
+        with explained(f"transformers cannot make '{self.label}'"):
+            if self.size and hasattr(config, "image_size"):
+                config.image_size = self.size
+            config.architectures = config.architectures or []  # the class, if a type has several
+            network: nn.Module = needed("transformers").AutoModelForImageClassification.from_config(config)
+        return network
+
+    def configuration(self, sizes: dict[str, int]) -> Any:
+        """The model's configuration, from its name or its table; code that comes with a model is not run."""
+        auto = needed("transformers").AutoConfig
+        with explained(f"transformers cannot make '{self.label}'"):
+            if self.name is not None:
+                refuse_missing_folder(self.name)
+                return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
+            table = dict(self.config or {})
+            return auto.for_model(table.pop("model_type"), **table | sizes)
+
+    def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """The content of the model's files instead of their folder."""
+        if self.name is None:
+            return super().spec(only)
+        return {key: as_spec(value) for key, value in self.described.items()}
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The keys of a table that describes a named model without its files; these are read once."""
+        configuration = self.configuration({})
+        told, known = json.loads(configuration.to_json_string()), expected(str(self.name))
+        if image_size(configuration):
+            known.pop("size", None)  # the configuration's comes first, as in `expects`
+        kept = told.keys() - {"id2label", "label2id", "transformers_version", "dtype"}
+        config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
+        return {"kind": self.kind, "config": config, **known | self.given()}
+
+    def portable(self) -> TransformersNetwork:
+        if self.name is None:
+            return self
+        try:
+            return TransformersNetwork(**self.described)
+        except SettingError as error:
+            raise RecipeError(f"'{self.label}' cannot be described without its folder ({error})") from None
+
+    def expects(self, network: nn.Module) -> dict[str, Any]:
+        own = expected(self.name) if self.name else {}
+        size = image_size(getattr(network, "config", None))
+        return own | ({"size": size} if size else {})
+
+
 Network = Annotated[
     ResNetTable | WideResNetTable | PythonNetwork | TimmNetwork | TransformersNetwork,
     Field(discriminator="kind"),
 ]
+
+
+def foreign_table(text: str, folder: Path) -> ForeignTable:
+    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; `folder` is that of the module.
+
+    A folder of transformers is relative to the working directory.
+    """
+    kind, _, name = text.partition(":")
+    libraries: dict[str, type[ForeignTable]] = {"timm": TimmNetwork, "transformers": TransformersNetwork}
+    own = kind not in libraries
+    table = {"kind": "python", "name": text} if own else {"kind": kind, "name": name}
+    context = {"folder": str(folder if own else Path.cwd())}
+    try:
+        return libraries.get(kind, PythonNetwork).model_validate(table, context=context)
+    except ValidationError:
+        raise RecipeError(
+            f"'{text}' names no network: give module:function, timm:NAME or transformers:FOLDER"
+        ) from None
+
+
+def refuse_missing_folder(name: str) -> None:
+    """A RecipeError if a name can only be a folder, and is missing: a hub is not asked."""
+    path = name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
+    if path and not Path(name).is_dir():
+        raise RecipeError(f"there is no folder '{name}' of a model of transformers")
+
+
+def image_size(configuration: Any) -> int | tuple[int, ...] | None:
+    """The image size of a model of transformers, if it is fixed."""
+    size = getattr(configuration, "image_size", None) or None
+    return size if size is None or isinstance(size, int) else tuple(size)
+
+
+def expected(name: str) -> dict[str, Any]:
+    """`mean`, `std`, `size`, `order` from the image processor beside a model, if there is one."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        told, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        return {}
+    levels = 255 * (told.get("rescale_factor") or 1 / 255) if told.get("do_rescale", True) else 255
+    known: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
+    mean, std = told.get("image_mean"), told.get("image_std")  # for each channel, or one for all
+    if told.get("do_normalize", True) and mean is not None and std is not None:
+        lists = (each if isinstance(each, list) else [each] for each in (mean, std))
+        known = {
+            key: tuple(value / levels for value in values)
+            for key, values in zip(("mean", "std"), lists, strict=True)
+        }
+    if told.get("do_flip_channel_order"):
+        known["order"] = "bgr"
+    size = told.get("crop_size" if told.get("do_center_crop") else "size")
+    sides = size.values() if isinstance(size, dict) else [size]
+    return known | ({"size": max(sides)} if all(isinstance(side, int) for side in sides) else {})
+
+
+def needed(module: str) -> Any:
+    """A module that comes with the extra of its name; a RecipeError if it is missing."""
+    needs = f"kind = '{module}' needs the package"
+    with explained(f"{needs} {module}, which cannot be imported: {extra(module)}"):
+        try:
+            return import_module(module)
+        except ModuleNotFoundError as error:
+            missing = (error.name or module).partition(".")[0]
+            how = extra(module) if missing == module else f"pip install {missing}"
+            raise RecipeError(f"{needs} {missing}, which is not installed: {how}") from error

@@ -54,12 +54,8 @@ class Swept:
 
     recipe: Recipe
     method: str
+    own: Point  # the method as the recipe has it
     values: Values
-
-    @property
-    def own(self) -> Point:
-        """The point of the recipe itself."""
-        return own_point(self.recipe, self.method)
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -89,22 +85,26 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
     Without any values they are the paper's. If some are set, the other parameters stay as in the recipe.
     """
     name = chosen_method(recipe, method)
+    concerned = [parameter for parameter in PARAMETERS if concerns(recipe, name, parameter)]
     given = {parameter: read_values(parameter, text) for parameter, text in texts.items() if text is not None}
     for parameter in given:
-        if not concerns(recipe, name, parameter):
+        if parameter not in concerned:
             raise RecipeError(
                 f"{recipe.name}: {parameter} does not concern the method '{name}'; choose another method"
             )
-    own = own_point(recipe, name)
     papers = PAPER.get(recipe.student_network.label, PAPER["resnet"])
-    asked = given or {p: values for p, values in papers.items() if concerns(recipe, name, p)}
+    asked = given or {parameter: values for parameter, values in papers.items() if parameter in concerned}
     if not asked:
         raise RecipeError(
             f"{recipe.name}: the paper's α and temperatures do not concern the method '{name}';"
             " give values of step_size"
         )
+    settings = recipe.distillation(name)
+    assert settings is not None, name
+    step_size = settings.step_size if "step_size" in concerned else None
+    own = Point(settings.alpha, settings.temperature, step_size)
     values = {parameter: asked.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
-    return Swept(recipe, name, values)
+    return Swept(recipe, name, own, values)
 
 
 def chosen_method(recipe: Recipe, name: str | None) -> str:
@@ -122,21 +122,11 @@ def chosen_method(recipe: Recipe, name: str | None) -> str:
 
 def concerns(recipe: Recipe, name: str, parameter: str) -> bool:
     """Whether a parameter matters to a method."""
-    method, own_loss = recipe.methods[name], recipe.form(name).own_loss
-    if method.perturb is None:
-        return False
-    if parameter == "step_size":
+    method = recipe.methods[name]
+    if method.perturb is None or parameter == "step_size":
         return method.takes_step
     by_step = parameter == "temperature" and any(each.reads_temperature for each in method.perturb)
-    return by_step or not own_loss
-
-
-def own_point(recipe: Recipe, method: str) -> Point:
-    """The point of a method of the recipe."""
-    settings = recipe.distillation(method)
-    assert settings is not None, method
-    step_size = settings.step_size if concerns(recipe, method, "step_size") else None
-    return Point(settings.alpha, settings.temperature, step_size)
+    return by_step or not recipe.form(name).own_loss
 
 
 def read_values(parameter: str, text: str) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyphony._util.text import first_line, suggestion
-from polyphony.recipe.libraries import TransformersNetwork
+from polyphony.recipe.networks import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.recipe.sources import KEPT
 from polyphony.runs.rows import Score, Temperature, Threshold, headings
