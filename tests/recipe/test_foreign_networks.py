@@ -284,7 +284,8 @@ def test_a_model_that_cannot_do_without_its_folder_is_one_sentence(tmp_path):
     told = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(told | {"teacher_url": "https://nowhere"}))
     with pytest.raises(
-        RecipeError, match=r"described without its folder \(config: teacher_url would have other files"
+        RecipeError,
+        match=r"described without its folder \(config: teacher_url would make the library read other",
     ):
         network(f'{{ kind = "transformers", name = "{tmp_path}" }}').portable()
 

@@ -22,7 +22,7 @@ from polyphony.training.graphs import Drawn, TwoPart
 
 @dataclass(frozen=True)
 class DistributionLoss(TwoPart):
-    """What one network has that learns more than the teachers' mean: all teachers, on perturbed inputs."""
+    """Base of losses for one network that learns more than the teachers' mean, on perturbed inputs."""
 
     teachers: DeepEnsemble
     perturb: Perturbation = field(default=Clean(), kw_only=True)
@@ -82,7 +82,7 @@ class DistillDistribution(DistributionLoss):
         return {"loss": loss, "nll": nll, "temperature": temperature, "acc": acc}
 
     def temperature_at(self, step: Tensor) -> Tensor:
-        """T after so many steps: held for a third of the training, linear to 1 in the next, 1 in the last.
+        """T after `step` steps: constant in the first third of training, linear to 1 in the second, then 1.
 
         The shape is that of their code, which leaves the lengths open; thirds are what a reproduction of the
         paper shows (10 for 30 epochs, to 1 over 30, 1 for 30). [] → []

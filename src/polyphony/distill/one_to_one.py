@@ -1,4 +1,4 @@
-"""Algorithm 1, in which member j learns from teacher j; and the same with all teachers' mean as target."""
+"""Algorithm 1: member j learns from teacher j, or every member from the teachers' mean."""
 
 from __future__ import annotations
 

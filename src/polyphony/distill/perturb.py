@@ -282,7 +282,7 @@ def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def two_members(teachers: int, members: int, rng: Rng) -> tuple[int, int]:
-    """Two different members drawn at random, which stand for their teachers too."""
+    """Two different members drawn at random; their teachers have the same numbers."""
     if members != teachers or members < 2:
         raise ValueError(
             f"a diversifying perturbation needs two members or more, each with a teacher: there are {members}"

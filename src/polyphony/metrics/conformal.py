@@ -3,8 +3,8 @@
 A score says how badly a class fits an image. The threshold for a coverage c is the ⌈(n + 1) c⌉-th smallest
 score of the true labels of n calibration images, and a set holds every class whose score is at most that. If
 a new image comes from the same distribution, its set holds the true label with probability c or more, for any
-network. The guarantee is **marginal**: it holds on average over images, not for each
-class or each kind of image.
+network. The guarantee is **marginal**: it holds on average over images, not for each class or each kind of
+image.
 
 The temperature is fitted on other validation images than those that give the threshold: `two_parts`.
 """
@@ -25,7 +25,7 @@ from polyphony.metrics.temperature import fit_temperature, temper
 SetMeasure = Callable[[Tensor], Tensor]
 """Log-probabilities [n k] → the score of every class [n k], larger for a worse fit."""
 
-FITTED = 4  # one validation image in so many fits the temperature; the others give the threshold
+FITTED = 4  # a quarter of the validation images fits the temperature; the others give the threshold
 SPLIT_SEED = 0
 
 

@@ -19,10 +19,10 @@ from polyphony.metrics.quality import label_nll
 from polyphony.metrics.temperature import fit_temperatures
 
 EVERY = 4096
-"""A curve is a mean over every subset where there are no more of all sizes together: up to 12 teachers."""
+"""Up to this many subsets in all (12 teachers), a curve is a mean over every subset."""
 DRAWN = 128
-"""How many subsets of each size are drawn at random where there are more."""
-_BLOCK = 2**20  # how many log-probabilities are worked on at once: 8 MB
+"""Number of random subsets of each size otherwise."""
+_BLOCK = 2**20  # log-probabilities in memory at once: 8 MB
 
 
 def dee(nll: float, curve: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The forms a student takes: how it is built, what it learns from teachers, what predicts in the end."""
+"""The forms of a student: how it is built, its loss with teachers, what predicts after training."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class LowRankForm(FactorForm):
     layers: Keep = ()
     """Layers to adapt, by name or pattern (default: attention's, else every Linear and Conv2d)."""
     head: str | None = None
-    """Name of the classifier, of which every member has its own (default: the last Linear)."""
+    """Name of the classifier; every member has its own (default: the last Linear)."""
     freeze: bool | None = None
     """Train A, B and the classifiers alone (default: if the student starts from a teacher)."""
 
@@ -251,7 +251,7 @@ class LatentFactorForm(DistributionForm):
 
 
 class PythonForm(PythonTable, FormTable):
-    """One of the user's own: the name of a `FormTable`, whose keys are its `args`."""
+    """The user's form: the name of a `FormTable`; `args` are its settings."""
 
     kind: Literal["python"]
 
@@ -292,7 +292,7 @@ def width_key(table: NetworkTable) -> str:
 
 
 def matched(blueprint: Blueprint, members: int, cost: Cost, branch: Branch) -> NetworkTable:
-    """The network whose width brings the cost of M of them nearest to that of the BatchEnsemble."""
+    """The network in the width whose M copies come nearest to the cost of the BatchEnsemble."""
     table = blueprint.table
     widest: int = getattr(table, width_key(table))
 

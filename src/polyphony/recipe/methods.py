@@ -85,7 +85,7 @@ class Distillation(Settings):
     share: float = 0.0
 
     def perturbation(self, step_size: float, source: DeepEnsemble | None = None) -> Perturbation:
-        """The perturbation; the step size is for every part whose table sets no other."""
+        """The perturbation; `step_size` is for parts whose table sets none."""
         chain = tuple(each.build(step_size) for each in self.perturb)
         perturb: Perturbation = chain[0] if len(chain) == 1 else Chain(chain)
         return perturb if source is None else WithSource(perturb, source)

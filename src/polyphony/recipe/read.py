@@ -148,7 +148,7 @@ def kinds_at(path: Sequence[str]) -> list[str]:
 
 
 def table_at(path: Sequence[str]) -> tuple[list[str], list[type[Settings]]]:
-    """The keys of a path of pydantic's, which has kinds in between; and the types that the table may have."""
+    """The keys in the path of an error, without kinds; and the types that the table there may have."""
     keys: list[str] = []
     tables: list[type[Settings]] = [Recipe]
     for step in path:

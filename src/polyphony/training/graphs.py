@@ -73,7 +73,7 @@ class Compiled:
         return parts
 
     def settle(self, student: Ensemble, x: Tensor) -> None:
-        """Let ensembles check their first images now, which a graph cannot."""
+        """Let ensembles check their first images now: a graph cannot do it."""
         for ensemble in self.asked(student):
             with evaluating(ensemble):  # which changes nothing in it
                 ensemble.ask_all(x)

@@ -32,7 +32,7 @@ def batch_for(ensemble: Ensemble, shape: Sequence[int]) -> int:
 
 
 def _fitting(there: int, shape: Sequence[int]) -> int:
-    """How many images [c h w] one network can take at a time, in so many bytes."""
+    """How many images [c h w] one network can take at a time in `there` bytes."""
     return max(1, min(BATCH, there // (4 * math.prod(shape) * GROWTH)))
 
 
