@@ -197,8 +197,9 @@ def prefer(folder: str, name: str) -> None:
 def is_from_elsewhere(name: str, folder: Path, installed: bool) -> bool:
     """Whether a module of this name is imported from another place; libraries count only if `installed`."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    elsewhere = file is not None and Path(file) != file_of(name, folder)
-    return elsewhere and (installed or not is_installed(Path(file)))
+    if file is None or Path(file) == file_of(name, folder):
+        return False
+    return installed or not is_installed(Path(file))
 
 
 def top(name: str) -> str:
