@@ -100,6 +100,8 @@ class DistillProxy(DistributionLoss):
     divergence, and we clamp the divergence at 10⁻⁶.
     """
 
+    perturb: Perturbation = Clean()  # may be positional
+
     def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
         dirichlet(student, offset=1)
         x_tilde, *labelled = drawn
