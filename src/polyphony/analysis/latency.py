@@ -15,15 +15,15 @@ def latencies(
 ) -> dict[str, float]:
     """The milliseconds of processor time that each work takes: the median over rounds.
 
-    A round runs every work once, so that a busy machine slows all of them alike. There are `repeats` rounds;
-    fewer, but at least three, if they take longer than `limit` seconds in all.
+    A round times every work once, so that a busy machine slows all of them alike. Each is run once more just
+    before, untimed, so that its weights are in the cache, as on a server with one model. There are `repeats`
+    rounds; fewer, but at least three, if they take longer than `limit` seconds in all.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():  # allocates memory and chooses kernels
-        work()
     rounds = 0
     while rounds < repeats and (rounds < 3 or sum(map(sum, times.values())) < limit):
         for name, work in works.items():
+            work()
             times[name].append(seconds(work))
         rounds += 1
     return {name: 1000 * statistics.median(taken) for name, taken in times.items()}
