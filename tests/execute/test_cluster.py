@@ -25,9 +25,8 @@ import polyphony as package
 from polyphony._util.files import Terminated
 from polyphony.compute.parallel import GoneError
 from polyphony.execute.board import Board, Started
-from polyphony.execute.cluster import GIB, Cluster, LostError, Place, Share, run_there
+from polyphony.execute.cluster import GIB, Cluster, ClusterError, LostError, Place, Share, compare, run_there
 from polyphony.execute.job import Graph
-from polyphony.execute.nodes import ClusterError, compare
 from polyphony.execute.processes import WorkerLostError
 from polyphony.recipe import read_recipe
 from polyphony.study.run import run_study

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -22,21 +23,25 @@ from typing import Any, Self
 import torch
 
 from polyphony._util.files import Terminated
-from polyphony._util.text import extra, first_line
+from polyphony._util.text import UserError, extra, first_line
 from polyphony.compute.devices import choose_device
 from polyphony.compute.parallel import GoneError
 from polyphony.execute.board import Board, Event, Finished, Relay, Started
 from polyphony.execute.job import Graph
-from polyphony.execute.nodes import ClusterError, check_nodes, nodes, on_node
 from polyphony.execute.processes import LOOK_SECONDS, WorkerLostError, sendable
 from polyphony.execute.ranks import run_in_ranks
 from polyphony.execute.runner import JobError, run_job
 
 RETRIES = 3  # of a job whose worker or node was lost
 CONNECT_SECONDS = 5.0  # Ray's own timeout is many minutes
+CHECK_SECONDS = 600.0  # for every node to answer
 GIB = 2**30
 SMALL_STORE = 100 * 2**20  # bytes of the object store of a local cluster: our objects are small
 CARRIED = ("POLYPHONY_DATA", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # environment variables that jobs need
+
+
+class ClusterError(UserError, RuntimeError):
+    """A cluster cannot be used; the message says why."""
 
 
 class LostError(JobError):
@@ -105,6 +110,8 @@ class Cluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(self.address))
+            if not self._room():
+                raise ClusterError(f"no node of the cluster has room for a job: {self.share}")
             self._mailbox = self._make_mailbox()
             self._connection = stack.pop_all()
         return self
@@ -113,11 +120,9 @@ class Cluster:
         self._connection.close()
 
     def _make_mailbox(self) -> Any:
-        """The queue for the reports of jobs, on this machine; a ClusterError if no job fits on any node."""
+        """The queue for the reports of jobs, on this machine."""
         from ray.util.queue import Queue
 
-        if not self._room():
-            raise ClusterError(f"no node of the cluster has room for a job: {self.share}")
         here = self._ray.get_runtime_context().get_node_id()
         return Queue(actor_options={"num_cpus": 0} | on_node(here))
 
@@ -231,27 +236,6 @@ def run_there(packed: bytes, place: Place, mailbox: Any) -> Exception | None:
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster until the end, unless this process is connected already."""
-    ray = installed_ray()
-    if ray.is_initialized():
-        check_same_cluster(address, ray.get_runtime_context().gcs_address)
-        yield ray
-        return
-    connect(ray, address)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def check_same_cluster(address: str, connected_to: str) -> None:
-    if ":" in address and address != connected_to:
-        raise ClusterError(
-            f"this process is connected to the Ray cluster at '{connected_to}', not '{address}'"
-        )
-
-
-def installed_ray() -> Any:
-    """The module ray; a ClusterError if it is not installed."""
     if find_spec("ray") is None:
         raise ClusterError(f"a cluster needs Ray: {extra('cluster')}")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else uv makes an environment a worker
@@ -259,7 +243,19 @@ def installed_ray() -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    return ray
+    if ray.is_initialized():
+        current = ray.get_runtime_context().gcs_address
+        if ":" in address and address != current:
+            raise ClusterError(
+                f"this process is connected to the Ray cluster at '{current}', not '{address}'"
+            )
+        yield ray
+        return
+    connect(ray, address)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def connect(ray: Any, address: str) -> None:
@@ -277,3 +273,75 @@ def connect(ray: Any, address: str) -> None:
         ) from error
     if current_thread() is main_thread():  # Ray has replaced the handler
         signal.signal(signal.SIGTERM, before)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The nodes that are alive and have a CPU for tasks."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def on_node(identity: str) -> dict[str, Any]:
+    """Ray's option that binds a task or actor to a node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(identity, soft=False)}
+
+
+def check_nodes(ray: Any, folder: Path) -> None:
+    """Raise a ClusterError unless every node sees the folder and has the same versions as this process."""
+    token = folder.resolve() / f".token-{secrets.token_hex(8)}"
+    look, alive = looker(), nodes()
+    token.touch()
+    task = ray.remote(num_cpus=0, max_retries=0)(look)
+    try:
+        here = look(str(token))
+        tasks = [task.options(**on_node(node["NodeID"])).remote(str(token)) for node in alive]
+        answers = ray.get(tasks, timeout=CHECK_SECONDS)
+    except ray.exceptions.RayError as error:
+        raise ClusterError(f"a node of the cluster does not answer ({first_line(error)})") from error
+    finally:
+        token.unlink()
+    for node, there in zip(alive, answers, strict=True):
+        compare(node["NodeManagerHostname"], here, there, folder)
+
+
+def compare(node: str, here: Mapping[str, str], there: Mapping[str, str], folder: Path) -> None:
+    """Raise a ClusterError for the first difference between a node and this process."""
+    for name, ours in here.items():
+        if there[name] != ours and name == "folder":
+            raise ClusterError(
+                f"node {node} does not see {folder}: results need a folder that all nodes share"
+            )
+        if there[name] != ours:
+            raise ClusterError(
+                f"node {node} has {name} {there[name]}, and here is {ours}: they must be the same"
+            )
+
+
+def looker() -> Callable[[str], dict[str, str]]:
+    """A function that describes a node. Ray sends its code, so that the node needs no Polyphony."""
+
+    def look(token: str) -> dict[str, str]:
+        import hashlib
+        import importlib.util
+        import pathlib
+        import platform
+
+        import ray
+
+        ours, spec = "missing", importlib.util.find_spec("polyphony")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            sources = [path.read_bytes() for path in sorted(pathlib.Path(folder).rglob("*.py"))]
+            digest = hashlib.sha256(b"".join(sources)).hexdigest()
+            ours = f"{importlib.import_module('polyphony').__version__} ({digest[:8]})"
+        sees = str(pathlib.Path(token).exists())
+        return {
+            "folder": sees,
+            "Polyphony": ours,
+            "Python": platform.python_version(),
+            "Ray": ray.__version__,
+        }
+
+    return look
