@@ -19,7 +19,7 @@ from polyphony.ensembles import DeepEnsemble
 from polyphony.nn import factor_distance
 from polyphony.recipe import check
 from polyphony.runs.store import StoreError
-from polyphony.study import analysis_jobs
+from polyphony.study import analyses
 from polyphony.study.analyses import ANALYSES, analyse, one_to_one, plain_student, with_factors
 from polyphony.study.run import run_study
 from polyphony.study.study import Study
@@ -40,8 +40,8 @@ def analysed(here, quiet, tmp_path_factory):
     study = Study(check(RECIPE, "tiny"), tmp_path_factory.mktemp("run"))
     run_study(study, here, quiet)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(analysis_jobs, "SNR_SAMPLES", 4)
-        patch.setattr(analysis_jobs, "SNR_BATCH", 5)
+        patch.setattr(analyses, "SNR_SAMPLES", 4)
+        patch.setattr(analyses, "SNR_BATCH", 5)
         done = analyse(study, ANALYSES, here, quiet, examples=6)
         assert done.left_out == {}
         assert all(path.is_file() for path in done.files)

@@ -8,8 +8,8 @@ import torch
 from polyphony.recipe import read_recipe
 from polyphony.runs import store
 from polyphony.runs.stage import Stage
-from polyphony.study import analysis_jobs, jobs
-from polyphony.study.analysis_jobs import jacobians_job, snr_job, transfer_job
+from polyphony.study import analyses, jobs
+from polyphony.study.analyses import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted
 from polyphony.study.jobs import TrainStudent
 from polyphony.study.shifts import unknown
@@ -77,8 +77,8 @@ def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, m
     [
         lambda study: PredictShifted(study, "teachers", None, unknown(study, "mnist")).job({"x": ""}),
         lambda study: PredictShifted(study, "ods", 0, unknown(study, "mnist")).job({"x": ""}),
-        lambda study: jacobians_job(study, "ods", 0, 5),
-        lambda study: snr_job(study, "ods", 1.0, ("ods", 0)),
+        lambda study: jacobians_job(study, ("ods", 0), 5),
+        lambda study: snr_job(study, ("ods", 0), "ods", 1.0),
         transfer_job,
     ],
     ids=["shifted teachers", "shifted student", "jacobians", "snr", "transfer"],
@@ -104,7 +104,7 @@ def test_teachers_on_images_of_an_extra_one_are_predicted_again_in_a_new_format(
     finish_teachers(study)
     finish_student(study, "ods", 0)
     key = transfer_job(study).key
-    monkeypatch.setattr(analysis_jobs, "ANALYSIS_FORMAT", analysis_jobs.ANALYSIS_FORMAT + 1)
+    monkeypatch.setattr(analyses, "ANALYSIS_FORMAT", analyses.ANALYSIS_FORMAT + 1)
     assert transfer_job(study).key != key
 
 

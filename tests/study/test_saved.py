@@ -24,13 +24,17 @@ class Wider(FactorDistance):
 def test_rows_come_back_to_the_last_bit_under_their_own_key_only(tmp_path):
     SavedRows(tmp_path / "a.json", "first", FactorDistance).save(ROWS)
     assert SavedRows(tmp_path / "a.json", "first", FactorDistance).load() == ROWS
-    assert SavedRows(tmp_path / "a.json", "second", FactorDistance).load() is None
-    assert SavedRows(tmp_path / "b.json", "first", FactorDistance).load() is None
+    for missing in (("a.json", "second"), ("b.json", "first")):
+        saved = SavedRows(tmp_path / missing[0], missing[1], FactorDistance)
+        assert not saved.is_done()
+        with pytest.raises(StoreError, match=f"{missing[0]} is not there"):
+            saved.load()
 
 
 def test_rows_that_lack_a_column_are_measured_again(tmp_path):
     SavedRows(tmp_path / "a.json", "first", FactorDistance).save(ROWS)
-    assert SavedRows(tmp_path / "a.json", "first", Wider).load() is None
+    assert SavedRows(tmp_path / "a.json", "first", FactorDistance).is_done()
+    assert not SavedRows(tmp_path / "a.json", "first", Wider).is_done()
 
 
 @pytest.mark.parametrize("rows", [None, [["kd", 0]], [1]])

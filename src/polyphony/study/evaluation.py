@@ -221,13 +221,11 @@ def keep(
     made_by, parts, table = models_key(study), study.folder / "analysis" / "parts", Path(kind.file).stem
     key = f"{made_by}-{spec_key({job.name: job.key for job in jobs.values()} | {'rows': ROWS_FORMAT})}"
     saved = SavedRows(parts / f"{table}-{shift.name}.json", key, kind)
-    rows = saved.load()
-    if rows is None:
-        rows = [row for model, found in predicted(jobs, best) for row in score(model, found)]
-        saved.save(rows)
-    found = [load_rows(path, made_by, kind) or [] for path in sorted(parts.glob(f"{table}-*.json"))]
-    write_table(study.folder, kind, [row for each in found for row in each])
-    return rows
+    if not saved.is_done():
+        saved.save(row for model, found in predicted(jobs, best) for row in score(model, found))
+    files = sorted(parts.glob(f"{table}-*.json"))
+    write_table(study.folder, kind, [row for path in files for row in load_rows(path, made_by, kind)])
+    return saved.load()
 
 
 def predicted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,32 +29,33 @@ class SavedRows(Generic[Kind]):
     kind: type[Kind]
 
     def is_done(self) -> bool:
-        return self.load() is not None
-
-    def load(self) -> list[Kind] | None:
-        """The rows; None if there are none, or if they have another key or other columns."""
+        """Whether the file has this key and today's columns."""
         if not self.path.exists():
-            return None
-        return load_rows(self.path, self.key, self.kind, columns(self.kind))
+            return False
+        found = read_json(self.path)
+        return (found.get("key"), found.get("columns")) == (self.key, columns(self.kind))
+
+    def load(self) -> list[Kind]:
+        """The rows; raises a FileError if they are missing or damaged."""
+        if not self.is_done():
+            raise FileError(self.path, "is not there")
+        return load_rows(self.path, self.key, self.kind)
 
     def save(self, rows: Iterable[Kind]) -> None:
         names = columns(self.kind)
         cells = [[getattr(row, name) for name in names] for row in rows]
-        write_whole(
-            self.path, (json.dumps({"key": self.key, "columns": names, "rows": cells}) + "\n").encode()
-        )
+        text = json.dumps({"key": self.key, "columns": names, "rows": cells}) + "\n"
+        write_whole(self.path, text.encode())
 
 
-def load_rows(
-    path: Path, start: str, kind: type[Kind], exactly: Sequence[str] | None = None
-) -> list[Kind] | None:
-    """The rows of a file; None if its key does not begin with `start` or its columns are not `exactly` these.
+def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind]:
+    """The rows of a file, none if its key does not begin with `start`.
 
     Unknown columns of another version are ignored, and those with a default may be missing.
     """
     found: dict[str, Any] = read_json(path)
-    if not str(found.get("key")).startswith(start) or exactly not in (None, found.get("columns")):
-        return None
+    if not str(found.get("key")).startswith(start):
+        return []
     try:
         rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
         return [kind(**{name: row[name] for name in columns(kind) if name in row}) for row in rows]
