@@ -17,9 +17,8 @@ from polyphony.data.corruptions import regenerate
 from polyphony.recipe import check
 from polyphony.runs.rows import UnknownScore, columns
 from polyphony.runs.store import StoreError
-from polyphony.study.evaluation import evaluate_corrupted, evaluate_unknown
+from polyphony.study.evaluation import corruptions, evaluate_corrupted, evaluate_unknown
 from polyphony.study.run import run_study
-from polyphony.study.shifts import corruptions
 from polyphony.study.study import Study
 
 SHORT = {"epochs": 1, "batch": 25, "learning_rate": 0.1}

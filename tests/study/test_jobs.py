@@ -10,9 +10,8 @@ from polyphony.runs import store
 from polyphony.runs.stage import Stage
 from polyphony.study import analyses, jobs
 from polyphony.study.analyses import jacobians_job, snr_job, transfer_job
-from polyphony.study.evaluation import PredictShifted
+from polyphony.study.evaluation import PredictShifted, unknown
 from polyphony.study.jobs import TrainStudent
-from polyphony.study.shifts import unknown
 from polyphony.study.study import Study
 from polyphony.training.fit import Unwatched
 

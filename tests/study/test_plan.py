@@ -10,10 +10,9 @@ import pytest
 
 from polyphony.recipe import read_recipe
 from polyphony.runs.store import spec_key
-from polyphony.study.evaluation import PredictShifted
+from polyphony.study.evaluation import PredictShifted, unknown
 from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.plan import Upto, part, plan
-from polyphony.study.shifts import unknown
 from polyphony.study.study import Study
 
 PRINTS = Fingerprints({"train": "a", "valid": "b", "test": "c"})

@@ -6,18 +6,23 @@ reuses the predictions. A table keeps its rows of other data sets while the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from polyphony import metrics
+from polyphony.data import Corrupted, DataError, Options, Split, corrupted, load, load_unknown
+from polyphony.data.cifar_c import SEVERITIES
+from polyphony.data.load import identify
 from polyphony.execute.board import Board
-from polyphony.execute.job import Graph, Job, Work, not_done
+from polyphony.execute.job import Graph, Job, not_done
 from polyphony.execute.runner import Runner
 from polyphony.metrics import Predictions
-from polyphony.runs.predictions import prediction_path
+from polyphony.recipe import Data
+from polyphony.runs.predictions import CORRUPTED, UNKNOWN, prediction_path
 from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 from polyphony.runs.stage import Stage, Trained, locked
@@ -27,8 +32,7 @@ from polyphony.study.jobs import Predict, predicting
 from polyphony.study.plan import plan, predictions_of
 from polyphony.study.saved import SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.score_table import Saved, best_member, with_best_teacher
-from polyphony.study.shifts import Corruptions, Shift, Unknown, corruptions, unknown
-from polyphony.study.study import Study
+from polyphony.study.study import Model, Study, load_splits
 from polyphony.training.fit import Watch
 from polyphony.training.predict import predict
 
@@ -38,7 +42,110 @@ ANALYSIS_FORMAT = 1  # raise it when a measurement of trained models changes, so
 ROWS_FORMAT = 1  # raise it when tables get other rows from the same predictions
 
 
-Model = tuple[str, int | None]  # "teachers" or a method, and a student's seed
+@dataclass(frozen=True)
+class Unknown:
+    """Another data set's test images, or the first `limit`. Jobs are sent with it, so it holds no images."""
+
+    study: Study
+    source: str
+    limit: int | None
+    name: str
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return (f"{UNKNOWN}{self.name}",)
+
+    def images(self, split: str) -> Split:
+        return read_unknown(self.study.recipe.data, self.study.data_root, self.source, self.limit)
+
+
+def unknown(study: Study, source: str, limit: int | None = None) -> Unknown:
+    return Unknown(study, source, limit, identify(source).name)
+
+
+@dataclass(frozen=True)
+class Corruptions:
+    """The test images under every corruption and severity, or the first `limit` of them."""
+
+    study: Study
+    limit: int | None
+    name: str
+    corruptions: tuple[str, ...]
+
+    @property
+    def conditions(self) -> dict[str, tuple[str, int]]:
+        """Split → (corruption, severity)"""
+        each = product(self.corruptions, SEVERITIES)
+        return {f"{CORRUPTED}{self.name}-{part}-{severity}": (part, severity) for part, severity in each}
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return list(self.conditions)
+
+    def images(self, split: str) -> Split:
+        found = read_corrupted(self.study.recipe.data, self.study.data_root, self.limit)
+        images, test = found[self.conditions[split]], self.study.data().test
+        if not images.labels.equal(test.labels[: len(images)]):
+            raise not_of_the_run(self.name)
+        return images
+
+
+def corruptions(study: Study, source: str, limit: int | None = None) -> Corruptions:
+    """The corrupted test images of a run, by the name DATA-c: the official ones, or else regenerated ones.
+
+    Regenerated images are always called DATA-c-regenerated.
+    """
+    name = study.data().name
+    if source.removesuffix("-regenerated").removesuffix("-c") != name:
+        raise DataError(f"{source} is not of the run's data: ask for {name}-c, its own test images")
+    found = read_corrupted(study.recipe.data, study.data_root, limit)
+    origin = "-regenerated" if found.origin == "regenerated" else ""
+    return Corruptions(study, limit, f"{name}-c{origin}", tuple(found.parts))
+
+
+Shift = Unknown | Corruptions
+
+
+@lru_cache(maxsize=1)
+def read_unknown(data: Data, root: Path | None, source: str, limit: int | None) -> Split:
+    """Unknown images, converted to the shape of a recipe's test images; cached."""
+    splits = load_splits(data, root)
+    if identify(source).name == splits.name:
+        raise DataError(
+            f"{source} holds the classes the run was trained on: unknown ones come from other data"
+        )
+    return load_unknown(source, splits.test, root, limit)
+
+
+@lru_cache(maxsize=1)
+def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupted:
+    """The corrupted versions of a recipe's test images, or of the first `limit`; cached."""
+    splits = load_splits(data, root)
+    count = min(limit or len(splits.test), len(splits.test))
+    found = corrupted(
+        splits.name, root, Options(resolution=data.resolution, test=count, channels=data.channels)
+    )
+    made_of_these = found.source in (None, splits.test.fingerprint)
+    if not made_of_these and found.source != source_split(found, data, root).fingerprint:
+        raise not_of_the_run(f"{splits.name}-c-regenerated")
+    return found
+
+
+def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
+    """A recipe's test images in the number and size that were corrupted, which may differ from its own."""
+    whole = next(iter(made.parts.values()))
+    (height, width), count = whole.images.shape[-2:], len(whole) // len(SEVERITIES)
+    side = height if height == width else None
+    channels: Literal[1, 3] = 1 if whole.images.shape[1] == 1 else 3
+    options = Options(resolution=side, test=count, seed=data.seed, coarse=data.coarse, channels=channels)
+    return load(data.name, options, root).test
+
+
+def not_of_the_run(name: str) -> DataError:
+    return DataError(
+        f"the images of {name} are not corrupted versions of this run's test images:"
+        " make them of as many test images as the recipe has"
+    )
 
 
 @dataclass(frozen=True)
@@ -99,21 +206,12 @@ def evaluate_unknown(
     shift = unknown(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        known = [job for job in plan(study, fingerprints(study)) if is_held_out(job.work)]
-        runner.run(Graph(not_done([*known, *jobs.values()])), board)
-        found = {key: file.load() for key, file in predictions_of(known).items()}
+        found = predict_missing(
+            study, jobs, runner, board, lambda work: work.images.name in ("valid", "test")
+        )
         saved = with_best_teacher(found, study.recipe.members)
         best = next((seed for model, seed, _ in saved if model == BEST_TEACHER), None)
         return keep(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, saved), best)
-
-
-def is_held_out(work: Work) -> bool:
-    return isinstance(work, Predict) and work.images.name in ("valid", "test")
-
-
-def is_teachers_valid(work: Work) -> bool:
-    """Whether a job has the teachers predict on validation images."""
-    return isinstance(work, Predict) and (work.model, work.images.name) == (TEACHERS, "valid")
 
 
 def evaluate_corrupted(
@@ -127,18 +225,36 @@ def evaluate_corrupted(
     shift = corruptions(study, name, limit)
     with locked(study.folder):
         jobs, members = shifted_jobs(study, shift), study.recipe.members
-        valid = [job for job in plan(study, fingerprints(study)) if is_teachers_valid(job.work)]
-        runner.run(Graph(not_done([*valid, *jobs.values()])), board)
-        (teachers,) = (file.load() for file in predictions_of(valid).values())
-        best = best_member(teachers.first(members)) if members > 1 else None
+        valid = TEACHERS, None, "valid"
+        found = predict_missing(
+            study, jobs, runner, board, lambda work: (work.model, work.seed, work.images.name) == valid
+        )
+        best = best_member(found[valid].first(members)) if members > 1 else None
         return keep(study, shift, jobs, CorruptedScore, partial(corrupted_scores, shift), best)
 
 
+def shifted_jobs(study: Study, shift: Shift) -> dict[Model, Job]:
+    weight_hashes(study)  # raises if something is not trained, before images are read
+    prints = {split: shift.images(split).fingerprint for split in shift.splits}
+    return {model: PredictShifted(study, *model, shift).job(prints) for model in study.models}
+
+
+def predict_missing(
+    study: Study,
+    jobs: Mapping[Model, Job],
+    runner: Runner,
+    board: Board,
+    is_wanted: Callable[[Predict], bool],
+) -> Saved:
+    """Run the jobs of a shift and the wanted predictions of the plan; returns the latter."""
+    planned = plan(study, fingerprints(study))
+    wanted = [job for job in planned if isinstance(job.work, Predict) and is_wanted(job.work)]
+    runner.run(Graph(not_done([*wanted, *jobs.values()])), board)
+    return {key: file.load() for key, file in predictions_of(wanted).items()}
+
+
 def unknown_scores(
-    shift: Unknown,
-    saved: Saved,
-    model: Model,
-    found: Mapping[str, Predictions],
+    shift: Unknown, saved: Saved, model: Model, found: Mapping[str, Predictions]
 ) -> list[UnknownScore]:
     """One row of a model for each score that may tell unknown from known images.
 
@@ -160,23 +276,15 @@ def corrupted_scores(
     shift: Corruptions, model: Model, found: Mapping[str, Predictions]
 ) -> list[CorruptedScore]:
     """One row of a model for each corruption and severity."""
-    rows = []
-    name, seed = model
-    for split, predictions in found.items():
-        measured = predictions.quality()
-        corruption, severity = shift.conditions[split]
-        rows.append(CorruptedScore(name, seed, shift.name, corruption, severity, **measured))
-    return rows
-
-
-def models(study: Study) -> list[Model]:
-    """(model, seed) of everything that predicts: the teachers together, then every student."""
-    return [(TEACHERS, None), *study.students]
+    return [
+        CorruptedScore(*model, shift.name, *shift.conditions[split], **predictions.quality())
+        for split, predictions in found.items()
+    ]
 
 
 def weight_hashes(study: Study) -> dict[Model, list[str]]:
     """The hashes of all models' weights; raises if something is not trained yet."""
-    return {(model, seed): model_hashes(study, model, seed) for model, seed in models(study)}
+    return {(model, seed): model_hashes(study, model, seed) for model, seed in study.models}
 
 
 def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
@@ -198,12 +306,6 @@ def check_trained(study: Study) -> None:
         if words := stage.difference():
             raise ChangedError(f"{stage.folder} was made with another {words}")
         weights_of(Trained(stage.folder))
-
-
-def shifted_jobs(study: Study, shift: Shift) -> dict[Model, Job]:
-    weight_hashes(study)  # raises if something is not trained, before images are read
-    prints = {split: shift.images(split).fingerprint for split in shift.splits}
-    return {model: PredictShifted(study, *model, shift).job(prints) for model in models(study)}
 
 
 def keep(

@@ -140,8 +140,7 @@ def score_predictions(study: Study) -> list[Predict]:
 
 def valid_predictions(study: Study) -> list[Predict]:
     """Every prediction that a sweep needs: the teachers and all points, on validation images."""
-    models = [(TEACHERS, None), *study.students]
-    return [Predict(study, name, seed, Images("valid")) for name, seed in models]
+    return [Predict(study, name, seed, Images("valid")) for name, seed in study.models]
 
 
 def predictions_of(jobs: Sequence[Job]) -> dict[tuple[str, int | None, str], SavedPredictions]:

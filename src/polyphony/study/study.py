@@ -16,9 +16,11 @@ from polyphony.data import Splits, epoch_steps, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Blueprint, Data, NetworkTable, Recipe, RecipeError, Schedule
 from polyphony.runs.proof import Proof, proven
+from polyphony.runs.scores import TEACHERS
 from polyphony.runs.stage import Trained
 from polyphony.training.fit import Plan
 
+Model = tuple[str, int | None]  # "teachers" or a method, and a student's seed
 Name = TypeVar("Name")
 Built = TypeVar("Built")
 
@@ -48,6 +50,11 @@ class Study:
     def students(self) -> list[tuple[str, int]]:
         """(method, seed) of every student."""
         return [(name, seed) for name in self.recipe.methods for seed in self.recipe.seeds]
+
+    @property
+    def models(self) -> list[Model]:
+        """(model, seed) of everything that predicts: the teachers together, then every student."""
+        return [(TEACHERS, None), *self.students]
 
     def threads(self) -> int:
         """Threads of a process: the recipe's, or one for small images, else all cores."""
