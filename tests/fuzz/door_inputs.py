@@ -34,7 +34,7 @@ from polyphony.serve.description import Description
 from polyphony.serve.export import ExportError
 from polyphony.serve.load import CONFIG, WEIGHTS
 from polyphony.study.draft import draft
-from polyphony.study.preprocessing import Preprocessing
+from polyphony.study.pretrained import Preprocessing
 from polyphony.study.status import run_status
 
 OWN = (UserError,)

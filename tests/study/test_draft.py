@@ -23,7 +23,7 @@ from polyphony.data import pixels
 from polyphony.recipe import read_recipe
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.study.draft import toml_paths
-from polyphony.study.preprocessing import Networks
+from polyphony.study.pretrained import Networks
 
 BLOCKS = """
 from torch import nn

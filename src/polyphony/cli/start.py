@@ -65,7 +65,7 @@ def init(
         raise UsageError(f"{out} exists: give --out another file, or remove it")
     from polyphony.runs.store import write_whole
     from polyphony.study.draft import draft
-    from polyphony.study.preprocessing import Preprocessing
+    from polyphony.study.pretrained import Preprocessing
 
     given = Preprocessing(size, numbers("--mean", mean), numbers("--std", std), order)
     text = draft(images, weights, network, out, given, terminal.line, unlabelled)

@@ -25,8 +25,14 @@ from polyphony.recipe.points import toml
 from polyphony.recipe.read import check
 from polyphony.recipe.table import Name
 from polyphony.study.cost import costs
-from polyphony.study.preprocessing import LOOKED_AT, Networks, Preprocessing, Say, networks_and_images
-from polyphony.study.pretrained import refuse_copies
+from polyphony.study.pretrained import (
+    LOOKED_AT,
+    Networks,
+    Preprocessing,
+    Say,
+    networks_and_images,
+    refuse_copies,
+)
 from polyphony.study.study import Study
 
 LARGEST_SIDE = 224
@@ -106,9 +112,7 @@ class Setting:
     @property
     def convolves(self) -> bool:
         """Whether the network has BatchNorm: then SGD suits it, and it soon learns from random weights."""
-        splits = self.networks.splits
-        network = self.networks.table.fitted(len(splits.classes), tuple(splits.train.images.shape[1:]))
-        return any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+        return any(isinstance(module, nn.BatchNorm2d) for module in self.networks.fitted().modules())
 
 
 def draft(
@@ -146,7 +150,8 @@ def draft(
     table = given.network(foreign_table(network, file.absolute().parent))
     networks, channels = networks_and_images(table, weights, source, side)
     tell_images(networks.splits, tell)
-    networks = networks.normalised(tell).checked(tell)
+    networks = networks.normalised(tell)
+    networks.check(tell)
     flip = networks.know_mirrored(tell)
     if unlabelled:
         count = len(read_unlabelled(unlabelled, tuple(networks.splits.train.images.shape[1:])))

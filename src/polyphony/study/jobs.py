@@ -22,7 +22,7 @@ from polyphony.nn.weights import file_and_key
 from polyphony.recipe import Distillation, PretrainedTeachers
 from polyphony.runs.predictions import prediction_path
 from polyphony.runs.stage import Stage
-from polyphony.study.pretrained import refuse_copies, take_in
+from polyphony.study.pretrained import answers, refuse_copies, refuse_unfit
 from polyphony.study.provenance import machine, versions
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
@@ -99,7 +99,8 @@ class TrainTeacher(Training):
         """Save pretrained weights, if they know the classes of the data."""
         study = self.study
         network = study.network(study.recipe.teachers.network_of(self.j))
-        take_in(network, path, study.data().valid, study.data().classes, study.device)
+        found = answers(network, path, study.data().valid, study.device)
+        refuse_unfit(found.logits[0].argmax(-1), found.labels, study.data().classes, path)
         finish(stage, network, self.origin())
         watch.epoch({})
 
