@@ -17,8 +17,7 @@ import torch
 from polyphony._util.files import processor
 from polyphony.recipe import read_recipe
 from polyphony.runs.rows import csv_text
-from polyphony.study.cost import blank, costs, step, trainings
-from polyphony.study.sketch import sketched_on
+from polyphony.study.cost import blank, costs, sketched_on, step, trainings
 from polyphony.study.study import Study
 
 RESULTS = Path(__file__).parent / "results" / "costs.csv"

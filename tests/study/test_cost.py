@@ -29,9 +29,10 @@ from polyphony.study.cost import (
     learn,
     measured_speed,
     prices,
+    sketched,
+    sketched_on,
     step,
 )
-from polyphony.study.sketch import sketched, sketched_on
 from polyphony.study.study import Study
 from polyphony.training.fit import fit
 

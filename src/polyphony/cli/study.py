@@ -108,8 +108,7 @@ def show(
     """
     from polyphony.execute.processes import default_workers
     from polyphony.recipe import read_recipe
-    from polyphony.study.cost import answers, costs
-    from polyphony.study.sketch import sketched
+    from polyphony.study.cost import answers, costs, sketched
 
     if not code:
         read = read_recipe(recipe, overrides, code=False)

@@ -1,5 +1,6 @@
 """The cost of a study before it starts: operations are counted, and a short measurement gives the time.
 
+Models are built once for all counts, without values if possible.
 A step is counted on PyTorch's meta device, where tensors have shapes and no values. Its time is so much for
 every call of an operation and so much for every floating-point operation. Both are measured on a few steps of
 the student's plain network, in processor time, which does not depend on how busy the machine is.
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -21,16 +22,17 @@ from polyphony._util.files import memory
 from polyphony.data import batch_count, labelled_rows
 from polyphony.distill import CrossEntropy
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
+from polyphony.nn import member_share
 from polyphony.nn.counting import FEW, Count, Counting
 from polyphony.recipe import RecipeError, Schedule
 from polyphony.runs.scores import TEACHERS
-from polyphony.study.sketch import Sketch, parameters, sketched, sketched_on
-from polyphony.study.study import Study, built_once
+from polyphony.study.study import Study
 from polyphony.training.fit import Loss
 from polyphony.training.predict import BATCH
 
+Built = TypeVar("Built")
 Estimate = TypeVar("Estimate")
-
+Name = TypeVar("Name")
 MOST_FLOPS = 4e9  # floating-point operations of a measured step, unless it has few images
 REPEATS, ENOUGH = 3, 0.3  # a step is measured 3 times, or until it has taken 0.3 seconds
 
@@ -75,6 +77,88 @@ class Answer:
 
 class TooLargeError(RecipeError):
     """A step needs more memory than this machine has."""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Models on a device. On PyTorch's meta device they are built at once and have no values."""
+
+    study: Study  # with one image, so that networks are built at once
+    device: str
+    counting: Counting
+
+    def build(self, build: Callable[[], Built]) -> Built:
+        with torch.device(self.device), self.counting:
+            return build()
+
+    @cached_property
+    def networks(self) -> dict[int, nn.Module]:
+        """The network of each teacher that students learn from; equal ones are one object."""
+        study, table = self.study, self.study.recipe.teachers.network_of
+        each = range(study.recipe.members)
+        return self.build(lambda: built_once(each, table, lambda j: study.network(table(j))))
+
+    @cached_property
+    def students(self) -> dict[str, Ensemble]:
+        """The student of each method; equal ones are one object."""
+        study = self.study
+        return self.build(
+            lambda: built_once(study.recipe.methods, study.recipe.form_table, study.blank_student)
+        )
+
+    @cached_property
+    def trained(self) -> dict[str, Ensemble]:
+        """The student of each method as it predicts."""
+        form, students = self.study.recipe.form, self.students.items()
+        return self.build(lambda: {name: form(name).trained(student) for name, student in students})
+
+    @cached_property
+    def plain(self) -> Ensemble:
+        """The students' network without members."""
+        return Single(self.build(lambda: self.study.network(self.study.recipe.student_network)))
+
+    @cached_property
+    def parameter_counts(self) -> dict[str, int]:
+        """Parameters of the teachers together, and of each method's student as it predicts."""
+        teachers = sum(map(parameters, self.networks.values()))
+        return {TEACHERS: teachers} | {name: parameters(student) for name, student in self.trained.items()}
+
+    @cached_property
+    def member_shares(self) -> dict[str, float]:
+        """The share of a member's weights that have factors or are its own, if any, by method."""
+        students = self.students.items()
+        shares = self.build(lambda: {name: member_share(student) for name, student in students})
+        return {name: share for name, share in shares.items() if share}
+
+
+def sketched(study: Study) -> Sketch:
+    """A study's models without values, or with values if the user's network needs them."""
+    sketch = sketched_on("meta", study)
+    try:
+        sketch.parameter_counts, sketch.member_shares  # noqa: B018 (asked for to see whether they can be)
+    except Exception:  # the user's code can raise anything
+        return sketched_on("cpu", study)
+    return sketch
+
+
+def sketched_on(device: str, study: Study) -> Sketch:
+    splits = replace(study.data(), train=study.data().train[:1])
+    splits.train.statistics  # noqa: B018 (computed here, once)
+    return Sketch(replace(study, data_instead=splits), device, Counting())
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def built_once(
+    names: Iterable[Name], alike: Callable[[Name], object], build: Callable[[Name], Built]
+) -> dict[Name, Built]:
+    """Build something for each name; names whose tables look the same share it."""
+    tables = {name: repr(alike(name)) for name in names}
+    firsts = {table: name for name, table in reversed(tables.items())}
+    built = {table: build(name) for table, name in firsts.items()}
+    return {name: built[table] for name, table in tables.items()}
 
 
 def costs(study: Study, sketch: Sketch | None = None) -> list[Cost]:
@@ -151,17 +235,15 @@ def trainings(sketch: Sketch) -> Iterator[tuple[str, int, Schedule, Ensemble, Lo
     study, recipe, table = sketch.study, sketch.study.recipe, sketch.study.recipe.teachers.network_of
     if isinstance(recipe.teachers, Schedule):
         yield "teacher", study.teacher_count, recipe.teachers, Single(sketch.networks[0]), CrossEntropy()
-    each = range(recipe.members)
-    folded = sketch.build(lambda: built_once(each, table, lambda j: folded_teacher(study, j)))
-    teachers = DeepEnsemble(list(folded.values()))
+
+    def folded(j: int) -> nn.Module:
+        return DeepEnsemble([study.network(table(j))]).folded().networks[0]
+
+    each = sketch.build(lambda: built_once(range(recipe.members), table, folded))
+    teachers = DeepEnsemble(list(each.values()))
     for name, student in sketch.students.items():
         loss = loss_for_counting(study, name, teachers, student)
         yield name, len(recipe.seeds), recipe.schedule(name), student, loss
-
-
-def folded_teacher(study: Study, j: int) -> nn.Module:
-    network = study.network(study.recipe.teachers.network_of(j))
-    return DeepEnsemble([network]).folded().networks[0]
 
 
 def loss_for_counting(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:

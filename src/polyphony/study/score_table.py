@@ -12,9 +12,9 @@ from polyphony.metrics import Predictions
 from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, UnlabelledKld, columns
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
+from polyphony.study.cost import parameters, sketched
 from polyphony.study.plan import predictions_of
 from polyphony.study.saved import write_table
-from polyphony.study.sketch import parameters, sketched
 from polyphony.study.study import Study
 from polyphony.study.trust import write_trust
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +19,6 @@ from polyphony.runs.stage import Trained
 from polyphony.training.fit import Plan
 
 Model = tuple[str, int | None]  # "teachers" or a method, and a student's seed
-Name = TypeVar("Name")
-Built = TypeVar("Built")
 
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
@@ -130,10 +126,6 @@ class Study:
                 raise  # it may work if weights have values
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
-    def blank_students(self) -> dict[str, Ensemble]:
-        """Every method's blank student; methods of the same form share one."""
-        return built_once(self.recipe.methods, self.recipe.form_table, self.blank_student)
-
     def trained(self, model: str, seed: int | None, teachers: int) -> list[Trained]:
         """The trainings of a model: a student's, or without a seed those of so many teachers."""
         return [self.teacher(j) for j in range(teachers)] if seed is None else [self.student(model, seed)]
@@ -166,25 +158,9 @@ class Study:
         """How many members a method's student predicts with."""
         return self.recipe.form(name).predictors(self.recipe.members)
 
-    def with_one_image(self) -> Study:
-        """The study with its first image alone, so that networks are built at once, on any device."""
-        splits = replace(self.data(), train=self.data().train[:1])
-        splits.train.statistics  # noqa: B018 (computed here, once)
-        return replace(self, data_instead=splits)
-
     def outlined(self) -> Study:
         """The study with as many blank images as the official data has; a DataError if that is unknown."""
         return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data))
-
-
-def built_once(
-    names: Iterable[Name], alike: Callable[[Name], object], build: Callable[[Name], Built]
-) -> dict[Name, Built]:
-    """Build something for each name; names whose tables look the same share it."""
-    tables = {name: repr(alike(name)) for name in names}
-    firsts = {table: name for name, table in reversed(tables.items())}
-    built = {table: build(name) for table, name in firsts.items()}
-    return {name: built[table] for name, table in tables.items()}
 
 
 @lru_cache(maxsize=1)
