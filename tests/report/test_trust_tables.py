@@ -33,9 +33,8 @@ from polyphony.runs.rows import (
     UnlabelledKld,
 )
 from polyphony.runs.run import Run
-from polyphony.study.groups import add_groups
 from polyphony.study.saved import write_table
-from polyphony.study.trust import write_trust
+from polyphony.study.trust import add_groups, write_trust
 
 CLASSES = ("ant", "bee", "cat", "dog")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyphony.study.groups import GroupsError, add_groups, read_groups
+from polyphony.study.trust import GroupsError, add_groups, read_groups
 
 
 def write(path: Path, text: str) -> Path:

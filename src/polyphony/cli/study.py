@@ -76,8 +76,8 @@ def evaluate(
 ) -> None:
     """Score the trained models of a run, also on unknown classes, corrupted images and groups of images."""
     from polyphony.study.evaluation import check_trained, evaluate_corrupted, evaluate_unknown
-    from polyphony.study.groups import add_groups
     from polyphony.study.provenance import open_study
+    from polyphony.study.trust import add_groups
 
     study = open_study(folder, data, chosen_for(where))
     check_trained(study)

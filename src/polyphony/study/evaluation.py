@@ -30,8 +30,8 @@ from polyphony.runs.store import ChangedError, FileError, spec_key
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Predict, predicting
 from polyphony.study.plan import plan, predictions_of
-from polyphony.study.saved import SavedPredictions, SavedRows, load_rows, write_table
-from polyphony.study.score_table import Saved, best_member, with_best_teacher
+from polyphony.study.saved import Saved, SavedPredictions, SavedRows, load_rows, write_table
+from polyphony.study.score_table import best_member, with_best_teacher
 from polyphony.study.study import Model, Study, load_splits
 from polyphony.training.fit import Watch
 from polyphony.training.predict import predict

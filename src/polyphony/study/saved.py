@@ -18,6 +18,7 @@ from polyphony.runs.rows import TableRow, columns, to_csv
 from polyphony.runs.store import FileError, damaged, read_json, write_whole
 
 Kind = TypeVar("Kind", bound=TableRow)
+Saved = Mapping[tuple[str, int | None, str], Predictions]  # by model, seed and split
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ from polyphony.runs.rows import EnsembleNll, Score, TableRow, Temperature, Unlab
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 from polyphony.study.cost import parameters, sketched
 from polyphony.study.plan import predictions_of
-from polyphony.study.saved import write_table
+from polyphony.study.saved import Saved, write_table
 from polyphony.study.study import Study
 from polyphony.study.trust import write_trust
-
-Saved = Mapping[tuple[str, int | None, str], Predictions]  # by model, seed and split
 
 
 def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:

@@ -1,7 +1,11 @@
-"""Tables about trust, from saved predictions: selective prediction, prediction sets, groups."""
+"""Tables about trust, from saved predictions: selective prediction, prediction sets, groups.
+
+Groups of test images come from a column of the user's CSV file; a run keeps them in groups.csv.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyphony.metrics import APS, Predictions, SetMeasure, lac, set_quality
-from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, Threshold
+from polyphony._util.text import UserError, suggestion
+from polyphony.metrics import APS, SetMeasure, lac, set_quality
+from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, Threshold, csv_text
 from polyphony.runs.scores import thresholds
-from polyphony.study.groups import read_groups
-from polyphony.study.saved import write_table
-
-Saved = Mapping[tuple[str, int | None, str], Predictions]
-"""Predictions by model, seed and split."""
+from polyphony.runs.store import damaged, write_whole
+from polyphony.study.saved import Saved, write_table
+from polyphony.study.study import Model
 
 SETS: Mapping[str, SetMeasure] = {"lac": lac, "aps": APS()}
 COVERAGES = (0.9, 0.95)
+GROUPS = "groups.csv"  # in the folder of a run
+CLASS = "class"  # the groups that every run has
+MOST_GROUPS = 1000  # in one column
 
 
 def write_trust(
@@ -35,7 +41,7 @@ def write_trust(
     write_table(folder, GroupedScore, grouped_scores(saved, fit, read_groups(folder), classes))
 
 
-def selective_scores(saved: Saved, fit: Mapping[tuple[str, int | None], float]) -> Iterator[SelectiveScore]:
+def selective_scores(saved: Saved, fit: Mapping[Model, float]) -> Iterator[SelectiveScore]:
     """A row for each model, held-out split, calibration and uncertainty."""
     for (model, seed, split), predictions in saved.items():
         if split not in ("valid", "test"):
@@ -69,7 +75,7 @@ def by_label(labels: Tensor, classes: Sequence[str]) -> dict[str | None, Tensor]
 
 def grouped_scores(
     saved: Saved,
-    fit: Mapping[tuple[str, int | None], float],
+    fit: Mapping[Model, float],
     groups: Mapping[str, Sequence[str]],
     classes: Sequence[str],
 ) -> Iterator[GroupedScore]:
@@ -77,11 +83,65 @@ def grouped_scores(
     for (model, seed, split), tested in saved.items():
         if split != "test":
             continue
-        labelled = {"class": [classes[k] for k in tested.labels.tolist()]}
+        labelled = {CLASS: [classes[k] for k in tested.labels.tolist()]}
         for by, values in {**labelled, **groups}.items():
-            names = sorted(set(values), key=classes.index if by == "class" else None)
+            names = sorted(set(values), key=classes.index if by == CLASS else None)
             which = torch.tensor([names.index(value) for value in values])
             for k, found in tested.groups(which, fit[model, seed]).items():
                 label, answer = (classes[each] for each in found.confusion) if found.confusion else 2 * [None]
                 numbers = found.n, found.acc, found.ece, found.confidence
                 yield GroupedScore(model, seed, by, names[k], *numbers, label, answer, found.confused)
+
+
+class GroupsError(UserError, ValueError):
+    """A CSV file does not give the group of each test image."""
+
+
+def add_groups(folder: Path, source: str, images: int) -> str:
+    """Store the column of "FILE.csv:COLUMN", which has a row for each test image; returns its name."""
+    path, _, column = source.rpartition(":")
+    if not path or not column:
+        raise GroupsError(f"'{source}' names no column: write FILE.csv:COLUMN")
+    if column == CLASS:
+        raise GroupsError(f"every run has groups by '{CLASS}': rename the column")
+    found = read_columns(Path(path))
+    if column not in found:
+        raise GroupsError(f"{path} has no column '{column}'; {suggestion(column, found)}")
+    values = found[column]
+    if len(values) != images:
+        raise GroupsError(
+            f"{path} has {len(values):,} rows, but the run has {images:,} test images: one for each"
+        )
+    if len(set(values)) > MOST_GROUPS:
+        raise GroupsError(
+            f"{path}: '{column}' has {len(set(values)):,} different values; at most {MOST_GROUPS:,}"
+        )
+    columns = {**read_groups(folder), column: values}
+    text = csv_text(list(columns), zip(*columns.values(), strict=True))
+    write_whole(folder / GROUPS, text.encode())
+    return column
+
+
+def read_groups(folder: Path) -> Mapping[str, Sequence[str]]:
+    """The groups of a run's test images by column; empty without groups.csv."""
+    path = folder / GROUPS
+    if not path.exists():
+        return {}
+    try:
+        return read_columns(path)
+    except GroupsError as error:
+        raise damaged(path, str(error)) from error
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """The columns of a CSV file with a header."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise GroupsError(
+            f"{path} cannot be read as a CSV file ({getattr(error, 'strerror', None) or error})"
+        ) from error
+    if any(len(row) != len(header) for row in rows):
+        raise GroupsError(f"{path} has rows with more or fewer cells than its header")
+    return {name: [row[at] for row in rows] for at, name in enumerate(header)}
