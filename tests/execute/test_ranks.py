@@ -49,8 +49,8 @@ def test_two_ranks_train_what_one_process_trains(study: Study, tmp_path: Path, b
     run_in_ranks(jobs_of(other)["teacher 0"], 2, one_thread, board)
     assert board.jobs == 2 * ["teacher 0"]
     assert other.teacher(0).record()["machine"]["processes"] == 2
-    theirs = load_file(other.teacher_folder(0) / "weights.safetensors")
-    for name, weight in load_file(study.teacher_folder(0) / "weights.safetensors").items():
+    theirs = load_file(other.teacher(0).folder / "weights.safetensors")
+    for name, weight in load_file(study.teacher(0).folder / "weights.safetensors").items():
         torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
 
 

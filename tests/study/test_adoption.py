@@ -64,11 +64,11 @@ def test_another_schedule_is_trained_anew(run, first, tmp_path):
 
 @pytest.mark.parametrize("harm", [WEIGHTS, "log.jsonl", "done.json"])
 def test_a_damaged_training_is_not_taken_over(run, first, tmp_path, harm):
-    path = first.teacher_folder(0) / harm
+    path = first.teacher(0).folder / harm
     path.write_bytes(b"{}") if harm != "log.jsonl" else path.unlink()
     study, _, jobs = run(tmp_path / "second", "methods={scratch = {}}")
     assert [job for job in jobs if job.startswith("teacher")] == ["teacher 0"]
-    assert json.loads(study.teacher_folder(0).joinpath("done.json").read_text())["key"]
+    assert json.loads(study.teacher(0).folder.joinpath("done.json").read_text())["key"]
 
 
 def test_an_interrupted_training_is_completed_from_another_run(run, first, jobs_of, tmp_path):
@@ -90,18 +90,18 @@ def test_a_training_by_other_code_is_not_taken_over(run, first, tmp_path, monkey
 
 
 def test_a_student_is_taken_over_only_with_the_teachers_that_it_learnt_from(run, first, tmp_path):
-    retrain(first.teacher_folder(0))  # on a machine that rounds otherwise, say
+    retrain(first.teacher(0).folder)  # on a machine that rounds otherwise, say
     _, outcome, jobs = run(tmp_path / "second", "methods={kd = {perturb = 'clean'}}", upto=Upto.DISTILL)
     assert outcome.adopted == 3
     assert jobs == ["kd, seed 0", "kd, seed 1"]
 
 
 def test_a_student_whose_teacher_was_trained_again_is_refused(run, first):
-    retrain(first.teacher_folder(1))
+    retrain(first.teacher(1).folder)
     with pytest.raises(StoreError, match=r"students/kd/0 learnt from another teachers/1.*delete .*kd/0"):
         first.load_student("kd", 0)
     assert first.load_student("scratch", 0).members == first.recipe.members
-    shutil.rmtree(first.teacher_folder(1))  # a student alone can be used
+    shutil.rmtree(first.teacher(1).folder)  # a student alone can be used
     assert first.load_student("kd", 0).members == first.recipe.members
 
 

@@ -36,12 +36,12 @@ def seeded(seed: int) -> torch.Generator:
 def finish_teachers(study: Study) -> None:
     for j in range(study.teacher_count):
         weights = study.network(study.recipe.teachers.network, seeded(j)).state_dict()
-        Stage(study.teacher_folder(j), {}).finish(weights, {})
+        Stage(study.teacher(j).folder, {}).finish(weights, {})
 
 
 def finish_student(study: Study, method: str, seed: int) -> None:
     weights = study.fresh_student(method, seeded(seed)).state_dict()
-    Stage(study.student_folder(method, seed), {}).finish(weights, {"step_size": 0.01})
+    Stage(study.student(method, seed).folder, {}).finish(weights, {"step_size": 0.01})
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -206,9 +206,7 @@ def evaluate_unknown(
     shift = unknown(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        found = predict_missing(
-            study, jobs, runner, board, lambda work: work.images.name in ("valid", "test")
-        )
+        found = predict_missing(study, jobs, runner, board, lambda work: work.images.is_held_out)
         saved = with_best_teacher(found, study.recipe.members)
         best = next((seed for model, seed, _ in saved if model == BEST_TEACHER), None)
         return keep(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, saved), best)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import group_from_environment
 from polyphony.compute.seeds import generator
-from polyphony.data import Split
+from polyphony.data import Split, Splits
 from polyphony.data.files import there
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
@@ -26,6 +26,7 @@ from polyphony.study.pretrained import answers, refuse_copies, refuse_unfit
 from polyphony.study.provenance import machine, versions
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
+from polyphony.training.collapse import Row
 from polyphony.training.fit import Loss, Plan, Watch, fit
 from polyphony.training.predict import predict, unchanged
 
@@ -51,13 +52,31 @@ class Training:
         """Make the model in a claimed stage."""
         raise NotImplementedError
 
-    def facts(self, log: list[dict[str, float]]) -> dict[str, Any]:
-        """What done.json says of a training."""
-        seconds = round(sum(row["seconds"] for row in log), 3)
-        return {"epochs": len(log), "seconds": seconds, **self.origin()}
+    def fit(
+        self, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
+    ) -> list[Row]:
+        """Train a model in its stage, with all processes of the group; returns the log."""
+        splits = self.study.data()
+        mixed = splits.unlabelled if plan.unlabelled else None
+        return fit(
+            model,
+            loss,
+            splits.train.joined(mixed) if mixed else splits.train,
+            splits.valid,
+            plan,
+            rng,
+            device=self.study.device,
+            checkpoint=stage,
+            watch=watch,
+            group=group_from_environment(),
+        )
 
-    def origin(self) -> dict[str, Any]:
-        return {"versions": versions(), "machine": machine(self.study)}
+    def finish(self, stage: Stage, model: nn.Module, log: Sequence[Row] = (), **more: Any) -> None:
+        """Save weights and facts in a stage; only the first process of a group does."""
+        seconds = round(sum(row["seconds"] for row in log), 3)
+        facts = {"epochs": len(log), "seconds": seconds} if log else {}
+        facts |= {"versions": versions(), "machine": machine(self.study)} | more
+        group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))
 
 
 @dataclass(frozen=True)
@@ -82,26 +101,26 @@ class TrainTeacher(Training):
 
     @property
     def folder(self) -> Path:
-        return self.study.teacher_folder(self.j)
+        return self.study.teacher(self.j).folder
 
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         if isinstance(teachers, PretrainedTeachers):
-            refuse_copies([path for path in map(Path, teachers.weights) if there(file_and_key(path)[0])])
-            return self.take_in(stage, Path(teachers.weights[self.j]), watch)
+            return self.take_in(stage, [Path(file) for file in teachers.weights], watch)
         number = teachers.number(self.j)
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
-        log = train(study, stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        return finish(stage, model.network, self.facts(log))
+        log = self.fit(stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
+        return self.finish(stage, model.network, log)
 
-    def take_in(self, stage: Stage, path: Path, watch: Watch) -> None:
+    def take_in(self, stage: Stage, files: Sequence[Path], watch: Watch) -> None:
         """Save pretrained weights, if they know the classes of the data."""
-        study = self.study
-        network = study.network(study.recipe.teachers.network_of(self.j))
-        found = answers(network, path, study.data().valid, study.device)
-        refuse_unfit(found.logits[0].argmax(-1), found.labels, study.data().classes, path)
-        finish(stage, network, self.origin())
+        refuse_copies([path for path in files if there(file_and_key(path)[0])])
+        splits, path = self.study.data(), files[self.j]
+        network = self.study.network(self.study.recipe.teachers.network_of(self.j))
+        found = answers(network, path, splits.valid, self.study.device)
+        refuse_unfit(found.logits[0].argmax(-1), found.labels, splits.classes, path)
+        self.finish(stage, network)
         watch.epoch({})
 
 
@@ -138,7 +157,7 @@ class TrainStudent(Training):
 
     @property
     def folder(self) -> Path:
-        return self.study.student_folder(self.method, self.seed)
+        return self.study.student(self.method, self.seed).folder
 
     def seen(self) -> dict[str, str]:
         each = [(teacher.j, self.study.teacher(teacher.j).record()) for teacher in self.teachers]
@@ -150,10 +169,10 @@ class TrainStudent(Training):
         loss, step_size = self.loss(student)
         plan = study.plan(study.recipe.schedule(self.method))
         plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
-        log = train(study, stage, student, loss, plan, rng, watch)
+        log = self.fit(stage, student, loss, plan, rng, watch)
         proof = study.proof(self.method, student)
-        told = {"proof": proof.model_dump(mode="json")} if proof else {}
-        finish(stage, student, self.facts(log) | {"step_size": step_size} | told)
+        more = {"proof": proof.model_dump(mode="json")} if proof else {}
+        self.finish(stage, student, log, step_size=step_size, **more)
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
         """The loss of the method, and the size of its step, if it takes one."""
@@ -210,6 +229,15 @@ class Images:
         """Its name in files and tables."""
         return self.split if self.method is None else f"{self.split}+{self.method}"
 
+    @property
+    def is_held_out(self) -> bool:
+        return self.split in ("valid", "test")
+
+    def read(self, splits: Splits) -> Split:
+        """The images without perturbation: all held-out ones, or some of the others."""
+        found: Split = getattr(splits, self.split)
+        return found if self.is_held_out else found.some(TRAIN_SHOWN)
+
 
 @dataclass(frozen=True)
 class Predict:
@@ -245,47 +273,15 @@ class Predict:
     @property
     def count(self) -> int:
         """How many teachers predict: all on held-out images, for the DEE curve; else one for each member."""
-        held_out = self.images.split in ("valid", "test")
-        return self.study.teacher_count if held_out else self.study.recipe.members
+        return self.study.teacher_count if self.images.is_held_out else self.study.recipe.members
 
     def run(self, result: SavedPredictions, watch: Watch) -> None:
         model = self.study.load_model(self.model, self.seed, self.count)
         before = self.perturbing.before() if self.perturbing else unchanged
-        result.save(predict(model, self.load_images(), before=before))
+        result.save(predict(model, self.images.read(self.study.data()), before=before))
         watch.epoch({})
-
-    def load_images(self) -> Split:
-        splits = self.study.data()
-        held_out = {"valid": splits.valid, "test": splits.test}
-        others = splits.unlabelled if self.images.split == "unlabelled" else None
-        return held_out.get(self.images.split) or (others or splits.train).some(TRAIN_SHOWN)
 
 
 def predicting(model: str, seed: int | None, what: str) -> str:
     """The name of a prediction job."""
     return f"predict {model}{'' if seed is None else f', seed {seed},'} on {what}"
-
-
-def train(
-    study: Study, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
-) -> list[dict[str, float]]:
-    """Train a model in its stage, with all processes of the group."""
-    splits = study.data()
-    mixed = splits.unlabelled if plan.unlabelled else None
-    return fit(
-        model,
-        loss,
-        splits.train.joined(mixed) if mixed else splits.train,
-        splits.valid,
-        plan,
-        rng,
-        device=study.device,
-        checkpoint=stage,
-        watch=watch,
-        group=group_from_environment(),
-    )
-
-
-def finish(stage: Stage, model: nn.Module, facts: dict[str, Any]) -> None:
-    """Save a model's weights in its stage; only the first process of a group does."""
-    group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))

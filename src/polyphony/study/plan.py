@@ -122,7 +122,7 @@ def prediction(work: Predict, prints: Fingerprints, trained: dict[str, Job]) -> 
         "kind": "predictions",
         "needs": [trained[name].key for name in needs],
         "images": prints.images[work.images.split],
-        **({} if work.images.split in ("valid", "test") else {"some": TRAIN_SHOWN}),
+        **({} if work.images.is_held_out else {"some": TRAIN_SHOWN}),
     }
     return Job(work.name, needs, SavedPredictions(work.path, spec_key(spec)), work)
 

@@ -57,17 +57,11 @@ class Study:
         height, width = self.data().train.images.shape[-2:]
         return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else cores())
 
-    def teacher_folder(self, j: int) -> Path:
-        return self.folder / "teachers" / str(j)
-
-    def student_folder(self, name: str, seed: int) -> Path:
-        return self.folder / "students" / name / str(seed)
-
     def teacher(self, j: int) -> Trained:
-        return Trained(self.teacher_folder(j))
+        return Trained(self.folder / "teachers" / str(j))
 
     def student(self, name: str, seed: int) -> Trained:
-        return Trained(self.student_folder(name, seed))
+        return Trained(self.folder / "students" / name / str(seed))
 
     def plan(self, schedule: Schedule) -> Plan:
         """The plan of a schedule of the recipe; a RecipeError if its batch is larger than the data."""
