@@ -14,10 +14,9 @@ import torch
 from polyphony.data import Split, Splits, outline
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Data, read_recipe, shipped
-from polyphony.study.cost import loss_for_counting
+from polyphony.study.cost import loss_for_counting, sketched
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.plan import plan
-from polyphony.study.score_table import parameter_counts
 from polyphony.study.study import Study
 from polyphony.training.fit import Plan, fit
 from polyphony.training.predict import predict
@@ -94,14 +93,14 @@ def trainings() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_the_papers(name):
     study, (teachers, student) = tiny(name), PARAMETERS[name]
-    counts = parameter_counts(study)
+    counts = sketched(study).parameter_counts
     assert counts["teachers"] == teachers
     assert {counts[method] for method in study.recipe.methods} == {student}
 
 
 @pytest.mark.parametrize(("name", "members"), END2.items())
 def test_a_dirichlet_student_is_as_large_as_one_teacher(name, members):
-    counts = parameter_counts(tiny(name))
+    counts = sketched(tiny(name)).parameter_counts
     assert counts["teachers"] == members * 464_154
     assert counts["end2"] == counts["end2-proxy"] == 464_154
 

@@ -9,8 +9,7 @@ import queue
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
@@ -79,8 +78,11 @@ class Processes:
         gpu = self.gpus[len(self.workers) % len(self.gpus)] if self.gpus else None
         details = (self._todo, self._events, self.threads, gpu)
         worker = self._context.Process(target=work, args=details, daemon=True)
-        with interrupts_blocked():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a worker never gets Ctrl-C
+        try:
             worker.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.workers.append(worker)
 
     def _stop(self) -> None:
@@ -115,16 +117,6 @@ def visible_gpus(device: str) -> list[str]:
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
-
-
-@contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C: processes started here never receive it, and this one receives it at the end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:

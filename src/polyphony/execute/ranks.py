@@ -52,18 +52,13 @@ def run_together(command: Callable[[], None]) -> None:
     if group.rank:
         follow(group)
     else:
-        lead(group, command)
+        try:
+            command()
+        except SystemExit as end:
+            if end.code:
+                raise  # torchrun ends the others
+        tell(group, None)
     leave(group)
-
-
-def lead(group: Group, command: Callable[[], None]) -> None:
-    """Run the command to its end, then tell the others to end."""
-    try:
-        command()
-    except SystemExit as end:
-        if end.code:
-            raise  # torchrun ends the others
-    tell(group, None)
 
 
 def follow(group: Group) -> None:
@@ -116,12 +111,18 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
 
 
 def variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """The environment variables that torchrun would set for a rank, and which GPUs this process may use."""
-    ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    meeting = {"MASTER_ADDR": HOST, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    told = {**ours, **meeting, "TORCHELASTIC_RUN_ID": "polyphony"}
-    gpus = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
-    return gpus | {name: str(value) for name, value in told.items()}
+    """The environment variables that torchrun would set for a rank, and the GPUs of this process."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}) | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "polyphony",
+    }
 
 
 def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, events: Any) -> None:

@@ -287,7 +287,9 @@ def weight_hashes(study: Study) -> dict[Model, list[str]]:
 
 def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
     """The hashes of one model's weights; raises if it is not trained yet."""
-    return [weights_of(each) for each in study.trained(model, seed, study.recipe.members)]
+    if seed is not None:
+        return [weights_of(study.student(model, seed))]
+    return [weights_of(study.teacher(j)) for j in range(study.recipe.members)]
 
 
 def weights_of(trained: Trained) -> str:

@@ -35,12 +35,6 @@ def versions(kinds: Collection[str] = ()) -> dict[str, str]:
     return found
 
 
-def network_kinds(recipe: Recipe) -> set[str]:
-    """The kinds of the networks in a recipe."""
-    tables = (recipe.student_network, recipe.teachers.network, *recipe.teachers.networks)
-    return {getattr(table, "kind", "") for table in tables}
-
-
 def machine(study: Study) -> dict[str, Any]:
     """The machine and the settings that change rounding."""
     return {
@@ -59,23 +53,24 @@ def machine(study: Study) -> dict[str, Any]:
 
 def write_provenance(study: Study, prints: Fingerprints) -> None:
     """Write recipe.json: the resolved recipe, the data, versions and machine."""
-    splits = study.data()
+    splits, recipe = study.data(), study.recipe
+    networks = (recipe.student_network, recipe.teachers.network, *recipe.teachers.networks)
     record = {
-        "recipe": study.recipe.model_dump(mode="json", exclude_none=True),
+        "recipe": recipe.model_dump(mode="json", exclude_none=True),
         "data": {"origin": splits.origin, **prints.images},
         "images": {
             "classes": splits.classes,
             "shape": list(splits.train.images.shape[1:]),
             "resize": splits.resize,
         },
-        "network": portable_network(study.recipe.student_network),
-        "versions": versions(network_kinds(study.recipe)),
+        "network": portable_network(recipe.student_network),
+        "versions": versions({getattr(table, "kind", "") for table in networks}),
         "machine": machine(study),
     }
     path = study.folder / "recipe.json"
     if path.exists() and read_json(path).get("data") != record["data"]:
         forget(study.folder, [study.folder / "predictions"])
-    keep_code(study.recipe, study.folder / KEPT)
+    keep_code(recipe, study.folder / KEPT)
     write_json(path, record)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyphony import metrics
@@ -29,7 +29,9 @@ def write_scores(study: Study, jobs: Sequence[Job]) -> list[Score]:
     valid = {(model, seed): each for (model, seed, split), each in saved.items() if split == "valid"}
     temperatures = [Temperature(*who, each.fit_temperature()) for who, each in valid.items()]
     drawn = [name for name in study.recipe.methods if not study.recipe.form(name).one_to_one]
-    rows = list(score(saved, temperatures, curves, parameter_counts(study, valid), drawn))
+    sketch = sketched(study)
+    best = {name: parameters(sketch.networks[j or 0]) for name, j in valid if name == BEST_TEACHER}
+    rows = list(score(saved, temperatures, curves, sketch.parameter_counts | best, drawn))
     write_table(study.folder, EnsembleNll, curves)
     write_table(study.folder, Temperature, temperatures)
     write_table(study.folder, Score, rows)
@@ -101,13 +103,3 @@ def by_calibration(
     scores = {"standard": predictions.scores(), "calibrated": predictions.scores(temperature)}
     wanted = set(columns(kind))
     return {name: {column: each[column] for column in each.keys() & wanted} for name, each in scores.items()}
-
-
-def parameter_counts(study: Study, models: Iterable[tuple[str, int | None]] = ()) -> dict[str, int]:
-    """Parameters of the teachers together and of each method's student as it predicts.
-
-    And of the best teacher, if `models` names it.
-    """
-    sketch = sketched(study)
-    best = {name: parameters(sketch.networks[j or 0]) for name, j in models if name == BEST_TEACHER}
-    return sketch.parameter_counts | best

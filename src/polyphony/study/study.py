@@ -120,10 +120,6 @@ class Study:
                 raise  # it may work if weights have values
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
-    def trained(self, model: str, seed: int | None, teachers: int) -> list[Trained]:
-        """The trainings of a model: a student's, or without a seed those of so many teachers."""
-        return [self.teacher(j) for j in range(teachers)] if seed is None else [self.student(model, seed)]
-
     def load_model(self, model: str, seed: int | None, teachers: int) -> Ensemble:
         """A trained student as it predicts, or without a seed so many teachers together."""
         return self.load_teachers(teachers) if seed is None else self.load_student(model, seed)
