@@ -126,7 +126,7 @@ def test_two_steps_change_every_weight_and_leave_predictions(name, method):
     student = study.fresh_student(method, torch.Generator().manual_seed(1))
     before = {key: value.clone() for key, value in student.named_parameters()}
     teacher = study.network(recipe.teachers.network, torch.Generator().manual_seed(2))
-    loss = loss_for_counting(study, method, DeepEnsemble(recipe.members * [teacher]), student)
+    loss = loss_for_counting(study, method, DeepEnsemble(recipe.members * [teacher]))
     plan = Plan(epochs=1, batch=recipe.student.batch, learning_rate=1e-4, warm_up=0)
     log = fit(student, loss, splits.train, splits.valid, plan, torch.Generator().manual_seed(3))
     assert all(math.isfinite(value) for value in log[0].values())

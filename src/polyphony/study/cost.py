@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
@@ -81,70 +81,55 @@ class TooLargeError(RecipeError):
 
 @dataclass(frozen=True)
 class Sketch:
-    """Models on a device. On PyTorch's meta device they are built at once and have no values."""
+    """A study's models before training, to be counted on a device. On the meta device they have no values.
+
+    Models that are made from equal tables are one object.
+    """
 
     study: Study  # with one image, so that networks are built at once
     device: str
     counting: Counting
+    networks: list[nn.Module]  # one for each teacher that students learn from
+    teachers: DeepEnsemble  # the same, as students learn from them
+    plain: Ensemble  # the students' network without members
+    students: dict[str, Ensemble]  # by method
+    trained: dict[str, Ensemble]  # the students as they predict
+    member_shares: dict[
+        str, float
+    ]  # the share of a member's weights that have factors or are its own, if any
 
-    def build(self, build: Callable[[], Built]) -> Built:
-        with torch.device(self.device), self.counting:
-            return build()
-
-    @cached_property
-    def networks(self) -> dict[int, nn.Module]:
-        """The network of each teacher that students learn from; equal ones are one object."""
-        study, table = self.study, self.study.recipe.teachers.network_of
-        each = range(study.recipe.members)
-        return self.build(lambda: built_once(each, table, lambda j: study.network(table(j))))
-
-    @cached_property
-    def students(self) -> dict[str, Ensemble]:
-        """The student of each method; equal ones are one object."""
-        study = self.study
-        return self.build(
-            lambda: built_once(study.recipe.methods, study.recipe.form_table, study.blank_student)
-        )
-
-    @cached_property
-    def trained(self) -> dict[str, Ensemble]:
-        """The student of each method as it predicts."""
-        form, students = self.study.recipe.form, self.students.items()
-        return self.build(lambda: {name: form(name).trained(student) for name, student in students})
-
-    @cached_property
-    def plain(self) -> Ensemble:
-        """The students' network without members."""
-        return Single(self.build(lambda: self.study.network(self.study.recipe.student_network)))
-
-    @cached_property
+    @property
     def parameter_counts(self) -> dict[str, int]:
         """Parameters of the teachers together, and of each method's student as it predicts."""
-        teachers = sum(map(parameters, self.networks.values()))
+        teachers = sum(map(parameters, self.networks))
         return {TEACHERS: teachers} | {name: parameters(student) for name, student in self.trained.items()}
-
-    @cached_property
-    def member_shares(self) -> dict[str, float]:
-        """The share of a member's weights that have factors or are its own, if any, by method."""
-        students = self.students.items()
-        shares = self.build(lambda: {name: member_share(student) for name, student in students})
-        return {name: share for name, share in shares.items() if share}
 
 
 def sketched(study: Study) -> Sketch:
     """A study's models without values, or with values if the user's network needs them."""
-    sketch = sketched_on("meta", study)
     try:
-        sketch.parameter_counts, sketch.member_shares  # noqa: B018 (asked for to see whether they can be)
+        return sketched_on("meta", study)
     except Exception:  # the user's code can raise anything
         return sketched_on("cpu", study)
-    return sketch
 
 
 def sketched_on(device: str, study: Study) -> Sketch:
     splits = replace(study.data(), train=study.data().train[:1])
     splits.train.statistics  # noqa: B018 (computed here, once)
-    return Sketch(replace(study, data_instead=splits), device, Counting())
+    study, counting = replace(study, data_instead=splits), Counting()
+    recipe, table = study.recipe, study.recipe.teachers.network_of
+
+    def folded(j: int) -> nn.Module:
+        return DeepEnsemble([study.network(table(j))]).folded().networks[0]
+
+    with torch.device(device), counting:
+        networks = built_once(range(recipe.members), table, lambda j: study.network(table(j)))
+        teachers = DeepEnsemble([*built_once(range(recipe.members), table, folded).values()])
+        plain = Single(study.network(recipe.student_network))
+        students = built_once(recipe.methods, recipe.form_table, study.blank_student)
+        trained = {name: recipe.form(name).trained(student) for name, student in students.items()}
+        shares = {name: share for name, student in students.items() if (share := member_share(student))}
+    return Sketch(study, device, counting, [*networks.values()], teachers, plain, students, trained, shares)
 
 
 def parameters(model: nn.Module) -> int:
@@ -201,7 +186,7 @@ def prices(study: Study, sketch: Sketch) -> list[Answer]:
             1000 * speed.seconds(Count(calls, flops), images=1, batch=1),
         )
 
-    teachers = [Single(network) for network in sketch.networks.values()]
+    teachers = [Single(network) for network in sketch.networks]
     students = [answer(name, [student]) for name, student in sketch.trained.items()]
     return [answer("one teacher", teachers[:1]), answer(TEACHERS, teachers), *students]
 
@@ -222,31 +207,24 @@ def estimates(study: Study, sketch: Sketch) -> list[Cost]:
         batch, valid = study.plan(schedule).batch, len(study.data().valid)
         share = study.unlabelled_share(name) if name in study.recipe.methods else 0.0
         images = round(len(study.data().train) * batch / labelled_rows(batch, share))
-        seconds = speed.seconds(stepping, images, batch)
-        seconds += speed.seconds(looked, valid, BATCH)
-        flops, seconds = schedule.epochs * images * stepping.flops, schedule.epochs * seconds
-        return Cost(name, runs, flops, seconds, weights + batch * an_image)
+        seconds = speed.seconds(stepping, images, batch) + speed.seconds(looked, valid, BATCH)
+        flops = schedule.epochs * images * stepping.flops
+        return Cost(name, runs, flops, schedule.epochs * seconds, weights + batch * an_image)
 
     return [cost(*training) for training in trainings(sketch)]
 
 
 def trainings(sketch: Sketch) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
     """Each kind of training: name, how often it runs, schedule, model and loss."""
-    study, recipe, table = sketch.study, sketch.study.recipe, sketch.study.recipe.teachers.network_of
+    study, recipe = sketch.study, sketch.study.recipe
     if isinstance(recipe.teachers, Schedule):
         yield "teacher", study.teacher_count, recipe.teachers, Single(sketch.networks[0]), CrossEntropy()
-
-    def folded(j: int) -> nn.Module:
-        return DeepEnsemble([study.network(table(j))]).folded().networks[0]
-
-    each = sketch.build(lambda: built_once(range(recipe.members), table, folded))
-    teachers = DeepEnsemble(list(each.values()))
     for name, student in sketch.students.items():
-        loss = loss_for_counting(study, name, teachers, student)
+        loss = loss_for_counting(study, name, sketch.teachers)
         yield name, len(recipe.seeds), recipe.schedule(name), student, loss
 
 
-def loss_for_counting(study: Study, name: str, teachers: DeepEnsemble, student: Ensemble) -> Loss:
+def loss_for_counting(study: Study, name: str, teachers: DeepEnsemble) -> Loss:
     """A method's loss with any step size: the cost does not depend on it."""
     method = study.recipe.distillation(name)
     if method is None:
