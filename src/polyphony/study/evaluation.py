@@ -274,10 +274,12 @@ def corrupted_scores(
     shift: Corruptions, model: Model, found: Mapping[str, Predictions]
 ) -> list[CorruptedScore]:
     """One row of a model for each corruption and severity."""
-    return [
-        CorruptedScore(*model, shift.name, *shift.conditions[split], **predictions.quality())
-        for split, predictions in found.items()
-    ]
+    rows = []
+    name, seed = model
+    for split, predictions in found.items():
+        corruption, severity = shift.conditions[split]
+        rows.append(CorruptedScore(name, seed, shift.name, corruption, severity, **predictions.quality()))
+    return rows
 
 
 def weight_hashes(study: Study) -> dict[Model, list[str]]:
