@@ -13,20 +13,18 @@ from polyphony.training.collapse import Row
 class Board(Protocol):
     """Shows people how jobs go."""
 
-    def started(self, name: str, epochs: int) -> None:
-        """A job starts."""
+    def started(self, name: str, epochs: int) -> None: ...
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
         """`done` of `steps` steps of an epoch are done."""
 
     def epoch(self, name: str, row: Row) -> None:
-        """An epoch is over."""
+        """An epoch is over; `row` is its line in the log."""
 
     def warn(self, name: str, sentence: str) -> None:
         """Show a warning about a job that is running."""
 
-    def finished(self, name: str) -> None:
-        """A job is done."""
+    def finished(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -112,19 +112,15 @@ class Cluster:
             self._ray = stack.enter_context(connected(self.address))
             if not self._room():
                 raise ClusterError(f"no node of the cluster has room for a job: {self.share}")
-            self._mailbox = self._make_mailbox()
+            from ray.util.queue import Queue
+
+            here = self._ray.get_runtime_context().get_node_id()
+            self._mailbox = Queue(actor_options={"num_cpus": 0} | on_node(here))  # for reports of jobs
             self._connection = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-
-    def _make_mailbox(self) -> Any:
-        """The queue for the reports of jobs, on this machine."""
-        from ray.util.queue import Queue
-
-        here = self._ray.get_runtime_context().get_node_id()
-        return Queue(actor_options={"num_cpus": 0} | on_node(here))
 
     @property
     def at_once(self) -> int:
@@ -310,14 +306,11 @@ def check_nodes(ray: Any, folder: Path) -> None:
 def compare(node: str, here: Mapping[str, str], there: Mapping[str, str], folder: Path) -> None:
     """Raise a ClusterError for the first difference between a node and this process."""
     for name, ours in here.items():
-        if there[name] != ours and name == "folder":
-            raise ClusterError(
-                f"node {node} does not see {folder}: results need a folder that all nodes share"
-            )
+        words = f"has {name} {there[name]}, and here is {ours}: they must be the same"
+        if name == "folder":
+            words = f"does not see {folder}: results need a folder that all nodes share"
         if there[name] != ours:
-            raise ClusterError(
-                f"node {node} has {name} {there[name]}, and here is {ours}: they must be the same"
-            )
+            raise ClusterError(f"node {node} {words}")
 
 
 def looker() -> Callable[[str], dict[str, str]]:

@@ -68,7 +68,6 @@ class Processes:
             raise
 
     def _start_jobs(self, graph: Graph) -> None:
-        """Start as many jobs as fit."""
         while len(graph.running) < self.at_once and (job := graph.next()) is not None:
             if len(self.workers) < len(graph.running):
                 self._start_worker()

@@ -283,5 +283,4 @@ class Predict:
 
 
 def predicting(model: str, seed: int | None, what: str) -> str:
-    """The name of a prediction job."""
     return f"predict {model}{'' if seed is None else f', seed {seed},'} on {what}"

@@ -94,7 +94,6 @@ def portable_network(table: NetworkTable) -> dict[str, Any]:
 
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
-    """The study in a folder."""
     refuse_sweep(folder)
     return Study(stored_recipe(folder), folder, data_root, device)
 

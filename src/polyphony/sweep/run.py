@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from polyphony.execute.board import Board
 from polyphony.execute.job import Job
 from polyphony.execute.runner import Runner
 from polyphony.metrics import Predictions
-from polyphony.recipe import Recipe
 from polyphony.recipe.points import Point, Swept
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
@@ -103,9 +102,13 @@ def run_sweep(
         if not kept:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
         found = predicted(sweep.plan(kept, prints))
-        rows = score(found, kept)
+        rows = [row for point in kept for row in score(found, point)]
         sweeping.begin([*kept, *lost])
-        write_table(sweep.folder, TeacherScore, teacher_scores(found[TEACHERS, None], sweep.swept.recipe))
+        teachers = found[TEACHERS, None].first(sweep.swept.recipe.members)
+        measured = by_calibration(teachers, teachers.fit_temperature(), TeacherScore)
+        write_table(
+            sweep.folder, TeacherScore, [TeacherScore(kind, **each) for kind, each in measured.items()]
+        )
         write_table(sweep.folder, SweepScore, rows)
     return SweepOutcome(len(work.ran), len(work.found), work.adopted, rows, lost)
 
@@ -133,7 +136,7 @@ class Sweeping:
             found = predicted(self.sweep.plan(kept, self.prints)) if kept else {}
             for trial in asked:
                 lost = trial.point in diverged
-                search.tell(trial, None if lost else judged(score(found, [trial.point])))
+                search.tell(trial, None if lost else judged(score(found, trial.point)))
         return search.finished(), search.diverged()
 
     def measure(self, points: Sequence[Point]) -> list[Point]:
@@ -164,25 +167,16 @@ Predicted = dict[tuple[str, int | None], Predictions]  # by model and seed, on v
 
 
 def predicted(jobs: Sequence[Job]) -> Predicted:
-    """The predictions of the models of a plan."""
     return {(model, seed): file.load() for (model, seed, _), file in predictions_of(jobs).items()}
 
 
-def score(found: Predicted, points: Iterable[Point]) -> list[SweepScore]:
-    """The rows of these points."""
+def score(found: Predicted, point: Point) -> list[SweepScore]:
+    """The rows of a point: one for each seed and calibration."""
     rows = []
-    for point in points:
-        for seed, valid in ((seed, each) for (name, seed), each in found.items() if name == point.name):
-            for kind, measured in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
-                rows.append(SweepScore(point.name, seed, calibration=kind, **asdict(point), **measured))
+    for seed, valid in ((seed, each) for (name, seed), each in found.items() if name == point.name):
+        for kind, measured in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
+            rows.append(SweepScore(point.name, seed, calibration=kind, **asdict(point), **measured))
     return rows
-
-
-def teacher_scores(teachers: Predictions, recipe: Recipe) -> list[TeacherScore]:
-    """The rows of the teachers on the same images."""
-    valid = teachers.first(recipe.members)
-    found = by_calibration(valid, valid.fit_temperature(), TeacherScore)
-    return [TeacherScore(kind, **each) for kind, each in found.items()]
 
 
 def judged(rows: Sequence[SweepScore]) -> float:
