@@ -242,9 +242,7 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         current = ray.get_runtime_context().gcs_address
         if ":" in address and address != current:
-            raise ClusterError(
-                f"this process is connected to the Ray cluster at '{current}', not '{address}'"
-            )
+            raise ClusterError(f"this process uses the Ray cluster at '{current}', not '{address}'")
         yield ray
         return
     connect(ray, address)
@@ -264,9 +262,7 @@ def connect(ray: Any, address: str) -> None:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
     except Exception as error:
-        raise ClusterError(
-            f"there is no Ray cluster at '{address}' to work with ({first_line(error)})"
-        ) from error
+        raise ClusterError(f"there is no Ray cluster at '{address}' ({first_line(error)})") from error
     if current_thread() is main_thread():  # Ray has replaced the handler
         signal.signal(signal.SIGTERM, before)
 

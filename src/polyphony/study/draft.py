@@ -132,9 +132,7 @@ def draft(
     networks cannot be distilled.
     """
     if len(weights) < 2:
-        raise RecipeError(
-            f"an ensemble has two networks or more, not {counted(len(weights), 'file')} of weights"
-        )
+        raise RecipeError(f"an ensemble needs two networks or more, not {counted(len(weights), 'file')}")
     check_name(file)
     for path in (images, *weights, *([unlabelled] if unlabelled else [])):
         check_text(path)
@@ -229,9 +227,7 @@ def check_name(file: Path) -> None:
     try:
         TypeAdapter(Name).validate_python(file.stem)
     except ValidationError:
-        raise RecipeError(
-            f"{file} would name a recipe '{file.stem}': names are of letters, digits and + _ . -"
-        ) from None
+        raise RecipeError(f"{file} would name a recipe '{file.stem}': use letters, digits, + _ . -") from None
 
 
 def check_text(path: Path) -> None:

@@ -111,9 +111,7 @@ def read_unknown(data: Data, root: Path | None, source: str, limit: int | None) 
     """Unknown images, converted to the shape of a recipe's test images; cached."""
     splits = load_splits(data, root)
     if identify(source).name == splits.name:
-        raise DataError(
-            f"{source} holds the classes the run was trained on: unknown ones come from other data"
-        )
+        raise DataError(f"{source} is the run's own data: unknown classes come from another data set")
     return load_unknown(source, splits.test, root, limit)
 
 

@@ -109,13 +109,9 @@ def add_groups(folder: Path, source: str, images: int) -> str:
         raise GroupsError(f"{path} has no column '{column}'; {suggestion(column, found)}")
     values = found[column]
     if len(values) != images:
-        raise GroupsError(
-            f"{path} has {len(values):,} rows, but the run has {images:,} test images: one for each"
-        )
+        raise GroupsError(f"{path} has {len(values):,} rows, but the run has {images:,} test images")
     if len(set(values)) > MOST_GROUPS:
-        raise GroupsError(
-            f"{path}: '{column}' has {len(set(values)):,} different values; at most {MOST_GROUPS:,}"
-        )
+        raise GroupsError(f"{path}: '{column}' has more than {MOST_GROUPS:,} different values")
     columns = {**read_groups(folder), column: values}
     text = csv_text(list(columns), zip(*columns.values(), strict=True))
     write_whole(folder / GROUPS, text.encode())
