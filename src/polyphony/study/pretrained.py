@@ -47,10 +47,10 @@ def refuse_copies(weights: Sequence[Path]) -> None:
     found: dict[str, Path] = {}
     for path in weights:
         if weights.count(path) > 1:
-            raise RecipeError(f"{path} is listed twice; teachers must differ")
+            raise RecipeError(f"{path} is listed twice; the networks must differ")
         known = found.setdefault(numbers_hash(path, weights_hash(path)), path)
         if known != path:
-            raise RecipeError(f"{path} holds the same weights as {known}; teachers must differ")
+            raise RecipeError(f"{path} holds the same weights as {known}; the networks must differ")
 
 
 @lru_cache
