@@ -38,7 +38,7 @@ MEMBERS, CLASSES, SIDE, TEMPERATURE = 3, 4, 12, 4.0
 PLAN = Plan(
     epochs=2, batch=16, learning_rate=0.05, warm_up=1, augment=Augmentation(pad=1), deterministic=True
 )
-STUDY = {  # time limit of the small study, in seconds
+STUDY = {  # the recipe of the small study
     "name": "check",
     "members": 2,
     "teachers": {
