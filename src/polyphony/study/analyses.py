@@ -184,10 +184,9 @@ def show_members(study: Study, watch: Watch) -> dict[str, Tensor]:
     )
 
 
-def factors_job(study: Study, methods: Sequence[str]) -> Job:
-    """Distances between the rank-one factors of the members of some methods' students."""
+def factors_job(study: Study, students: Sequence[Student]) -> Job:
+    """Distances between the rank-one factors of the members of some students."""
     saved = rows_of(study, FactorDistance, {"models": models_key(study)})
-    students = [(method, seed) for method, seed in study.students if method in methods]
     return Job("distances of factors", (), saved, Measure(partial(measure_factors, study, students)))
 
 
@@ -201,14 +200,14 @@ def measure_factors(study: Study, students: Sequence[Student], watch: Watch) -> 
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis of a run's models. `jobs` makes its jobs from a study, methods and a number of images.
+    """An analysis of a run's models. `jobs` makes its jobs from a study, students and a number of images.
 
     `table` holds the rows of all jobs; without a table, each job's file is the result. `obstacle` says why a
     run cannot have it, if so. `methods` are those whose students can be analysed, and `lacking` says what the
     others lack. A study ends with the analyses that are `short`: they take seconds.
     """
 
-    jobs: Callable[[Study, Sequence[str], int], list[Job]]
+    jobs: Callable[[Study, Sequence[Student], int], list[Job]]
     table: type[TableRow] | None = None
     obstacle: Callable[[Study], str | None] = lambda study: None
     methods: Callable[[Study], list[str]] = lambda study: list(study.recipe.methods)
@@ -252,7 +251,7 @@ def lacks_a_source(study: Study) -> str | None:
 
 ANALYSES = {
     "jacobians": Analysis(
-        lambda study, methods, n: [jacobians_job(study, of, n) for of in study.students if of[0] in methods],
+        lambda study, students, n: [jacobians_job(study, each, n) for each in students],
         JacobianCosine,
         methods=one_to_one,
         lacking="it does not have one independent member for each teacher",
@@ -265,7 +264,7 @@ ANALYSES = {
         methods=one_to_one,
     ),
     "factors": Analysis(
-        lambda study, methods, _: [factors_job(study, methods)],
+        lambda study, students, _: [factors_job(study, students)],
         FactorDistance,
         lambda study: "the student has one member; distances need two" if study.recipe.members == 1 else None,
         with_factors,
@@ -298,7 +297,8 @@ def analyse(
         for name in [name for name in ANALYSES if name in what and name not in left_out]:
             each = ANALYSES[name]
             if methods := each.methods(study):
-                chosen.append((each, each.jobs(study, methods, examples)))
+                students = [student for student in study.students if student[0] in methods]
+                chosen.append((each, each.jobs(study, students, examples)))
                 others = [method for method in study.recipe.methods if method not in methods]
                 left_out |= {f"{name} of {method}": each.lacking for method in others if each.lacking}
             else:
