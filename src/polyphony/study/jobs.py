@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,11 +71,12 @@ class Training:
             group=group_from_environment(),
         )
 
-    def finish(self, stage: Stage, model: nn.Module, log: Sequence[Row] = (), **more: Any) -> None:
+    def finish(self, stage: Stage, model: nn.Module, log: Sequence[Row], more: Mapping[str, Any]) -> None:
         """Save weights and facts in a stage; only the first process of a group does."""
-        seconds = round(sum(row["seconds"] for row in log), 3)
-        facts = {"epochs": len(log), "seconds": seconds} if log else {}
-        facts |= {"versions": versions(), "machine": machine(self.study)} | more
+        facts: dict[str, Any] = {"versions": versions(), "machine": machine(self.study), **more}
+        if log:
+            seconds = round(sum(row["seconds"] for row in log), 3)
+            facts = {"epochs": len(log), "seconds": seconds, **facts}
         group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))
 
 
@@ -111,7 +112,7 @@ class TrainTeacher(Training):
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
         log = self.fit(stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
-        return self.finish(stage, model.network, log)
+        return self.finish(stage, model.network, log, {})
 
     def take_in(self, stage: Stage, files: Sequence[Path], watch: Watch) -> None:
         """Save pretrained weights, if they know the classes of the data."""
@@ -120,7 +121,7 @@ class TrainTeacher(Training):
         network = self.study.network(self.study.recipe.teachers.network_of(self.j))
         found = answers(network, path, splits.valid, self.study.device)
         refuse_unfit(found.logits[0].argmax(-1), found.labels, splits.classes, path)
-        self.finish(stage, network)
+        self.finish(stage, network, [], {})
         watch.epoch({})
 
 
@@ -171,8 +172,8 @@ class TrainStudent(Training):
         plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
         log = self.fit(stage, student, loss, plan, rng, watch)
         proof = study.proof(self.method, student)
-        more = {"proof": proof.model_dump(mode="json")} if proof else {}
-        self.finish(stage, student, log, step_size=step_size, **more)
+        proven = {"proof": proof.model_dump(mode="json")} if proof else {}
+        self.finish(stage, student, log, {"step_size": step_size, **proven})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
         """The loss of the method, and the size of its step, if it takes one."""
