@@ -79,7 +79,8 @@ def keep(folder: Path, to: Path) -> None:
 
 def training_costs(run: Run) -> Iterator[TrainingCost]:
     """The multiply-adds of each training, counted without images."""
-    from polyphony.study import Study, costs
+    from polyphony.study.cost import costs
+    from polyphony.study.study import Study
 
     for cost in costs(Study(run.recipe, run.folder).outlined()):
         several = run.members if cost.name == "teacher" else 1
