@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 import polyphony as package
 from polyphony._util.files import Terminated
 from polyphony.compute.parallel import GoneError
-from polyphony.execute.board import Board, Event, Relay
+from polyphony.execute.board import Board, Started
 from polyphony.execute.cluster import GIB, Cluster, ClusterError, LostError, Place, Share, compare, run_there
 from polyphony.execute.job import Graph
 from polyphony.execute.processes import WorkerLostError
@@ -298,8 +298,7 @@ def test_a_job_that_begins_too_often_stops_the_study(tmp_path):
     runner, board = Cluster("auto", tmp_path, Share(cpus=1)), Heard()
     graph = Graph([OnGpu("job", tmp_path)])
     graph.next()
-    begun: list[Event] = []
-    Relay(begun.append).started("job", 1)
+    begun = [Started("job", 1)]
     runner._mailbox = SimpleNamespace(size=lambda: 1, get_nowait_batch=lambda size: begun)
     for _ in range(4):
         runner._pass_on(graph, board)

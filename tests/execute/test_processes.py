@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from polyphony._util.files import Terminated
-from polyphony.execute.board import Event, Failed, Finished
+from polyphony.execute.board import Failed, Finished, Stepped
 from polyphony.execute.job import Graph
 from polyphony.execute.processes import (
     Processes,
@@ -135,7 +135,7 @@ class Chatting(queue.Queue):
     """Events of which another comes whenever one waits."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> object:
-        return Event("other", print) if timeout else super().get(block, timeout)
+        return Stepped("other", 1, 3, {}) if timeout else super().get(block, timeout)
 
 
 def test_a_worker_that_ends_is_noticed_while_others_report_and_what_it_said_is_heard_first():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Protocol
 
 from polyphony.training.collapse import Row
@@ -29,25 +28,68 @@ class Board(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """A report of the job with this name; `tell` repeats it to the board of another process."""
+    """A report of the job with this name."""
 
     name: str
-    tell: Callable[[Board], object]
 
-
-class Started(Event):
-    """A job has started."""
-
-
-class Finished(Event):
-    """A job is done."""
+    def tell(self, board: Board) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A job has failed; `tell` raises the error."""
+class Started(Event):
+    """`Board.started` of another process."""
 
-    name: str
+    epochs: int
+
+    def tell(self, board: Board) -> None:
+        board.started(self.name, self.epochs)
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """`Board.step` of another process."""
+
+    done: int
+    steps: int
+    row: Row
+
+    def tell(self, board: Board) -> None:
+        board.step(self.name, self.done, self.steps, self.row)
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event):
+    """`Board.epoch` of another process."""
+
+    row: Row
+
+    def tell(self, board: Board) -> None:
+        board.epoch(self.name, self.row)
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """`Board.warn` of another process."""
+
+    sentence: str
+
+    def tell(self, board: Board) -> None:
+        board.warn(self.name, self.sentence)
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """`Board.finished` of another process."""
+
+    def tell(self, board: Board) -> None:
+        board.finished(self.name)
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """A job failed; `tell` raises the error."""
+
     error: Exception
 
     def tell(self, board: Board) -> None:
@@ -61,19 +103,19 @@ class Relay:
     send: Callable[[Event], object]
 
     def started(self, name: str, epochs: int) -> None:
-        self.send(Started(name, methodcaller("started", name, epochs)))
+        self.send(Started(name, epochs))
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        self.send(Event(name, methodcaller("step", name, done, steps, row)))
+        self.send(Stepped(name, done, steps, row))
 
     def epoch(self, name: str, row: Row) -> None:
-        self.send(Event(name, methodcaller("epoch", name, row)))
+        self.send(EpochEnded(name, row))
 
     def warn(self, name: str, sentence: str) -> None:
-        self.send(Event(name, methodcaller("warn", name, sentence)))
+        self.send(Warned(name, sentence))
 
     def finished(self, name: str) -> None:
-        self.send(Finished(name, methodcaller("finished", name)))
+        self.send(Finished(name))
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def visible_gpus(device: str) -> list[str]:
     return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
 
 
-def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | Failed | None:
+def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
     """The next report of a worker, or None; raises if a worker has ended and there is nothing left to read.
 
     After a worker has ended this does not wait, since the others may report for ever. A SIGTERM to one worker
@@ -127,7 +127,7 @@ def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | Failed | 
     codes = [worker.exitcode for worker in workers]  # before reading what they have left
     ended = any(code is not None for code in codes)
     try:
-        event: Event | Failed = events.get(timeout=0.0 if ended else LOOK_SECONDS)
+        event: Event = events.get(timeout=0.0 if ended else LOOK_SECONDS)
     except queue.Empty:
         if -signal.SIGTERM in codes:
             raise Terminated from None
