@@ -60,7 +60,7 @@ def save_objects(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
-        (save_objects, "holds objects; it was not read"),
+        (save_objects, "Python objects"),
         (lambda file: np.save(file, np.zeros((20, 3, 32, 32), np.uint8)), r"uint8 \[20, 3, 32, 32\] where"),
         (lambda file: np.save(file, np.zeros((19, 32, 32, 3), np.uint8)), r"\[19, 32, 32, 3\] where"),
         (lambda file: np.save(file, np.zeros((20, 32, 32, 3))), "float64"),

@@ -191,7 +191,10 @@ def test_npz_test_arrays_and_class_names(tmp_path: Path) -> None:
             "two classes are called 'crane'",
         ),
         ({"images": GREY.reshape(20, 2, 3, 6), "labels": Y}, "no axis of 1 or 3 channels"),
-        ({"images": np.array([{}, {}]), "labels": Y}, "images holds objects; it was not read"),
+        (
+            {"images": np.array([{}, {}]), "labels": Y},
+            "images is not a valid plain array .Object arrays",
+        ),
     ],
 )
 def test_wrong_npz_files_are_named(arrays: dict[str, np.ndarray], fault: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 import zipfile
@@ -130,12 +131,17 @@ def test_an_annotation_of_an_unknown_class_or_file(tiny: Path) -> None:
             read(tiny.parent)
 
 
-def test_a_zip_whose_path_escapes(tiny: Path, tmp_path: Path, cached_files: Callable[[], list[str]]) -> None:
+@pytest.mark.parametrize(("name", "seen"), [("../escaped.txt", "../escaped.txt"), ("\0", "")])
+def test_a_zip_whose_path_escapes(
+    name: str, seen: str, tiny: Path, tmp_path: Path, cached_files: Callable[[], list[str]]
+) -> None:
     archive = zipped(tiny)
     with zipfile.ZipFile(archive, "a") as out:
-        out.writestr("../escaped.txt", "gotcha")
+        info = zipfile.ZipInfo("any")
+        info.filename = name  # as it is: the constructor would clean it
+        out.writestr(info, "gotcha")
     tiny.rename(tmp_path / "away")
-    with pytest.raises(DataError, match=r"tiny-imagenet-200\.zip holds the path '\.\./escaped\.txt'"):
+    with pytest.raises(DataError, match=rf"tiny-imagenet-200\.zip holds the path '{re.escape(seen)}'"):
         read(tiny.parent)
     assert not list(tmp_path.rglob("escaped.txt"))
     assert cached_files() == []

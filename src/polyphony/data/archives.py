@@ -1,4 +1,4 @@
-"""Unpacks or reads archives without trusting their names and sizes."""
+"""Reads zip archives and reads or unpacks tar archives, without trusting their names and sizes."""
 
 from __future__ import annotations
 
@@ -89,20 +89,15 @@ def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def unpack(archive: Path, folder: str, root: Path) -> None:
-    """Unpack a tar or zip to `root/folder`, completely or not at all.
+    """Unpack a tar, whose top folder is `folder`, to `root/folder`, completely or not at all.
 
     Raises a DataError for a path that leaves the folder, for a link or a device, and if the content is far
     too large for the archive.
     """
-    if (root / folder).exists():
-        raise DataError(f"{root / folder} is there already; remove it to unpack {archive.name} again")
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
     with writing(root / folder), tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
         with damaged(archive, "archive"):
-            packed = zipfile.is_zipfile(regular(archive))
-            for name, stream in _zip_entries(archive) if packed else _tar_entries(archive, bound(archive)):
-                _write(Path(scratch, *PurePosixPath(name).parts), stream)
+            for name, stream in _tar_entries(archive, bound(archive)):
+                _write(Path(scratch, name), stream)
         if not Path(scratch, folder).is_dir():
             raise DataError(f"{archive} holds no folder {folder}; download it again")
         Path(scratch, folder).rename(root / folder)
@@ -113,14 +108,6 @@ def _write(target: Path, stream: IO[bytes]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as out:
             shutil.copyfileobj(stream, out, 1 << 20)
-
-
-def _zip_entries(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with open_zip(path) as archive:
-        for info in archive.infolist():
-            if not info.is_dir():
-                with archive.open(info) as stream:
-                    yield info.filename, stream
 
 
 def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[bytes]]]:
@@ -141,5 +128,5 @@ def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[
 
 
 def _check_name(path: Path, name: str) -> None:
-    if name.startswith("/") or re.search(r"\\|^[A-Za-z]:|\0", name) or ".." in PurePosixPath(name).parts:
+    if not name or re.search(r"\\|^[A-Za-z]:|^/|\0", name) or ".." in PurePosixPath(name).parts:
         raise DataError(f"{path} holds the path {name!r}, which leaves its folder; do not trust this archive")

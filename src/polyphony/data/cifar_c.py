@@ -6,14 +6,16 @@ One file a corruption, uint8 [5 n h w c]: the first n rows are severity 1, the l
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
-from polyphony.data.files import DataError, damaged, read_bytes, there
-from polyphony.data.npy import mapped
+from polyphony.data.files import DataError, damaged, read_bytes, regular, there
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
@@ -48,6 +50,12 @@ def source(path: Path) -> str | None:
     with damaged(file, "JSON file", f"remove {path} and make the images again"):
         facts = json.loads(read_bytes(file))
         return str(facts["fingerprint"]) if "fingerprint" in facts else None
+
+
+def mapped(file: Path) -> np.ndarray[Any, np.dtype[Any]]:
+    """The array of an .npy file, mapped copy-on-write."""
+    with damaged(file, ".npy file", "get it again"), warnings.catch_warnings(action="ignore"):
+        return open_memmap(regular(file), mode="c")
 
 
 def _split(file: Path, labels: torch.Tensor) -> Split:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import read_array
 from torch import Tensor
 
-from polyphony.data import cifar_c, npy
+from polyphony.data import cifar_c
 from polyphony.data.archives import open_zip, tree
 from polyphony.data.cache import cached
 from polyphony.data.dataset import Contents, Dataset, Place, as_labels
 from polyphony.data.files import DataError, damaged, read_bytes, readable, there
 from polyphony.data.images import SUFFIXES, decode_all, is_picture
-from polyphony.data.npy import Array
 from polyphony.data.options import Options, area_average, channels_first, with_channels
 from polyphony.data.splits import Split
 
+Array = np.ndarray[Any, np.dtype[Any]]
 KEYS = {  # names that common tools give the arrays of a part, in order of preference
     "train": (("images", "labels"), ("train_images", "train_labels"), ("x_train", "y_train")),
     "valid": (("valid_images", "valid_labels"), ("val_images", "val_labels"), ("x_valid", "y_valid")),
@@ -144,12 +147,12 @@ def _arrays(path: Path) -> dict[str, Array]:
     """The arrays of the file that have known names."""
     known = {"classes", *(name for pairs in KEYS.values() for pair in pairs for name in pair)}
     arrays = {}
-    with open_zip(path, ".npz file") as archive:
+    with open_zip(path, ".npz file") as archive, warnings.catch_warnings(action="ignore"):  # of old headers
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in known:
-                with damaged(f"{path}: {name}", "array", "save it again"), archive.open(info) as stream:
-                    arrays[name] = npy.read(stream, info.file_size, f"{path}: {name}")
+                with damaged(f"{path}: {name}", "plain array", "save it again"), archive.open(info) as stream:
+                    arrays[name] = read_array(stream, allow_pickle=False)
     return arrays
 
 

@@ -10,16 +10,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place
 from polyphony.data.files import LARGEST, DataError, MissingDataError, bound, damaged, read_bytes, there
-from polyphony.data.npy import Array
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
+Array = np.ndarray[Any, np.dtype[Any]]
 MATRIX, COMPRESSED = 14, 15
 KINDS = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
 NUMERIC = range(6, 16)  # the classes of dense arrays; cells, structures, text and sparse arrays have others

@@ -1,16 +1,15 @@
 """Reads CIFAR's pickles without trusting them: the result holds only plain values and arrays.
 
-`pickle.Unpickler` with an allow-list of names is not enough: a small file can make it hash nested tuples for
-ever, or reserve gigabytes for its memo. Here the standard library splits a pickle into instructions, and the
-machine below runs those that official files contain. It imports nothing, calls nothing, and no instruction
-takes more time or memory than its bytes justify.
+The standard library's unpickler runs if a file has only the instructions of official files, and not too many.
+It calls only functions of this module. Its version in Python is used: a file can make the version in C hash
+nested tuples for ever, or reserve gigabytes for its memo.
 """
 
 from __future__ import annotations
 
-import math
+import io
+import pickle
 import pickletools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,160 +17,115 @@ import numpy as np
 from polyphony.data.files import DataError, damaged
 
 MOST = 1_000_000  # instructions; the official file with the most has about 200,000
-KINDS = {name: np.dtype(name) for name in ("u1", "i4", "i8")}
-NAMES = {  # all names in official files
-    "_codecs encode",
-    "numpy dtype",
-    "numpy ndarray",
-    "numpy.core.multiarray _reconstruct",
-    "numpy._core.multiarray _reconstruct",
-    "numpy.core.numeric _frombuffer",
-    "numpy._core.numeric _frombuffer",
-}
-PLAIN = """INT BININT BININT1 BININT2 LONG LONG1 STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE
-SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8"""
-VALUES = set(PLAIN.split())  # the instructions whose argument is a value
-NEW: dict[str, Callable[[], object]] = {  # what an instruction without an argument puts on the stack
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-}
-TAKEN = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "BUILD": 1, "REDUCE": 2}
-TAKEN["STACK_GLOBAL"] = 2
-TAKEN_TO_MARK = ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS")
+NAMES = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1
+STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8
+BYTEARRAY8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM
+SETITEMS GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL REDUCE BUILD"""
+INSTRUCTIONS = set(NAMES.split())  # of data files in all protocols
 
 
-class _Name(str):
-    """One of NAMES; never equal in type to a text of the file."""
+class _Kind:
+    """Stands for `numpy.dtype`: bytes and little-endian integers only."""
+
+    def __init__(self, name: str | bytes, *_: object) -> None:
+        if _text(name) not in ("u1", "i4", "i8"):
+            raise ValueError(f"array of {_text(name)}")
+        self.dtype = np.dtype(_text(name))
+
+    def build(self, state: Any) -> None:
+        if _text(state[1]) not in ("<", "|"):
+            raise ValueError("array of another byte order")
 
 
 class _Array:
-    """A placeholder for a numpy array until the file gives its content."""
+    """Stands for an array until the file gives its content."""
 
     value: np.ndarray[Any, np.dtype[Any]]
 
+    def __init__(self, *_: object) -> None:
+        pass
 
-class _Machine:
-    """The stack, marks and memo of a pickle while it is read."""
+    def build(self, state: Any) -> None:
+        _, shape, kind, column_major, content = state
+        self.value = _array(content, kind, shape, "F" if column_major else "C")
+
+
+class _Unpickler(pickle._Unpickler):
+    """An unpickler that calls only functions of this file."""
 
     def __init__(self, content: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
         self.where = where
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
         self.spare = len(content)  # how many characters may still be encoded: no file needs them twice
 
-    def obey(self, instruction: str, argument: Any) -> None:
-        if instruction in VALUES:
-            self.stack.append(argument)
-        elif instruction in NEW:
-            self.stack.append(NEW[instruction]())
-        elif instruction in TAKEN or instruction in TAKEN_TO_MARK:
-            self.combine(instruction, self.take(TAKEN.get(instruction)))
-        elif instruction.endswith("GET"):
-            self.stack.append(self.memo[argument])
-        elif instruction.endswith("PUT") or instruction == "MEMOIZE":
-            self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
-        elif instruction == "MARK":
-            self.marks.append(len(self.stack))
-        elif instruction == "GLOBAL":
-            self.stack.append(self.named(argument))
-        elif instruction not in ("PROTO", "FRAME", "STOP"):
-            raise ValueError(f"{instruction}, which no CIFAR file has")
-
-    def take(self, count: int | None) -> list[Any]:
-        """Remove `count` values from the stack, or all since the mark."""
-        start = self.marks.pop() if count is None else len(self.stack) - count
-        if start < 0:
-            raise ValueError("nothing on the stack")
-        taken = self.stack[start:]
-        del self.stack[start:]
-        return taken
-
-    def combine(self, instruction: str, taken: list[Any]) -> None:
-        """Push the result of an instruction, or store it in the object on top of the stack."""
-        match instruction.rstrip("S123"), self.stack[-1:]:
-            case "TUPLE", _:
-                self.stack.append(tuple(taken))
-            case "LIST", _:
-                self.stack.append(taken)
-            case "DICT", _:
-                self.stack.append(_table(taken))
-            case "STACK_GLOBAL", _:
-                self.stack.append(self.named(" ".join(map(_text, taken))))
-            case "REDUCE", _:
-                self.stack.append(self.made(*taken))
-            case "APPEND", [list() as top]:
-                top.extend(taken)
-            case "SETITEM", [dict() as top]:
-                top.update(_table(taken))
-            case "BUILD", [_Array() as top]:
-                _, shape, kind, column_major, content = taken[0]
-                top.value = self.array(content, kind, shape, "F" if column_major else "C").value
-            case "BUILD", [np.dtype()] if _text(taken[0][1]) in ("<", "|"):
-                pass
-            case _:
-                raise ValueError(f"{instruction} of what it cannot have")
-
-    def named(self, name: str) -> _Name:
-        if name not in NAMES:
-            called = name.replace(" ", ".", 1)
+    def find_class(self, module: str, name: str) -> Any:
+        known = {
+            "_codecs.encode": self.encode,
+            "numpy.dtype": _Kind,
+            "numpy.ndarray": None,
+            "numpy.core.multiarray._reconstruct": _Array,
+            "numpy.core.numeric._frombuffer": _array,
+        }
+        called = f"{module}.{name}"
+        if (official := called.replace("numpy._core.", "numpy.core.", 1)) not in known:
             raise DataError(
                 f"{self.where} asks to call {called}, which no data file does; "
                 "nothing was run, do not trust the file"
             )
-        return _Name(name.split()[1])
+        return known[official]
 
-    def made(self, name: Any, arguments: Any) -> Any:
-        """The result of a call in an official file."""
-        match name, arguments:
-            case _Name("encode"), (str(text), "latin1"):
-                return self.encode(text)
-            case _Name("dtype"), (kind, *_):
-                if _text(kind) not in KINDS:
-                    raise ValueError(f"array of {_text(kind)}")
-                return KINDS[_text(kind)]
-            case _Name("_reconstruct"), _:
-                return _Array()
-            case _Name("_frombuffer"), (content, kind, shape, order):
-                return self.array(content, kind, shape, order)
-        raise ValueError("call of what is no function")
-
-    def array(self, content: Any, kind: Any, shape: Any, order: Any) -> _Array:
-        """An array; ValueError unless the content has exactly the size of its shape."""
-        content = self.encode(content) if isinstance(content, str) else content
-        if not isinstance(kind, np.dtype) or not _is_shape(shape) or order not in ("C", "F"):
-            raise ValueError("array of an unknown kind")
-        if len(content) != math.prod(shape) * kind.itemsize:
-            raise ValueError("array whose size is not that of its content")
-        array = _Array()
-        array.value = np.frombuffer(content, kind).reshape(shape, order=order)
-        return array
-
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str, _: str) -> bytes:
         self.spare -= len(text)
         if self.spare < 0:
             raise ValueError("the same text encoded over and over")
         return text.encode("latin1")
 
+    def build(self) -> None:
+        """Give a dtype or an array its state; the library would set attributes of any object."""
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], _Kind | _Array):
+            raise ValueError("state of what is no array")
+        self.stack[-1].build(state)
+
+    def set_items(self) -> None:
+        """Add the values since the mark to a table; the library would hash keys of any type."""
+        taken = self.pop_mark()
+        self.stack[-1].update(_table(taken))
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1].update(_table([key, value]))
+
+    def make_table(self) -> None:
+        taken = self.pop_mark()
+        self.stack.append(_table(taken))
+
+    dispatch = pickle._Unpickler.dispatch | {
+        pickle.BUILD[0]: build,
+        pickle.SETITEMS[0]: set_items,
+        pickle.SETITEM[0]: set_item,
+        pickle.DICT[0]: make_table,
+    }
+
 
 def unpickle(content: bytes, where: str) -> dict[str, Any]:
     """The table in a CIFAR pickle, its keys as text, its arrays as numpy arrays. `where` names the file."""
-    machine = _Machine(content, where)
     with damaged(where, "CIFAR file"):
-        for count, (instruction, argument, _) in enumerate(pickletools.genops(content)):
-            if count == MOST:
+        for count, (instruction, _, _) in enumerate(pickletools.genops(content), 1):
+            if count > MOST:
                 raise DataError(
                     f"{where} has over {MOST:,} instructions, which no CIFAR file has; replace it"
                 )
-            machine.obey(instruction.name, argument)
-        table = machine.stack.pop()
+            if instruction.name not in INSTRUCTIONS:
+                raise ValueError(f"{instruction.name}, which no CIFAR file has")
+        table = _Unpickler(content, where).load()
         if not isinstance(table, dict):
             raise ValueError(f"a {type(table).__name__} where a table belongs")
         return {key: value.value if isinstance(value, _Array) else value for key, value in table.items()}
+
+
+def _array(content: Any, kind: Any, shape: Any, order: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.frombuffer(content, kind.dtype).reshape(shape, order=order)
 
 
 def _table(taken: list[Any]) -> dict[str, Any]:
@@ -182,12 +136,3 @@ def _text(value: object) -> str:
     if not isinstance(value, str | bytes):
         raise ValueError(f"{type(value).__name__} where text belongs")
     return value.decode("latin1") if isinstance(value, bytes) else value
-
-
-def _is_shape(value: object) -> bool:
-    """One to four numbers: a shape of images or of labels."""
-    return (
-        isinstance(value, tuple)
-        and 1 <= len(value) <= 4
-        and all(type(n) is int and 0 <= n < 1 << 32 for n in value)
-    )
