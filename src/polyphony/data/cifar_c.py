@@ -55,7 +55,10 @@ def source(path: Path) -> str | None:
 def mapped(file: Path) -> np.ndarray[Any, np.dtype[Any]]:
     """The array of an .npy file, mapped copy-on-write."""
     with damaged(file, ".npy file", "get it again"), warnings.catch_warnings(action="ignore"):
-        return open_memmap(regular(file), mode="c")
+        array: np.memmap[Any, np.dtype[Any]] = open_memmap(regular(file), mode="c")
+        if array.offset + array.nbytes != file.stat().st_size:
+            raise ValueError("its size is not that of its header")
+        return array
 
 
 def _split(file: Path, labels: torch.Tensor) -> Split:

@@ -153,6 +153,8 @@ def _arrays(path: Path) -> dict[str, Array]:
             if name in known:
                 with damaged(f"{path}: {name}", "plain array", "save it again"), archive.open(info) as stream:
                     arrays[name] = read_array(stream, allow_pickle=False)
+                    if stream.read(1):
+                        raise ValueError("its size is not that of its header")
     return arrays
 
 
