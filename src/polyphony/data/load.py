@@ -15,12 +15,11 @@ from polyphony.data.catalogue import DATASETS
 from polyphony.data.dataset import Contents, Dataset, Place, validated
 from polyphony.data.files import DataError, MissingDataError, data_root, file_md5, readable, there, unpacked
 from polyphony.data.options import (
-    Holdout,
     Options,
     converted,
     first_images,
+    held_out,
     left_without_labels,
-    share,
     stratified,
     trim,
 )
@@ -53,9 +52,7 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
     """
     dataset = identify(source)
     place, path = locate(dataset, data_root(root))
-    return learnable(
-        with_pictures(arrange(dataset, contents(dataset, place, path, options), options), options)
-    )
+    return _trainable(arrange(dataset, contents(dataset, place, path, options), options), options)
 
 
 def outline(source: str, options: Options = EVERYTHING) -> Splits:
@@ -74,24 +71,21 @@ def outline(source: str, options: Options = EVERYTHING) -> Splits:
         part: Split(blank.expand(count, *dataset.shape), torch.arange(count) % classes)
         for part, count in dataset.counts.items()
     }
-    names = tuple(str(label) for label in range(classes))
-    whole = Contents(names, parts, origin="outline")
-    return learnable(with_pictures(arrange(dataset, whole, options), options))
+    whole = Contents(tuple(map(str, range(classes))), parts, origin="outline")
+    return _trainable(arrange(dataset, whole, options), options)
 
 
-def with_pictures(splits: Splits, options: Options) -> Splits:
-    """The splits, with the unlabelled images of a folder or an .npz if the options name one."""
+def _trainable(splits: Splits, options: Options) -> Splits:
+    """The splits, with the unlabelled images of a folder or an .npz if the options name one.
+
+    Raises a DataError if there are fewer than two classes to train on.
+    """
+    if len(splits.train.labels.unique()) < 2:
+        raise DataError(f"the training images of {splits.name} are all of one class; a classifier needs two")
     if not isinstance(options.unlabelled, str):
         return splits
     shape = tuple(splits.train.images.shape[1:])
     return replace(splits, unlabelled=read_unlabelled(Path(options.unlabelled), shape))
-
-
-def learnable(splits: Splits) -> Splits:
-    """The splits; DataError if there are fewer than two classes to train on."""
-    if len(splits.train.labels.unique()) < 2:
-        raise DataError(f"the training images of {splits.name} are all of one class; a classifier needs two")
-    return splits
 
 
 def identify(source: str) -> Dataset:
@@ -121,14 +115,14 @@ def first_place(dataset: Dataset, root: Path) -> Place | None:
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
     """The contents of a place with its origin, from the cache if the source has not changed."""
     _refuse_coarse(dataset, place, options)
+    if not place.cached:
+        return read(dataset, place, path, options)
 
     def checked() -> Contents:
         fresh = read(dataset, place, path, options)
         origin, _ = check(dataset, place, path, fresh)
         return replace(fresh, origin=origin)
 
-    if not place.cached:
-        return read(dataset, place, path, options)
     return cached(dataset.name, path, tuple(getattr(options, name) for name in place.heeds), checked)
 
 
@@ -145,29 +139,30 @@ def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHI
 
 def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
     """Split off test and validation images unless the data has its own; then trim and resize."""
-    train, valid, test = (whole.parts.get(part) for part in ("train", "valid", "test"))
-    set_aside = tuple(part for part in ("valid", "test") if part not in whole.parts)
-    if train is None:
+    parts = dict(whole.parts)
+    if "train" not in parts:
         raise DataError(f"{dataset.name} has no training images here; use it as unknown or shifted data only")
-    if test is None:
-        train, test = _set_aside(train, stratified, share(len(train), 5, options.test, "test"), options.seed)
-    elif options.test is not None:
-        test = first_images(test, options.test, "test", "leave the option test out or shuffle them")
-    if valid is None:
-        count = share(len(train), 10, options.valid, "validation")
-        train, valid = _set_aside(train, dataset.holdout, count, options.seed)
-    elif options.valid is not None:
-        valid = first_images(valid, options.valid, "validation", "leave the option valid out or shuffle them")
-    spare = left_without_labels(train, options)
-    squashed = options.resolution and test.images.shape[-2:] != 2 * (options.resolution,)
-    train, valid, test = (converted(split, options) for split in (trim(train, options), valid, test))
+    for part, what, share, holdout in (
+        ("test", "test", 5, stratified),
+        ("valid", "validation", 10, dataset.holdout),
+    ):
+        asked = getattr(options, part)
+        if part not in parts:
+            labels = parts["train"].labels
+            rest, aside = holdout(labels, held_out(len(labels), share, asked, what), options.seed)
+            parts[part], parts["train"] = _rows(parts["train"], aside), _rows(parts["train"], rest)
+        elif asked is not None:
+            advice = f"leave the option {part} out or shuffle them"
+            parts[part] = first_images(parts[part], asked, what, advice)
+    unlabelled = left_without_labels(parts["train"], options)
+    parts["train"] = trim(parts["train"], options)
+    train, valid, test = (converted(parts[part], options) for part in ("train", "valid", "test"))
+    squashed = test.images.shape[2:] != parts["test"].images.shape[2:]
     resize: Resize = "squash" if squashed else "crop"  # readers that resize crop first
-    return Splits(dataset.name, whole.classes, train, valid, test, whole.origin, resize, spare, set_aside)
-
-
-def _set_aside(split: Split, holdout: Holdout, count: int, seed: int) -> tuple[Split, Split]:
-    kept, aside = holdout(split.labels, count, seed)
-    return _rows(split, kept), _rows(split, aside)
+    set_aside = tuple(part for part in ("valid", "test") if part not in whole.parts)
+    return Splits(
+        dataset.name, whole.classes, train, valid, test, whole.origin, resize, unlabelled, set_aside
+    )
 
 
 def _rows(split: Split, rows: Tensor) -> Split:
@@ -194,33 +189,24 @@ def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> tup
     """
     if contents.origin != "unverified":  # the reader knows better than any checksum
         return contents.origin, []
-    wrong_files, wrong_counts = _files(place, path), _counts(dataset, contents)
-    if not wrong_files and not wrong_counts:
-        origin = "official" if place.checksums else "unverified"
-    else:
-        origin = "subset" if wrong_counts else "altered"
-    return origin, wrong_counts + wrong_files
-
-
-def _counts(dataset: Dataset, contents: Contents) -> list[str]:
-    return [
+    wrong_counts = [
         f"{part} has {len(split):,} images, officially {dataset.counts[part]:,}"
         for part, split in contents.parts.items()
         if len(split) != dataset.counts.get(part, len(split))
     ]
-
-
-def _files(place: Place, path: Path) -> list[str]:
-    """A line for each file whose checksum differs; missing parts are fine."""
-    found = ((name, _checksum(path / name if name else path)) for name in place.checksums)
-    return [
-        f"file {name or path.name}: MD5 {got}, officially {place.checksums[name]}"
-        for name, got in found
-        if got not in (None, place.checksums[name])
+    found = {name: _checksum(path / name if name else path) for name in place.checksums}
+    wrong_files = [
+        f"file {name or path.name}: MD5 {md5}, officially {place.checksums[name]}"
+        for name, md5 in found.items()
+        if md5 not in (None, place.checksums[name])  # missing parts are fine
     ]
+    if wrong_counts or wrong_files:
+        return "subset" if wrong_counts else "altered", wrong_counts + wrong_files
+    return "official" if place.checksums else "unverified", []
 
 
 def _checksum(file: Path) -> str | None:
+    """The MD5 of a file, or of the content of its .gz; None if neither exists."""
     packed = file.with_name(file.name + ".gz")
     if there(file):
         return file_md5(file)

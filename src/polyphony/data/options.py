@@ -195,9 +195,9 @@ def _overlaps(length: int, side: int) -> Tensor:
     return (covered.clamp_(min=0) / scale).float()
 
 
-def share(n: int, parts: int, asked: int | None, what: str) -> int:
-    """`asked`, or one part in `parts` of n; a DataError if nothing would be left."""
-    count = math.ceil(n / parts) if asked is None else asked
+def held_out(n: int, share: int, asked: int | None, what: str) -> int:
+    """`asked`, or one in `share` of n images; DataError if none of them would be left."""
+    count = math.ceil(n / share) if asked is None else asked
     if count >= n:
         raise DataError(
             f"{count} {what} images were asked for, but there are only {n} images to take them from"

@@ -100,14 +100,10 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
         for file in files:
             if not file.lower().endswith(SUFFIXES):
                 raise DataError(f"{folder / name / file} is not a picture file; remove it")
-        names += [f"{name}/{file}" for file in files]
+        names += [str(folder / name / file) for file in files]
         labels += [label] * len(files)
-
-    def where(name: str) -> str:
-        return str(folder / name)
-
     size = (options.resolution, options.resolution) if options.resolution else None
-    images = decode_all(names, lambda name: read_bytes(folder / name), where, size, folder.name)
+    images = decode_all(names, lambda name: read_bytes(Path(name)), str, size, folder.name)
     return Split(images, torch.tensor(labels))
 
 
@@ -118,29 +114,21 @@ def read_npz(path: Path, options: Options) -> Contents:
     must be below the number of images. Python objects are rejected unread.
     """
     arrays = _arrays(path)
-    found = {part: next((pair for pair in KEYS[part] if set(pair) <= set(arrays)), None) for part in KEYS}
-    pairs = {part: pair for part, pair in found.items() if pair}
+    found = {part: [pair for pair in known if set(pair) <= set(arrays)] for part, known in KEYS.items()}
+    pairs = {part: pairs[0] for part, pairs in found.items() if pairs}
     if "train" not in pairs:
-        known = ", ".join(arrays) or "nothing known"
-        raise DataError(f"{path} holds {known}; it needs the arrays 'images' and 'labels'")
-    pixels = {part: _pixels(path, pair[0], arrays[pair[0]]) for part, pair in pairs.items()}
+        raise DataError(
+            f"{path} holds {', '.join(arrays) or 'nothing known'}; it needs the arrays 'images' and 'labels'"
+        )
+    pixels = {part: _pixels(path, images, arrays[images]) for part, (images, _) in pairs.items()}
     names = _names(path, arrays.get("classes"))
     most = len(names) or sum(map(len, pixels.values()))
     parts = {
-        part: Split(images, as_labels(arrays[pairs[part][1]], len(images), most, f"{path}: {pairs[part][1]}"))
-        for part, images in pixels.items()
+        part: Split(pixels[part], as_labels(arrays[labels], len(pixels[part]), most, f"{path}: {labels}"))
+        for part, (_, labels) in pairs.items()
     }
     count = max(int(split.labels.max()) for split in parts.values()) + 1
     return Contents(names or tuple(map(str, range(count))), parts, "own")
-
-
-def images_of_npz(path: Path) -> Tensor:
-    """The training images of an .npz, without labels. uint8 [n c h w]"""
-    arrays = _arrays(path)
-    name = next((images for images, _ in KEYS["train"] if images in arrays), None)
-    if name is None:
-        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing known'}; it needs the array 'images'")
-    return _pixels(path, name, arrays[name])
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -197,7 +185,7 @@ def read_unlabelled(path: Path, shape: tuple[int, ...]) -> Split:
 
     def read() -> Contents:
         with readable(path):
-            images = _all_pictures(path, shape) if path.is_dir() else images_of_npz(path)
+            images = _all_pictures(path, shape) if path.is_dir() else _training_images(path)
         images = with_channels(images, shape[0])
         if images.shape[2:] != shape[1:]:
             images = area_average(images, *shape[1:])
@@ -213,3 +201,11 @@ def _all_pictures(folder: Path, shape: tuple[int, ...]) -> Tensor:
     if not names:
         raise DataError(f"{folder} holds no pictures; known are {', '.join(SUFFIXES)}")
     return decode_all(names, files.read, files.where, (shape[2], shape[1]), folder.name)
+
+
+def _training_images(path: Path) -> Tensor:
+    arrays = _arrays(path)
+    for name, _ in KEYS["train"]:
+        if name in arrays:
+            return _pixels(path, name, arrays[name])
+    raise DataError(f"{path} holds {', '.join(arrays) or 'nothing known'}; it needs the array 'images'")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyphony.data.catalogue import DATASETS
-from polyphony.data.cifar_c import CORRUPTIONS, EXTRA, SEVERITIES, read, source
+from polyphony.data.cifar_c import SEVERITIES, read, source
 from polyphony.data.dataset import validated
 from polyphony.data.files import MissingCorruptedError, data_root, there
 from polyphony.data.load import EVERYTHING, arrange, contents, identify, locate
@@ -43,7 +43,7 @@ class Corrupted:
     show it with every score. `source` is the fingerprint of the test split that these were made from.
     """
 
-    parts: dict[str, Split]
+    parts: Mapping[str, Split]
     origin: str
     options: Options = EVERYTHING
     source: str | None = None
@@ -66,13 +66,10 @@ class Corrupted:
         return converted(block, self.options)
 
 
-def corrupted(
-    name: str, root: Path | None = None, options: Options = EVERYTHING, extra: bool = False
-) -> Corrupted:
+def corrupted(name: str, root: Path | None = None, options: Options = EVERYTHING) -> Corrupted:
     """The corrupted test images of a data set: the official ones if they are there, else those made here.
 
-    Of the options, `test`, `resolution` and `channels` apply. `extra` adds the four corruptions that are for
-    validation.
+    Of the options, `test`, `resolution` and `channels` apply.
     """
     base = data_root(root)
     official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
@@ -84,9 +81,7 @@ def corrupted(
     else:
         where = f"{official.places[0].path} or {made.name}" if official else made.name
         raise MissingCorruptedError(f"{where} is not in {base}: put it there", name)
-    wanted = (*CORRUPTIONS, *EXTRA) if extra else CORRUPTIONS
-    parts = {part: whole.parts[part] for part in wanted if part in whole.parts}
-    return Corrupted(parts, whole.origin, options, source(folder))
+    return Corrupted(whole.parts, whole.origin, options, source(folder))
 
 
 def regenerated_folder(name: str) -> str:

@@ -81,13 +81,10 @@ FILES = {  # MD5 and size
 }
 
 
-def read_test(path: Path, options: Options) -> Contents:
-    """The test digits alone."""
-    return Contents(CLASSES, {"test": read_split(path)})
-
-
-def read_folder(path: Path, options: Options) -> Contents:
-    """The test digits, and the training digits if they are there."""
+def read(path: Path, options: Options) -> Contents:
+    """The test digits of a file; or those of a folder, and its training digits if they are there."""
+    if not path.is_dir():
+        return Contents(CLASSES, {"test": read_split(path)})
     found = {part: path / f"{part}_32x32.mat" for part in ("train", "test")}
     if not there(found["test"]):
         raise MissingDataError(f"{found['test']} is missing: put it there", "svhn")
@@ -98,11 +95,8 @@ def read_split(path: Path) -> Split:
     """X uint8 [32 32 3 n] and y [n 1] of a .mat file as images [n 3 32 32] and labels; 10 means digit 0."""
     arrays = read_mat(path, ("X", "y"))
     x, y = arrays.get("X", np.empty(0)), arrays.get("y", np.empty(0))
-    if (
-        x.dtype != np.uint8
-        or x.shape[:-1] != (32, 32, 3)
-        or y.shape not in ((x.shape[-1], 1), (1, x.shape[-1]))
-    ):
+    n = x.shape[-1]
+    if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.shape not in ((n, 1), (1, n)):
         raise DataError(
             f"{path} holds X {x.dtype} {list(x.shape)} and y {list(y.shape)} "
             "where uint8 [32, 32, 3, n] and [n, 1] belong; download it again"
@@ -120,8 +114,8 @@ SVHN = Dataset(
     homepage=SITE,
     terms="non-commercial use only",
     places=(
-        Place("svhn", read_folder, {file: md5 for file, (md5, _) in FILES.items()}),
-        Place("test_32x32.mat", read_test, {"": FILES["test_32x32.mat"][0]}),
+        Place("svhn", read, {file: md5 for file, (md5, _) in FILES.items()}),
+        Place("test_32x32.mat", read, {"": FILES["test_32x32.mat"][0]}),
     ),
     counts={"train": 73_257, "test": 26_032},
     shape=(3, 32, 32),
