@@ -190,7 +190,10 @@ def test_npz_test_arrays_and_class_names(tmp_path: Path) -> None:
             {"images": GREY, "labels": Y, "classes": np.array(["crane", "crane", "hut", "tree"])},
             "two classes are called 'crane'",
         ),
-        ({"images": GREY.reshape(20, 2, 3, 6), "labels": Y}, "no axis of 1 or 3 channels"),
+        (
+            {"images": GREY.reshape(20, 2, 3, 6), "labels": Y},
+            r"uint8 \[20, 2, 3, 6\]; .* with 1 or 3 channels",
+        ),
         (
             {"images": np.array([{}, {}]), "labels": Y},
             "images is not a valid plain array .Object arrays",

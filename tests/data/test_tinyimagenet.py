@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import warnings
 import zipfile
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 
-from polyphony.data import DataError, images, load
+from polyphony.data import DataError, load
 from polyphony.data.load import contents, identify, locate
 
 CLASSES = ("lamp", "goldfish", "bee")
@@ -56,25 +53,9 @@ def test_zip(tiny: Path, tmp_path: Path) -> None:
     assert_is_tiny(tiny.parent)
 
 
-def test_many_pictures_decode_alike_in_processes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyphony.data.images.MANY", 1)
-    monkeypatch.setattr("polyphony.data.images.CHUNK", 5)
+def test_pictures_of_several_chunks_stay_in_order(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyphony.data.images.CHUNK", 5 * 3 * 64 * 64)
     assert_is_tiny(tiny.parent)
-
-
-def read_in_processes(folder: Path) -> None:
-    images.MANY, images.CHUNK = 1, 5
-    assert_is_tiny(folder)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="pictures are decoded in processes there")
-def test_a_worker_process_that_may_have_none_of_its_own_reads_many_pictures(tiny: Path) -> None:
-    worker = get_context("fork").Process(target=read_in_processes, args=(tiny.parent,), daemon=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        worker.start()
-    worker.join()
-    assert worker.exitcode == 0
 
 
 def test_the_cache_is_used_until_a_picture_changes(tiny: Path, cached_files: Callable[[], list[str]]) -> None:

@@ -304,23 +304,6 @@ def test_processes_end_amid_their_work_when_their_parent_is_killed(tmp_path):
     wait_for_end(pids)
 
 
-FORKED = """
-import time
-from polyphony.data.images import _workers
-print(*_workers(10**6)._processes, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc to see whether a process runs")
-def test_processes_that_decode_pictures_end_when_their_parent_is_killed():
-    with subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE, text=True) as parent:
-        pids = parent.stdout.readline().split()
-        parent.kill()
-    assert pids
-    wait_for_end(pids)
-
-
 def wait_for_end(pids: list[str]) -> None:
     deadline = time.monotonic() + 300
     while any(is_running(int(pid)) for pid in pids):

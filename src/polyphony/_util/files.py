@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import platform
+import resource
 import secrets
 import shutil
 import signal
@@ -21,8 +22,6 @@ from threading import Thread
 ATTEMPT = ".attempt-"  # prefix of the folders of attempts
 LOCK = ".lock"  # lock file of a folder
 ROOT = Path("/")
-
-
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 LARGEST = {".json": 64 * MEGABYTE, ".jsonl": GIGABYTE, ".csv": GIGABYTE}  # largest size in bytes, by suffix
 LARGEST |= dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".ckpt"), 64 * GIGABYTE)
@@ -205,19 +204,10 @@ def whereabouts() -> dict[str, str | int]:
 
 def memory(root: Path = ROOT) -> int:
     """Bytes of memory this process may use: all, or the limit of a container, scheduler or ulimit."""
-    limits = [*granted("memory.max", root), *granted("memory/memory.limit_in_bytes", root)]
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([everything, *map(int, limits), *own_limits()])
-
-
-def own_limits() -> list[int]:
-    """Bytes of memory that `ulimit -d` and `ulimit -v` allow, if they are set."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return []
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
-    return [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    groups = [*granted("memory.max", root), *granted("memory/memory.limit_in_bytes", root)]
+    own = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    return min([everything, *map(int, groups), *(limit for limit in own if limit != resource.RLIM_INFINITY)])
 
 
 def out_of_memory(error: BaseException) -> bool:

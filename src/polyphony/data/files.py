@@ -103,14 +103,14 @@ def read_bytes(path: Path) -> bytes:
         return file.read(size)
 
 
-def bound(path: Path) -> int:
-    """How many bytes a file may unpack to; more is treated as a decompression bomb."""
-    return most_unpacked(path.stat().st_size)
-
-
 def most_unpacked(size: int) -> int:
     """How many bytes or pixels `size` bytes may unpack to. Images hardly shrink; bombs shrink a lot."""
     return RATIO * size + SLACK
+
+
+def bound(path: Path) -> int:
+    """How many bytes a file may unpack to."""
+    return most_unpacked(path.stat().st_size)
 
 
 class Inflated(io.RawIOBase):

@@ -161,15 +161,11 @@ def _names(path: Path, names: Array | None) -> tuple[str, ...]:
 
 def _pixels(path: Path, name: str, images: Array) -> Tensor:
     """uint8 [n c h w]"""
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
-        raise DataError(
-            f"{path}: {name} is {images.dtype} {list(images.shape)}; it must be uint8 [n h w] or [n h w c]"
-        )
-    pixels = channels_first(torch.from_numpy(images))
+    plain = images.dtype == np.uint8 and images.size
+    pixels = channels_first(torch.from_numpy(images)) if plain else None
     if pixels is None:
-        raise DataError(
-            f"{path}: images {list(images.shape)} have no axis of 1 or 3 channels, last or second"
-        )
+        what = f"{path}: {name} is {images.dtype} {list(images.shape)}"
+        raise DataError(f"{what}; it must be uint8 [n h w] or [n h w c], with 1 or 3 channels")
     return pixels.contiguous()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -52,14 +51,12 @@ def _train(files: Tree, label: dict[str, int]) -> Listing:
     for wnid, names in found.items():
         if not names:
             raise DataError(f"{files.where(f'train/{wnid}/images')} holds no images; get the archive again")
-    return [(name, label[wnid]) for wnid, names in found.items() for name in sorted(names, key=_number)]
+    return [(name, label[wnid]) for wnid, names in found.items() for name in sorted(names, key=_by_number)]
 
 
-def _number(name: str) -> tuple[int, str, str]:
-    """The last number in the name, to sort by."""
-    digits = re.findall(r"[0-9]+", PurePosixPath(name).stem)
-    number = digits[-1].lstrip("0") if digits else ""
-    return len(number), number, name
+def _by_number(name: str) -> tuple[int, str]:
+    """Sorts 10 behind 9: the names of a class differ in their number only."""
+    return len(name), name
 
 
 def _val(files: Tree, label: dict[str, int]) -> Listing:
