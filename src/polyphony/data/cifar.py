@@ -96,13 +96,13 @@ def _dataset(
     file, md5, size = archive
     known = dict(zip(layout.files, checksums.split(), strict=True))
     reader = partial(read, layout=layout)
-    heeds = ("coarse",) if layout.coarse else ()
+    options = ("coarse",) if layout.coarse else ()
     return Dataset(
         name,
         title,
         homepage=f"{SITE}/cifar.html",
         terms=TERMS,
-        places=(Place(folder, reader, known, heeds), Place(file, reader, {"": md5}, heeds)),
+        places=(Place(folder, reader, known, options), Place(file, reader, {"": md5}, options)),
         counts={"train": 50_000, "test": 10_000},
         shape=(3, 32, 32),
         labels=100 if layout.coarse else 10,

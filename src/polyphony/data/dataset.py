@@ -37,14 +37,14 @@ class Place:
     """One form of a data set on disk: a folder or file below the data root, and its reader.
 
     `checksums` has the MD5 of official files by path below this place ("" for the place itself; for a .gz,
-    the MD5 of the unpacked file). `heeds` lists the options that change what is read. `cached` is False if
+    the MD5 of the unpacked file). `options` names the options that change what is read. `cached` is False if
     reading is faster than caching.
     """
 
     path: str
     read: Callable[[Path, Options], Contents]
     checksums: Mapping[str, str] = field(default_factory=dict)
-    heeds: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     cached: bool = True
 
 

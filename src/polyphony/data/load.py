@@ -123,11 +123,11 @@ def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVER
         origin, _ = check(dataset, place, path, fresh)
         return replace(fresh, origin=origin)
 
-    return cached(dataset.name, path, tuple(getattr(options, name) for name in place.heeds), checked)
+    return cached(dataset.name, path, tuple(getattr(options, name) for name in place.options), checked)
 
 
 def _refuse_coarse(dataset: Dataset, place: Place, options: Options) -> None:
-    if options.coarse and "coarse" not in place.heeds:
+    if options.coarse and "coarse" not in place.options:
         raise DataError(f"{dataset.name} has no coarse labels, only CIFAR-100 has: leave coarse out")
 
 

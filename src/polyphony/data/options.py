@@ -101,12 +101,9 @@ def trim(split: Split, options: Options) -> Split:
 
 def left_out(split: Split, options: Options) -> Tensor:
     """The rows of the training split that `trim` leaves out. → [n]"""
-    rows = torch.arange(len(split))
-    if options.per_class is not None:
-        rows = rows[rank_in_class(split.labels) < options.per_class]
-    left = torch.ones(len(split), dtype=torch.bool)
-    left[rows[: options.limit]] = False
-    return left.nonzero()[:, 0]
+    kept = rank_in_class(split.labels) < (options.per_class or len(split))
+    kept &= kept.cumsum(0) <= (options.limit or len(split))
+    return torch.where(~kept)[0]
 
 
 def left_without_labels(train: Split, options: Options) -> Split | None:

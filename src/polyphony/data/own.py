@@ -40,7 +40,7 @@ def own(path: Path) -> Dataset:
     if there(path / cifar_c.MARK):
         form = Place(str(path), cifar_c.read, cached=False)
     elif path.is_dir():
-        form = Place(str(path), read_folder, heeds=("resolution",))
+        form = Place(str(path), read_folder, options=("resolution",))
     else:
         form = Place(str(path), read_npz)
     name = path.name if path.is_dir() else path.stem

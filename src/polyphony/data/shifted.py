@@ -24,8 +24,8 @@ def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | 
     dataset = identify(name)
     place, path = locate(dataset, data_root(root))
     channels, height, width = like.images.shape[1:]
-    heeded = height == width and "resolution" in place.heeds
-    whole = contents(dataset, place, path, Options(resolution=height) if heeded else EVERYTHING)
+    crop = height == width and "resolution" in place.options
+    whole = contents(dataset, place, path, Options(resolution=height) if crop else EVERYTHING)
     split = whole.parts["test"] if "test" in whole.parts else arrange(dataset, whole, EVERYTHING).test
     if limit is not None:
         split = first_images(split, limit, dataset.name, "take all of them")

@@ -23,13 +23,8 @@ def read(path: Path, options: Options) -> Contents:
     label = {wnid: i for i, wnid in enumerate(wnids)}
     if not wnids or len(label) < len(wnids):
         raise DataError(f"{files.where('wnids.txt')} is empty or names a class twice; get the archive again")
-    return Contents(
-        _names(files, wnids),
-        {
-            "train": _split(files, _train(files, label), "train"),
-            "test": _split(files, _val(files, label), "val"),
-        },
-    )
+    listings = {"train": _train(files, label), "test": _val(files, label)}
+    return Contents(_names(files, wnids), {part: _split(files, each) for part, each in listings.items()})
 
 
 def _names(files: Tree, wnids: list[str]) -> tuple[str, ...]:
@@ -75,31 +70,24 @@ def _val(files: Tree, label: dict[str, int]) -> Listing:
     return listing
 
 
-def _split(files: Tree, listing: Listing, title: str) -> Split:
+def _split(files: Tree, listing: Listing) -> Split:
     names = [name for name, _ in listing]
-    images = decode_all(names, files.read, files.where, None, f"TinyImageNet {title}")
+    images = decode_all(names, files.read, files.where, None, "TinyImageNet")
     return Split(images, torch.tensor([label for _, label in listing]))
 
+
+SITE = "http://cs231n.stanford.edu"
+ARCHIVE, MD5, SIZE = "tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", 248_100_043
 
 TINYIMAGENET = Dataset(
     name="tinyimagenet",
     title="TinyImageNet: 64×64 colour photographs of 200 classes",
-    homepage="http://cs231n.stanford.edu/",
+    homepage=f"{SITE}/",
     terms="ImageNet's terms: non-commercial research and education",
-    places=(
-        Place("tiny-imagenet-200", read),
-        Place("tiny-imagenet-200.zip", read, {"": "90528d7ca1a48142e341f4ef8d21d0de"}),
-    ),
+    places=(Place("tiny-imagenet-200", read), Place(ARCHIVE, read, {"": MD5})),
     counts={"train": 100_000, "test": 10_000},
     shape=(3, 64, 64),
     labels=200,
-    downloads=(
-        Download(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            "tiny-imagenet-200.zip",
-            "90528d7ca1a48142e341f4ef8d21d0de",
-            248_100_043,
-        ),
-    ),
+    downloads=(Download(f"{SITE}/{ARCHIVE}", ARCHIVE, MD5, SIZE),),
     holdout=last_of_each_class,
 )

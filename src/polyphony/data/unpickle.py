@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +53,9 @@ class _Array:
 
 class _Unpickler(pickle._Unpickler):
     """An unpickler that calls only functions of this file."""
+
+    stack: list[Any]  # the library's; its type stubs leave both out
+    pop_mark: Callable[[], list[Any]]
 
     def __init__(self, content: bytes, where: str) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
@@ -100,7 +104,8 @@ class _Unpickler(pickle._Unpickler):
         taken = self.pop_mark()
         self.stack.append(_table(taken))
 
-    dispatch = pickle._Unpickler.dispatch | {
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
         pickle.BUILD[0]: build,
         pickle.SETITEMS[0]: set_items,
         pickle.SETITEM[0]: set_item,
