@@ -16,6 +16,11 @@ from polyphony._util.files import writing
 from polyphony.data.files import DataError, Inflated, bound, damaged, read_bytes, regular, there, walk
 
 
+def full_name(path: Path, name: str) -> str:
+    """The name of a file in a folder or in an archive, for messages."""
+    return str(path / name) if path.is_dir() else f"{path}: {name}"
+
+
 @dataclass(frozen=True)
 class Tree:
     """The files of a folder, or of the one folder in a zip, by relative path; several threads may read."""
@@ -25,8 +30,7 @@ class Tree:
     read: Callable[[str], bytes]
 
     def where(self, name: str) -> str:
-        """The file's full name, for messages."""
-        return str(self.path / name) if self.path.is_dir() else f"{self.path}: {name}"
+        return full_name(self.path, name)
 
     def text(self, name: str) -> str:
         """The content of a text file; DataError if it is missing."""
@@ -82,8 +86,8 @@ def wanted_files(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes
 
 def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     with damaged(path, "tar archive"):
-        for full_name, stream in _tar_entries(path):
-            name = PurePosixPath(full_name).name
+        for entry, stream in _tar_entries(path):
+            name = PurePosixPath(entry).name
             if name in wanted:
                 yield name, stream.read()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyphony.data.archives import wanted_files
+from polyphony.data.archives import full_name, wanted_files
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
 from polyphony.data.files import DataError
 from polyphony.data.options import Options, last
@@ -51,20 +51,16 @@ def read(path: Path, options: Options, layout: Layout) -> Contents:
     """Both parts as uint8 [n 3 32 32] with class names."""
     label, names = (options.coarse and layout.coarse) or layout.fine
     tables = {
-        name: unpickle(content, _where(path, name)) for name, content in wanted_files(path, layout.files)
+        name: unpickle(content, full_name(path, name)) for name, content in wanted_files(path, layout.files)
     }
-    classes = _classes(tables[layout.names], names, _where(path, layout.names))
+    classes = _classes(tables[layout.names], names, full_name(path, layout.names))
 
     def join(batches: tuple[str, ...]) -> Split:
-        read = [_batch(tables[name], label, len(classes), _where(path, name)) for name in batches]
+        read = [_batch(tables[name], label, len(classes), full_name(path, name)) for name in batches]
         pixels = np.concatenate([pixels for pixels, _ in read]).reshape(-1, 3, 32, 32)
         return Split(torch.from_numpy(pixels), torch.cat([labels for _, labels in read]))
 
     return Contents(classes, {"train": join(layout.train), "test": join((layout.test,))})
-
-
-def _where(path: Path, name: str) -> str:
-    return str(path / name) if path.is_dir() else f"{path}: {name}"
 
 
 def _batch(table: dict[str, Any], label: str, classes: int, where: str) -> tuple[Rows, torch.Tensor]:
