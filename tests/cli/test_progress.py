@@ -4,7 +4,7 @@ import pytest
 from rich.progress import Progress
 
 from polyphony.cli import progress, terminal
-from polyphony.cli.progress import Bars, Lines, Whole
+from polyphony.cli.progress import Jobs, Whole
 
 
 @pytest.fixture
@@ -15,15 +15,19 @@ def clock(monkeypatch):
     return now
 
 
-def completed(bars: Bars, name: str) -> float:
-    return next(task.completed for task in bars.progress.tasks if task.description == name)
+def completed(board: Jobs, name: str) -> float:
+    return next(task.completed for task in board.bars.tasks if task.description == name)
 
 
-def bars_with_fields(whole: Whole | None = None) -> Bars:
-    return Bars(Progress(disable=True), whole or Whole({}))
+def with_bars(whole: Whole | None = None) -> Jobs:
+    return Jobs(Progress(), whole or Whole({}))
 
 
-def train(board: Lines, name: str, epochs: int = 2) -> None:
+def with_lines(whole: Whole | None = None) -> Jobs:
+    return Jobs(Progress(disable=True), whole or Whole({}))
+
+
+def train(board: Jobs, name: str, epochs: int = 2) -> None:
     board.started(name, epochs)
     for epoch in range(epochs):
         board.epoch(name, {"epoch": epoch, "loss": 1.0, "valid_acc": 0.5})
@@ -31,7 +35,7 @@ def train(board: Lines, name: str, epochs: int = 2) -> None:
 
 
 def test_a_bar_counts_the_parts_of_a_job_without_epochs():
-    bars = bars_with_fields()
+    bars = with_bars()
     bars.started("jacobians", 2)
     bars.step("jacobians", 1, 4, {})
     assert completed(bars, "jacobians") == 0.25
@@ -41,11 +45,11 @@ def test_a_bar_counts_the_parts_of_a_job_without_epochs():
     bars.epoch("jacobians", {})
     assert completed(bars, "jacobians") == 2
     bars.finished("jacobians")
-    assert [task.description for task in bars.progress.tasks] == ["all"]
+    assert [task.description for task in bars.bars.tasks] == ["all"]
 
 
 def test_a_bar_of_a_resumed_training_begins_where_it_was():
-    bars = bars_with_fields()
+    bars = with_bars()
     bars.started("teacher 0", 10)
     bars.step("teacher 0", 1, 2, {"epoch": 6, "loss": 1.0})
     assert completed(bars, "teacher 0") == 6.5
@@ -54,7 +58,7 @@ def test_a_bar_of_a_resumed_training_begins_where_it_was():
 
 
 def test_the_bar_of_the_whole_counts_trainings_by_what_they_take():
-    bars = bars_with_fields(Whole({"teacher 0": 10, "teacher 1": 10, "kd, seed 0": 80}, {"teacher 0": 1.0}))
+    bars = with_bars(Whole({"teacher 0": 10, "teacher 1": 10, "kd, seed 0": 80}, {"teacher 0": 1.0}))
     assert completed(bars, "all") == 10
     bars.started("kd, seed 0", 4)
     bars.step("kd, seed 0", 1, 2, {"epoch": 1, "loss": 1.0})
@@ -62,11 +66,11 @@ def test_the_bar_of_the_whole_counts_trainings_by_what_they_take():
     train(bars, "kd, seed 0")
     train(bars, "predict test")
     assert completed(bars, "all") == 90
-    assert next(task for task in bars.progress.tasks).fields["numbers"] == "2 of 3 trainings"
+    assert next(task for task in bars.bars.tasks).fields["numbers"] == "2 of 3 trainings"
 
 
 def test_a_pipe_gets_one_line_a_training_with_the_time_left(capsys, clock):
-    lines = Lines(Whole({"teacher 0": 30, "kd, seed 0": 60}))
+    lines = with_lines(Whole({"teacher 0": 30, "kd, seed 0": 60}))
     clock[0] = 15
     train(lines, "teacher 0")
     lines.started("predict test", 1)
@@ -80,7 +84,7 @@ def test_a_pipe_gets_one_line_a_training_with_the_time_left(capsys, clock):
 
 
 def test_a_long_training_gets_a_line_a_minute(capsys, clock):
-    lines = Lines(Whole({}))
+    lines = with_lines()
     lines.started("teacher 0", 100)
     for epoch in range(100):
         clock[0] += 2
@@ -94,7 +98,7 @@ def test_a_long_training_gets_a_line_a_minute(capsys, clock):
     ]
 
 
-@pytest.mark.parametrize("board", [bars_with_fields, lambda: Lines(Whole({}))])
+@pytest.mark.parametrize("board", [with_bars, with_lines])
 def test_a_warning_is_one_line_that_names_the_job(board, capsys):
     board().warn("kd, seed 0", "after epoch 12 the members [all] have collapsed")
     assert capsys.readouterr().out == "kd, seed 0: after epoch 12 the members [all] have collapsed\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,14 +40,9 @@ class Whole:
     """Progress of all trainings together. Each has a weight: its expected seconds, or epochs."""
 
     def __init__(self, weights: Mapping[str, float], done: Mapping[str, float] | None = None) -> None:
-        self.weights = weights
+        self.weights, self.total = weights, sum(weights.values())
         self.shares = {name: share for name, share in (done or {}).items() if name in weights}
-        self.finished = {name for name, share in self.shares.items() if share == 1}
         self.first, self.begun = self.completed, time.monotonic()
-
-    @property
-    def total(self) -> float:
-        return sum(self.weights.values())
 
     @property
     def completed(self) -> float:
@@ -58,14 +53,10 @@ class Whole:
         if name in self.weights:
             self.shares[name] = share
 
-    def finish(self, name: str) -> None:
-        if name in self.weights:
-            self.shares[name] = 1.0
-            self.finished.add(name)
-
     def __str__(self) -> str:
         """For example "3 of 19 trainings"; empty if there are none."""
-        return f"{len(self.finished)} of {len(self.weights)} trainings" if self.weights else ""
+        finished = sum(share == 1 for share in self.shares.values())
+        return f"{finished} of {len(self.weights)} trainings" if self.weights else ""
 
     @property
     def left(self) -> str:
@@ -77,114 +68,80 @@ class Whole:
 
 
 @dataclass
-class Running:
-    """A running job: its last numbers, and how many of its epochs are done."""
+class Job:
+    """A running job: its bar, its finished epochs, its last numbers, and when its last line was printed."""
 
+    bar: TaskID
     epochs: int
+    begun: float
+    spoke: float
     done: float = 0.0
     row: Row = field(default_factory=dict)
-    begun: float = field(default_factory=lambda: time.monotonic())
-    spoke: float = field(default_factory=lambda: time.monotonic())
-
-    def count(self, row: Row, steps: float) -> float:
-        """Record that `steps` epochs are done since the start of the epoch of `row`; returns the share."""
-        self.row, first = row, int(row["epoch"]) if "epoch" in row else int(self.done)
-        self.done = first + steps
-        return min(1.0, self.done / self.epochs)
-
-    @property
-    def took(self) -> float:
-        return time.monotonic() - self.begun
-
-    def is_due(self) -> bool:
-        """Whether it is time for another line about this job."""
-        if time.monotonic() - self.spoke < LINE_EVERY:
-            return False
-        self.spoke = time.monotonic()
-        return True
 
 
 @contextmanager
-def board(whole: Whole | None = None) -> Iterator[Board]:
-    """A board with bars on a terminal, or lines elsewhere; only warnings with --quiet."""
-    whole = whole or Whole({})
-    if terminal.chatter.quiet or not terminal.chatter.is_terminal:
-        yield Lines(whole)
-        return
-    with Progress(*COLUMNS, console=terminal.chatter, speed_estimate_period=STEADY) as progress:
-        yield Bars(progress, whole)
+def board(whole: Whole | None = None, tensorboard: Path | None = None) -> Iterator[Board]:
+    """A board with bars on a terminal, or lines elsewhere; only warnings with --quiet.
+
+    `tensorboard` is the run whose trainings are also written for TensorBoard.
+    """
+    hidden = terminal.chatter.quiet or not terminal.chatter.is_terminal
+    bars = Progress(*COLUMNS, console=terminal.chatter, speed_estimate_period=STEADY, disable=hidden)
+    with nullcontext() if hidden else bars:
+        shown = Jobs(bars, whole or Whole({}))
+        yield TensorBoard(shown, tensorboard) if tensorboard else shown
 
 
-class Lines:
-    """A line for every training that ends, and one a minute for a longer one."""
+class Jobs:
+    """A bar for all trainings and one for every running job; a line for every job that ends.
 
-    def __init__(self, whole: Whole) -> None:
-        self.whole = whole
-        self.jobs: dict[str, Running] = {}
+    If the bars are disabled, a longer training also gets a line a minute, and lines say how much is left.
+    """
+
+    def __init__(self, bars: Progress, whole: Whole) -> None:
+        self.bars, self.whole = bars, whole
+        self.jobs: dict[str, Job] = {}
+        self.all = bars.add_task("all", total=whole.total, numbers="", visible=bool(whole.weights))
+        self._show_whole()
 
     def started(self, name: str, epochs: int) -> None:
-        self.jobs[name] = Running(epochs)
+        now = time.monotonic()
+        self.jobs[name] = Job(self.bars.add_task(name, total=epochs, numbers=""), epochs, now, now)
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        self.whole.update(name, self.jobs[name].count(row, done / steps))
+        job = self.jobs[name]
+        first = int(row["epoch"]) if "epoch" in row else int(job.done)
+        job.row, job.done = row, first + done / steps
+        self.bars.update(job.bar, completed=job.done, numbers=numbers(row))
+        self.whole.update(name, min(1.0, job.done / job.epochs))
+        self._show_whole()
 
     def epoch(self, name: str, row: Row) -> None:
-        job = self.jobs[name]
-        self.whole.update(name, job.count(row, 1))
-        if row and job.is_due():
-            self.line(f"{name}: epoch {job.done:.0f} of {job.epochs}, {numbers(row)}")
+        self.step(name, 1, 1, row)
+        job, now = self.jobs[name], time.monotonic()
+        if self.bars.disable and row and now - job.spoke >= LINE_EVERY:
+            job.spoke = now
+            self._line(f"{name}: epoch {job.done:.0f} of {job.epochs}, {numbers(row)}")
 
     def warn(self, name: str, sentence: str) -> None:
         terminal.line(f"{name}: {sentence}", "yellow")
 
     def finished(self, name: str) -> None:
         job = self.jobs.pop(name)
-        self.whole.finish(name)
-        if job.row or job.took >= SHORT:
+        self.bars.remove_task(job.bar)
+        self.whole.update(name, 1.0)
+        took = time.monotonic() - job.begun
+        if job.row or took >= SHORT:
             valid = f", valid {job.row['valid_acc']:.3f}" if "valid_acc" in job.row else ""
-            self.line(f"{name}: done in {duration(job.took)}{valid}")
+            self._line(f"{name}: done in {duration(took)}{valid}")
+        self._show_whole()
 
-    def line(self, text: str) -> None:
-        """Print what happened, and the progress of all trainings."""
-        whole = ", ".join(filter(None, (str(self.whole), self.whole.left)))
+    def _show_whole(self) -> None:
+        self.bars.update(self.all, completed=self.whole.completed, numbers=str(self.whole))
+
+    def _line(self, text: str) -> None:
+        whole = ", ".join(filter(None, (str(self.whole), self.whole.left))) if self.bars.disable else ""
         terminal.say(f"{text} ({whole})" if whole else text)
-
-
-class Bars(Lines):
-    """A bar for all trainings, and one for every running job; jobs that end leave a line above."""
-
-    def __init__(self, progress: Progress, whole: Whole) -> None:
-        super().__init__(whole)
-        self.progress = progress
-        self.tasks: dict[str, TaskID] = {}
-        self.all = progress.add_task("all", total=whole.total, numbers="", visible=bool(whole.weights))
-        self.progress.update(self.all, completed=whole.completed, numbers=str(whole))
-
-    def started(self, name: str, epochs: int) -> None:
-        super().started(name, epochs)
-        self.tasks[name] = self.progress.add_task(name, total=epochs, numbers="")
-
-    def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        super().step(name, done, steps, row)
-        self.show(name)
-
-    def epoch(self, name: str, row: Row) -> None:
-        self.whole.update(name, self.jobs[name].count(row, 1))
-        self.show(name)
-
-    def show(self, name: str) -> None:
-        """Update the bars of a job and of all trainings."""
-        job = self.jobs[name]
-        self.progress.update(self.tasks[name], completed=job.done, numbers=numbers(job.row))
-        self.progress.update(self.all, completed=self.whole.completed, numbers=str(self.whole))
-
-    def finished(self, name: str) -> None:
-        self.progress.remove_task(self.tasks.pop(name))
-        super().finished(name)
-        self.progress.update(self.all, completed=self.whole.completed, numbers=str(self.whole))
-
-    def line(self, text: str) -> None:
-        terminal.say(text)
 
 
 def numbers(row: Row) -> str:

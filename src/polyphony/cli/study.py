@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -217,7 +216,7 @@ def run_to(
     from polyphony.study.run import run_study
 
     whole = begun(study, upto, redo) if study.folder.exists() else announce(study, upto, place)
-    with watched(study.folder, tensorboard, whole) as board:
+    with progress.board(whole, study.folder if tensorboard else None) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
         if analyses:
             analyse_shortly(study, place, board)
@@ -292,10 +291,3 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
             return []
         raise
     return found
-
-
-@contextmanager
-def watched(folder: Path, tensorboard: bool, whole: progress.Whole | None = None) -> Iterator[Board]:
-    """A board for the jobs of a run; with `tensorboard` it also writes them for TensorBoard."""
-    with progress.board(whole) as board:
-        yield progress.TensorBoard(board, folder) if tensorboard else board

@@ -14,7 +14,7 @@ from polyphony._util.text import counted
 from polyphony.cli import progress, terminal
 from polyphony.cli.inspect import report, show_plan
 from polyphony.cli.options import RecipeName, Running
-from polyphony.cli.study import expected_costs, watched, weights
+from polyphony.cli.study import expected_costs, weights
 from polyphony.cli.where import AtLeastOne, UsageError, chosen_for, runner
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def follow(swept: Swept, trials: int | None, running: Running) -> None:
         return
     with runner(asked.study([swept.own]), running.where) as place:
         whole = None if folder.exists() else announce(asked, trials, place)
-        with watched(folder, running.tensorboard, whole) as board:
+        with progress.board(whole, folder if running.tensorboard else None) as board:
             outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     report((folder,))
