@@ -1,10 +1,8 @@
-"""`polyphony data`: is a data set there and sound, get it, corrupt it, look at it."""
+"""`polyphony data`: list, check, download, corrupt and view data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +16,7 @@ from polyphony.cli.options import DataRoot
 from polyphony.cli.terminal import console, errors, line
 
 if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers at once
-    from polyphony.data import Split
-    from polyphony.data.dataset import Dataset, Place
+    from polyphony.data.dataset import Dataset, Download, Place
 
 app = App(name="data", help="Find, check, download, corrupt and view data sets.", group_commands="Commands")
 
@@ -47,13 +44,20 @@ def list_(*, data: DataRoot = None) -> None:
     """List the known data sets: which are here, and where they are expected."""
     from polyphony.data.catalogue import DATASETS
     from polyphony.data.files import data_root
+    from polyphony.data.load import first_place
 
     root = data_root(data)
     line(f"looked for below {root}")
     for dataset in DATASETS.values():
+        place = first_place(dataset, root)
+        looked_for = ", ".join(each.path for each in dataset.places)
+        here = _where(place, root / place.path) if place else f"no; looked for {looked_for}"
+        size = sum(download.size for download in dataset.downloads) / 1e6
         line(f"\n{dataset.name}", "bold")
-        for key, value in _facts(dataset, root).items():
-            line(f"  {key:<6}{value}")
+        line(f"  what  {dataset.title}\n  here  {here}")
+        if size:
+            line(f"  get   {size:,.0f} MB with 'polyphony data get {dataset.name}'")
+        line(f"  terms {dataset.terms}\n  home  {dataset.homepage}")
 
 
 @app.command(usage="Usage: polyphony data check [NAME] [OPTIONS]")
@@ -67,11 +71,13 @@ def check(
 
     The exit code is 0 for complete data, and 1 for usable data that differs from the official data.
     """
+    from polyphony.data.catalogue import DATASETS
     from polyphony.data.files import DataError, data_root
-    from polyphony.data.load import identify
+    from polyphony.data.load import first_place, identify
 
     root = data_root(data)
-    names = [name] if name else _present(root)
+    present = ((each, first_place(dataset, root)) for each, dataset in DATASETS.items())
+    names = [name] if name else [each for each, place in present if place and place.path]
     if not names:
         raise DataError(f"no known data set is in {root}; 'polyphony data list' says what is looked for")
     complete = [_is_complete(dataset, root, resolution) for dataset in map(identify, names)]
@@ -97,7 +103,6 @@ def _is_complete(dataset: Dataset, root: Path, resolution: int | None) -> bool:
 @app.command
 def get(name: Annotated[str, Parameter(help="Name of a data set.")], *, data: DataRoot = None) -> None:
     """Download a data set from its official address, check it and unpack it."""
-    from polyphony.data.fetch import fetch
     from polyphony.data.files import DataError, data_root
     from polyphony.data.load import identify
 
@@ -105,17 +110,23 @@ def get(name: Annotated[str, Parameter(help="Name of a data set.")], *, data: Da
     if not dataset.downloads:
         raise DataError(f"{dataset.name} needs no download")
     line(f"{dataset.title}\nterms: {dataset.terms}\nhome:  {dataset.homepage}")
+    for download in dataset.downloads:
+        line(f"{_fetch(download, data_root(data))} is there")
+
+
+def _fetch(download: Download, root: Path) -> Path:
+    """Download a file with a progress bar."""
+    from polyphony.data.fetch import fetch
+
     columns = (
         progress.TextColumn("{task.description}"),
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    for download in dataset.downloads:
-        with progress.Progress(*columns, console=errors, transient=True) as bars:
-            bar = bars.add_task(Path(download.path).name, total=download.size)
-            goal = fetch(download, data_root(data), partial(_advance, bars, bar))
-        line(f"{goal} is there")
+    with progress.Progress(*columns, console=errors, transient=True) as bars:
+        bar = bars.add_task(Path(download.path).name, total=download.size)
+        return fetch(download, root, lambda have: bars.update(bar, completed=have))
 
 
 @app.command
@@ -148,10 +159,7 @@ def preview(
     data: DataRoot = None,
     out: Annotated[
         Path | None,
-        Parameter(
-            validator=validators.Path(ext="png"),
-            help="File to write (default: NAME.png).",
-        ),
+        Parameter(validator=validators.Path(ext="png"), help="File to write (default: NAME.png)."),
     ] = None,
     resolution: Resolution = None,
 ) -> None:
@@ -171,41 +179,11 @@ def preview(
     with atomic_path(file) as beside:
         sheet(rows).save(beside, "PNG")
     for part, split in plain.items():
-        _show_counts(part, split, kept.classes)
+        line(f"{part}: {len(split):,} images", "bold")
+        counts = split.labels.bincount(minlength=len(kept.classes)).tolist()
+        texts = (f"{label} {count:,}" for label, count in zip(kept.classes, counts, strict=True))
+        console.print(Columns(map(Text, texts)), highlight=False)
     line(f"origin: {kept.origin}\ncontact sheet: {file}")
-
-
-def _show_counts(part: str, split: Split, classes: Sequence[str]) -> None:
-    """How many images each class has."""
-    counts = split.labels.bincount(minlength=len(classes)).tolist()
-    line(f"{part}: {len(split):,} images", "bold")
-    named = zip(classes, counts, strict=True)
-    console.print(Columns(Text(f"{label} {count:,}") for label, count in named), highlight=False)
-
-
-def _advance(bars: progress.Progress, bar: progress.TaskID, have: int) -> None:
-    bars.update(bar, completed=have)
-
-
-def _facts(dataset: Dataset, root: Path) -> dict[str, str]:
-    """What `list` says of a data set."""
-    from polyphony.data.load import first_place
-
-    place = first_place(dataset, root)
-    looked_for = "no; looked for " + ", ".join(each.path for each in dataset.places)
-    facts = {"what": dataset.title, "here": looked_for if place is None else _where(place, root / place.path)}
-    if size := sum(download.size for download in dataset.downloads):
-        facts["get"] = f"{size / 1e6:,.0f} MB with 'polyphony data get {dataset.name}'"
-    return facts | {"terms": dataset.terms, "home": dataset.homepage}
-
-
-def _present(root: Path) -> list[str]:
-    from polyphony.data.catalogue import DATASETS
-    from polyphony.data.load import first_place
-
-    return [
-        name for name, dataset in DATASETS.items() if (place := first_place(dataset, root)) and place.path
-    ]
 
 
 def _where(place: Place, path: Path) -> str:
