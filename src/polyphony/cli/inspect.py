@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Parameter, validators
-from rich.markup import escape
-from rich.table import Table
 
 from polyphony._util.text import counted, duration
 from polyphony.cli import progress, terminal
@@ -22,7 +19,6 @@ from polyphony.cli.where import AtLeastOne, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.execute.job import Job
-    from polyphony.study.analyses import Analysed
     from polyphony.study.status import Status, TrainingStatus
 
 
@@ -44,19 +40,15 @@ def status(
 
 def show_status(found: Status, now: float) -> None:
     """A line for all, and a table of the trainings that are not done."""
-    states = ", ".join(
-        f"{n} {state}" for state in ("running", "stopped", "missing") if (n := found.count(state))
-    )
+    counts = {state: found.count(state) for state in ("running", "stopped", "missing")}
+    others = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     done = f"{found.count('done')} of {counted(len(found.trainings), 'training')} done"
     predicted = f"{found.predicted} of {counted(found.predictions, 'prediction')}"
     scores = "scores are written" if found.scored else "no scores yet"
-    terminal.line(f"{found.folder}: {done}{f' ({states})' if states else ''}; {predicted}; {scores}.")
-    table = Table("training", "state", "epochs", "where", "for", "last sign")
-    for training in found.trainings:
-        if training.state != "done":
-            table.add_row(*map(escape, status_cells(training, now)))
-    if table.rows:
-        terminal.console.print(table)
+    terminal.line(f"{found.folder}: {done}{f' ({others})' if others else ''}; {predicted}; {scores}.")
+    left = [status_cells(training, now) for training in found.trainings if training.state != "done"]
+    if left:
+        terminal.show_table(("training", "state", "epochs", "where", "for", "last sign"), left)
 
 
 def status_cells(training: TrainingStatus, now: float) -> list[str]:
@@ -72,19 +64,14 @@ def show_plan(jobs: Sequence[Job], folder: Path) -> None:
     from polyphony.study.run import outlook
 
     states = outlook(jobs, folder.parent)
-    trainings = [job.name for job in jobs if job.in_ranks]
-    table = Table("training", "state", "key", title=f"Plan of {folder}")
-    for job in jobs:
-        if job.in_ranks:
-            table.add_row(escape(job.name), escape(states[job.name]), job.key[:12])
-    terminal.console.print(table)
-    counts = Counter(states[name] for name in trainings)
-    left = len(trainings) - counts["done"]
-    predictions = [state for name, state in states.items() if name not in trainings]
-    missing = sum(state != "done" for state in predictions)
+    trainings = [job for job in jobs if job.in_ranks]
+    rows = [(job.name, states[job.name], job.key[:12]) for job in trainings]
+    terminal.show_table(("training", "state", "key"), rows, f"Plan of {folder}")
+    left = [job for job in jobs if states[job.name] != "done"]
+    left_trainings = sum(job.in_ranks for job in left)
     terminal.line(
-        f"{left} of {counted(len(trainings), 'training')} and {missing} of"
-        f" {counted(len(predictions), 'prediction')} are left to do. Nothing was written."
+        f"{left_trainings} of {counted(len(trainings), 'training')} and {len(left) - left_trainings} of"
+        f" {counted(len(jobs) - len(trainings), 'prediction')} are left to do. Nothing was written."
     )
 
 
@@ -167,16 +154,11 @@ def analyse(
     asked = set(what or get_args(What))
     with runner(study, where) as place, progress.board() as board:
         done = run(study, asked - {"latency"}, place, board, examples)
-    show_analysed(folder, done)
-    if "latency" in asked:
-        terminal.line(str(write_prices(folder)))
-
-
-def show_analysed(folder: Path, done: Analysed) -> None:
-    """What was done, where it is, what was left out."""
     if not done.ran and done.files:
         terminal.line(f"Nothing to do: these analyses of {folder} are done and unchanged.")
     for path in done.files:
         terminal.line(str(path))
     for name, reason in done.left_out.items():
         terminal.line(f"{name} is left out: {reason}.")
+    if "latency" in asked:
+        terminal.line(str(write_prices(folder)))

@@ -89,15 +89,13 @@ def check(*, device: Device = "auto") -> None:
     from polyphony.study.check import findings
 
     name, start = chosen(device), time.monotonic()
-    table, failed = Table("check", "found", "allowed", "verdict", title=f"Polyphony on {name}"), []
-    for finding in findings(name):
-        terminal.note(f"{finding.check}: {finding.found}")
-        verdict = "passed" if finding.passed else "FAILED"
-        table.add_row(finding.check, finding.found, finding.allowed, verdict)
-        failed += [] if finding.passed else [finding.check]
-    terminal.console.print(table)
+    rows = []
+    for each in findings(name):
+        terminal.note(f"{each.check}: {each.found}")
+        rows.append((each.check, each.found, each.allowed, "passed" if each.passed else "FAILED"))
+    terminal.show_table(("check", "found", "allowed", "verdict"), rows, f"Polyphony on {name}")
     took = duration(time.monotonic() - start)
-    if failed:
+    if failed := [check for check, *_, verdict in rows if verdict == "FAILED"]:
         terminal.complain(f"{name} did not pass: {', '.join(failed)} ({took})")
         sys.exit(1)
     terminal.line(f"{name} computes what it should ({took}).")

@@ -19,7 +19,6 @@ from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.execute.board import Board
-    from polyphony.execute.job import Job
     from polyphony.execute.runner import Runner
     from polyphony.study.cost import Cost
     from polyphony.study.study import Study
@@ -83,7 +82,7 @@ def evaluate(
     for source in groups:
         add_groups(study.folder, source, len(study.data().test))
     with runner(study, where) as place:
-        run_to(study, "EVALUATE", place, redo=False)
+        run_to(study, "EVALUATE", place, Running())
         for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
             for name in names:
                 with progress.board() as board:
@@ -108,42 +107,34 @@ def show(
     from polyphony.execute.processes import default_workers
     from polyphony.recipe import read_recipe
     from polyphony.study.cost import answers, costs, sketched
+    from polyphony.study.plan import score_predictions
 
     if not code:
         read = read_recipe(recipe, overrides, code=False)
         terminal.show_json(read) if as_json else terminal.show_recipe(read)
         return
     with terminal.working("Measuring how fast this machine is"):
-        study = prepare(recipe, Running(overrides=overrides, data=data, where=Where(device)))
-        study = outlined_if_missing(study)
+        running = Running(overrides=overrides, data=data, where=Where(device))
+        study = outlined_if_missing(prepare(recipe, running))
         sketch = sketched(study)
-        found, at_once = costs(study, sketch), default_workers(study.device, study.threads())
-        answered = answers(study, sketch)
-    counts, shares = sketch.parameter_counts, sketch.member_shares
+        trainings, answered = costs(study, sketch), answers(study, sketch)
+        at_once = default_workers(study.device, study.threads())
     if as_json:
-        trainings = [asdict(cost) for cost in found]
         terminal.show_json(
             study.recipe,
-            parameters=counts,
-            with_members=shares,
+            parameters=sketch.parameter_counts,
+            with_members=sketch.member_shares,
             answers=[asdict(answer) for answer in answered],
-            costs=trainings,
+            costs=[asdict(cost) for cost in trainings],
             at_once=at_once,
         )
-    else:
-        terminal.show_recipe(study.recipe)
-        terminal.line(plan_words(study))
-        terminal.show_answers(answered, shares)
-        terminal.show_costs(found, at_once)
-
-
-def plan_words(study: Study) -> str:
-    """How many jobs a study has."""
-    from polyphony.study.plan import score_predictions
-
-    jobs = {"teacher": study.teacher_count, "student": len(study.students)}
-    jobs["prediction"] = len(score_predictions(study))
-    return f"Plan: {', '.join(counted(number, kind) for kind, number in jobs.items())}."
+        return
+    terminal.show_recipe(study.recipe)
+    teachers, students = counted(study.teacher_count, "teacher"), counted(len(study.students), "student")
+    predictions = counted(len(score_predictions(study)), "prediction")
+    terminal.line(f"Plan: {teachers}, {students}, {predictions}.")
+    terminal.show_answers(answered, sketch.member_shares)
+    terminal.show_costs(trainings, at_once)
 
 
 def prepare(recipe: str, running: Running) -> Study:
@@ -175,17 +166,6 @@ def outlined_if_missing(study: Study) -> Study:
     return study
 
 
-def measurable(study: Study) -> Study:
-    """The study with a device of this machine, to measure its cost."""
-    from polyphony.compute.devices import choose_device
-
-    try:
-        choose_device(study.device)
-    except ValueError:
-        return replace(study, device="cpu")
-    return study
-
-
 def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Study:
     """Run the study of a recipe up to a stage."""
     terminal.say(f"Polyphony {__version__}: {recipe}")
@@ -193,31 +173,30 @@ def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Stu
         study = prepare(recipe, running)
         study.data()
     if running.dry_run:
-        show_plan(jobs_of(study, upto), study.folder)
+        preview(study, upto)
         return study
     with runner(study, running.where) as place:
-        run_to(study, upto, place, running.redo, running.tensorboard, analyses)
+        run_to(study, upto, place, running, analyses)
     return study
 
 
-def jobs_of(study: Study, upto: str) -> list[Job]:
-    """The jobs of a study up to a stage."""
+def preview(study: Study, upto: str) -> None:
+    """Show what a study would do."""
     from polyphony.study.fingerprints import fingerprints
     from polyphony.study.plan import Upto, part, plan
 
-    return part(plan(study, fingerprints(study)), Upto[upto])
+    show_plan(part(plan(study, fingerprints(study)), Upto[upto]), study.folder)
 
 
-def run_to(
-    study: Study, upto: str, place: Runner, redo: bool, tensorboard: bool = False, analyses: bool = False
-) -> None:
+def run_to(study: Study, upto: str, place: Runner, running: Running, analyses: bool = False) -> None:
     """Run a study up to a stage, and print the result."""
     from polyphony.study.plan import Upto
     from polyphony.study.run import run_study
 
-    whole = begun(study, upto, redo) if study.folder.exists() else announce(study, upto, place)
-    with progress.board(whole, study.folder if tensorboard else None) as board:
-        outcome = run_study(study, place, board, upto=Upto[upto], redo=redo)
+    exists = study.folder.exists()
+    whole = begun(study, upto, running.redo) if exists else announce(study, upto, place)
+    with progress.board(whole, study.folder if running.tensorboard else None) as board:
+        outcome = run_study(study, place, board, upto=Upto[upto], redo=running.redo)
         if analyses:
             analyse_shortly(study, place, board)
     terminal.show_outcome(study, outcome)
@@ -280,11 +259,17 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
 
     On a cluster, whose nodes may have more memory, it returns nothing instead.
     """
+    from polyphony.compute.devices import choose_device
     from polyphony.execute.cluster import Cluster
     from polyphony.study.cost import TooLargeError, check_memory, costs
 
+    measured = study
     try:
-        found = costs(measurable(study))
+        choose_device(study.device)
+    except ValueError:  # a cluster's device, which this machine does not have
+        measured = replace(study, device="cpu")
+    try:
+        found = costs(measured)
         check_memory(study, max((cost.memory for cost in found), default=0))
     except TooLargeError:
         if isinstance(place, Cluster):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich import box
 from rich.table import Table
 
 from polyphony._util.text import counted
@@ -126,31 +125,29 @@ def show(run: SweepRun, outcome: SweepOutcome) -> None:
 
 def table(run: SweepRun) -> Table:
     """The points, the lowest calibrated validation NLL first."""
-    from polyphony.runs.scores import HEADINGS
-
-    n = run.best.nll.n
-    found = Table(
-        title=f"{run.recipe.name}, {run.method}: validation, mean ± s.d., n = {n}; calibrated NLL decides",
-        box=box.SIMPLE_HEAD,
-    )
-    nll, acc, kld = (terminal.narrow(HEADINGS[column]) for column in ("nll", "acc", "kld"))
-    for heading in ("α", "τ", "η", nll, "standard", acc, kld):
-        found.add_column(heading, min_width=len(heading), no_wrap=len(heading) == 1)
-    for each in run.ranked[:MOST_ROWS]:
-        found.add_row(*cells(each), style="bold" if each is run.best else "")
+    about = f"{run.recipe.name}, {run.method}: validation, mean ± s.d., n = {run.best.nll.n}"
+    rows = [cells(each) for each in run.ranked[:MOST_ROWS]]
+    found = terminal.frameless(f"{about}; calibrated NLL decides", rows, {"α", "τ", "η"})
+    found.rows[0].style = "bold"
     return found
 
 
-def cells(each: Tried) -> list[str]:
-    """A point's settings and scores as text."""
+def cells(each: Tried) -> dict[str, str]:
+    """A point's settings and scores as text, by heading."""
     from polyphony.recipe.points import text_of
-    from polyphony.report.sweep_run import OTHER
+    from polyphony.report.sweep_run import OTHER, SYMBOLS
     from polyphony.runs.scores import JUDGE, mean_text
 
-    shown = ((JUDGE, "nll"), (OTHER, "nll"), (JUDGE, "acc"), (JUDGE, "kld"))
-    scores = (mean_text(column, each.scores[kind][column]) for kind, column in shown)
-    settings = [text_of(value, name) or "–" for name, value in each.settings.items()]
-    return [*settings, *map(terminal.narrow, scores)]
+    def text(calibration: str, column: str) -> str:
+        return terminal.narrow(mean_text(column, each.scores[calibration][column]))
+
+    settings = {SYMBOLS[name]: text_of(value, name) or "–" for name, value in each.settings.items()}
+    return settings | {
+        "NLL ↓": text(JUDGE, "nll"),
+        "standard": text(OTHER, "nll"),
+        "ACC ↑": text(JUDGE, "acc"),
+        "mean-KLD": text(JUDGE, "kld"),
+    }
 
 
 def level(run: SweepRun) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from polyphony._util.text import count, counted, duration
 from polyphony._util.text import sentence as one_sentence
@@ -73,6 +74,30 @@ def plain(text: str) -> None:
     console.file.write(f"{text.rstrip()}\n")
 
 
+def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """Print a table. Long cells are folded; cells have no markup, since a name may look like it."""
+    columns = (Column(heading, overflow="fold") for heading in headings)
+    table = Table(*columns, title=title and escape(title))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def frameless(title: str, rows: Sequence[Mapping[str, str]], whole: Collection[str]) -> Table:
+    """A narrow table of rows by heading, whose columns are at least as wide as their headings.
+
+    Cells below the headings in `whole` are not wrapped.
+    """
+    table = Table(
+        title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )  # 20 letters of 80 for names
+    for heading in rows[0]:
+        table.add_column(heading, min_width=len(heading), no_wrap=heading in whole)
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    return table
+
+
 def show_recipe(recipe: Recipe) -> None:
     text = json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2)
     console.print(Syntax(text, "json", background_color="default"))
@@ -87,24 +112,29 @@ def show_json(recipe: Recipe, **more: object) -> None:
 def show_answers(answers: Sequence[Answer], shares: dict[str, float]) -> None:
     """Print what one image costs, and which share of the weights has rank-one members."""
     heads = ("model", "parameters", "with\nmembers", "multiply-\nadds", "weights", "time\nhere")
-    table = Table(*heads, title="One answer")
-    for each in answers:
-        share = f"{shares[each.name]:.1%}" if each.name in shares else "–"
-        size = f"{each.weights / 1e6:,.3g} MB"
-        adds, time = f"{each.multiply_adds / 1e6:,.3g} M", f"{each.milliseconds:.2g} ms"
-        table.add_row(each.name, f"{each.parameters:,}", share, adds, size, time)
-    console.print(table)
+    rows = [
+        (
+            each.name,
+            f"{each.parameters:,}",
+            f"{shares[each.name]:.1%}" if each.name in shares else "–",
+            f"{each.multiply_adds / 1e6:,.3g} M",
+            f"{each.weights / 1e6:,.3g} MB",
+            f"{each.milliseconds:.2g} ms",
+        )
+        for each in answers
+    ]
+    show_table(heads, rows, "One answer")
     line("Times are estimates for one image in PyTorch, judging by a few measured passes.")
 
 
 def show_costs(costs: Sequence[Cost], at_once: int) -> None:
     """Print the cost of a study, measured here and estimated for a GPU."""
-    table = Table("training", "runs", "PFLOP", "each, here", "all, one GPU", title="Cost")
+    rows = []
     for cost in costs:
-        gpu = duration(cost.runs * cost.flops / GPU_SPEED)
-        petas = f"{cost.runs * cost.flops / 1e15:.3g}"
-        table.add_row(cost.name, str(cost.runs), petas, duration(cost.seconds), gpu)
-    console.print(table)
+        flops = cost.runs * cost.flops
+        numbers = f"{flops / 1e15:.3g}", duration(cost.seconds), duration(flops / GPU_SPEED)
+        rows.append((cost.name, str(cost.runs), *numbers))
+    show_table(("training", "runs", "PFLOP", "each, here", "all, one GPU"), rows, "Cost")
     line(f"{estimate(costs, at_once)} GPU times assume a sustained {GPU_SPEED / 1e12:.0f} TFLOP/s.")
 
 
@@ -148,17 +178,8 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
 def score_table(run: Run) -> Table:
     """Calibrated scores of all models on test images, mean ± s.d. over seeds."""
     seeds = counted(len(run.recipe.seeds), "seed")
-    table = Table(
-        title=f"{run.recipe.name}: test images, calibrated; mean over {seeds}, NLL ± s.d.",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # so that a name of twenty letters fits into 80 columns
-    )
-    rows = [cells(run, model) for model in run.models]
-    for heading in rows[0]:
-        table.add_column(heading, min_width=len(heading), no_wrap=heading == "Model")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
+    title = f"{run.recipe.name}: test images, calibrated; mean over {seeds}, NLL ± s.d."
+    return frameless(title, [cells(run, model) for model in run.models], {"Model"})
 
 
 def cells(run: Run, model: str) -> dict[str, str]:
@@ -181,6 +202,6 @@ def cells(run: Run, model: str) -> dict[str, str]:
     }
 
 
-def narrow(text: str) -> str:
-    """A score or heading in fewer columns: no space after ±, no unit."""
-    return text.replace("± ", "±").replace("% ", "")
+def narrow(score: str) -> str:
+    """A score without the space after ±."""
+    return score.replace("± ", "±")

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, validators
 from rich.cells import cell_len, set_cell_size
-from rich.table import Column, Table
-from rich.text import Text
 
 from polyphony._util.text import printable
 from polyphony.cli import terminal
@@ -114,18 +112,15 @@ def show(rows: list[Answered], as_csv: bool) -> None:
     from polyphony.serve.table import shown_headings
 
     shown = shown_headings(rows)
+    headings, cells = [*shown.values()], [[getattr(row, name) for name in shown] for row in rows]
     if as_csv:
-        cells = ([exact(getattr(row, name)) for name in shown] for row in rows)
-        terminal.plain(csv_text(list(shown), cells))
+        terminal.plain(csv_text(list(shown), (map(exact, each) for each in cells)))
         return
-    texts = [[short(name, getattr(row, name)) for name in shown] for row in rows]
+    texts = [list(map(short, shown, each)) for each in cells]
     if len(rows) > MOST_FOLDED:
-        terminal.plain(aligned([list(shown.values()), *texts]))
-        return
-    table = Table(*(Column(heading, overflow="fold") for heading in shown.values()))
-    for each in texts:
-        table.add_row(*map(Text, each))
-    terminal.console.print(table)
+        terminal.plain(aligned([headings, *texts]))
+    else:
+        terminal.show_table(headings, texts)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -249,15 +244,16 @@ def show_choice(student: Student) -> None:
 
 def show_int8(made: Int8) -> None:
     """What int8 changes, on test images."""
-    from rich.table import Table
-
     from polyphony.serve.int8 import may_be_slow
 
-    table = Table("on test images, calibrated", "float32", "int8")
-    for name, form in {"acc": "{:.2%}", "nll": "{:.4f}", "ece": "{:.4f}", "temperature": "{:.3f}"}.items():
-        sides = (form.format(getattr(side, name)) for side in (made.before, made.after))
-        table.add_row({"acc": "accuracy", "nll": "NLL", "ece": "ECE"}.get(name, name), *sides)
-    terminal.console.print(table)
+    sides = made.before, made.after
+    rows = (
+        ("accuracy", *(f"{side.acc:.2%}" for side in sides)),
+        ("NLL", *(f"{side.nll:.4f}" for side in sides)),
+        ("ECE", *(f"{side.ece:.4f}" for side in sides)),
+        ("temperature", *(f"{side.temperature:.3f}" for side in sides)),
+    )
+    terminal.show_table(("on test images, calibrated", "float32", "int8"), rows)
     alike = made.rank_correlation
     ranks = "" if alike is None else f" Rank correlation of the mutual information with float32: {alike:.3f}."
     terminal.line(f"{made.images:,} test images; left in float32: {made.in_float}.{ranks}")
