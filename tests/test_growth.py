@@ -148,7 +148,7 @@ STRIPES = Dataset("stripes", "Stripes", "", "none", (Place("", read, cached=Fals
     ),
     "a place to run jobs": Change(
         {
-            "cli/where.py": {
+            "cli/options.py": {
                 '    device: Device = "auto"': "    aloud: bool = False\n",
                 "    group, on_cpu =": "    if where.aloud:\n        return Aloud(study.threads())\n",
                 "from polyphony._util.files import": "from polyphony.execute.aloud import Aloud\n",

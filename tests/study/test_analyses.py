@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.autograd.functional import jacobian
 
 from polyphony.cli.inspect import analyse as command
-from polyphony.cli.where import Where
+from polyphony.cli.options import Where
 from polyphony.compute.seeds import generator
 from polyphony.data import pixels
 from polyphony.distill.perturb import ODS

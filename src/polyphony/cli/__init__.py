@@ -15,8 +15,8 @@ from polyphony._util.files import Terminated, WriteError, out_of_memory, termina
 from polyphony._util.text import UserError, first_line
 from polyphony.cli.advice import advice, missing_data
 from polyphony.cli.app import app
+from polyphony.cli.options import UsageError
 from polyphony.cli.terminal import complain
-from polyphony.cli.where import UsageError
 
 MAKING = ("study", "teach", "distill", "sweep")  # the verbs that take --out and --redo
 MISUSED = CycloptsError | UsageError  # wrong arguments

@@ -14,8 +14,7 @@ from cyclopts import Parameter, validators
 
 from polyphony._util.text import counted, duration
 from polyphony.cli import progress, terminal
-from polyphony.cli.options import DataRoot, RunFolder, flag
-from polyphony.cli.where import AtLeastOne, Where, chosen_for, runner
+from polyphony.cli.options import AtLeastOne, DataRoot, RunFolder, Where, chosen_for, flag, runner
 
 if TYPE_CHECKING:
     from polyphony.execute.job import Job

@@ -1,14 +1,23 @@
-"""The arguments and options that verbs have in common."""
+"""The arguments and options that verbs have in common, and the device and runner that they choose."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
-from polyphony.cli.where import Where
+from polyphony._util.files import cores
+
+if TYPE_CHECKING:
+    from polyphony.execute.cluster import Share
+    from polyphony.execute.runner import Runner
+    from polyphony.study.study import Study
+
+
+class UsageError(ValueError):
+    """An argument that cannot be used."""
 
 
 def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (cyclopts' own word)
@@ -49,6 +58,26 @@ Overrides = Annotated[
         help="Change one key of the recipe, for example student.alpha=0.5. Repeatable.",
     ),
 ]
+Device = Annotated[str, Parameter(help="cuda, mps, cpu or auto (the best available).")]
+AtLeastOne = validators.Number(gte=1)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Where the jobs of a command run. The text below an option is its help."""
+
+    device: Device = "auto"
+    workers: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
+    """Number of jobs at a time (default: as many as fit the cores or GPUs)."""
+    cluster: Annotated[str | None, Parameter(metavar="ADDRESS")] = None
+    """Run jobs on a Ray cluster: auto, local or HOST:PORT of a node."""
+    gpus_per_job: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
+    """GPUs of one job (default: 1 on cuda). With 0.5, two jobs share a GPU; 2 or more need --cluster."""
+    processes_per_job: Annotated[int | None, Parameter(validator=AtLeastOne)] = None
+    """Processes of one training on a cluster (default: one for each of its GPUs)."""
+    memory_per_job: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 2.0
+    """GiB of memory that a job needs on a cluster."""
 
 
 @Parameter(name="*")
@@ -64,3 +93,64 @@ class Running:
     redo: Annotated[bool, flag("Replace results that were made with another recipe.")] = False
     dry_run: Annotated[bool, flag("Show what would be done, and write nothing.")] = False
     tensorboard: Annotated[bool, flag("Also write the training logs for TensorBoard.")] = False
+
+
+def chosen(device: str) -> str:
+    """The device of a name."""
+    from polyphony.compute.devices import choose_device
+
+    try:
+        return choose_device(device)
+    except ValueError as error:
+        raise UsageError(f"{error}; leave --device out to take the best there is") from error
+
+
+def chosen_for(where: Where) -> str:
+    """The device for jobs; with --cluster, a device that is named need not be on this machine."""
+    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
+
+
+def runner(study: Study, where: Where) -> Runner:
+    """The runner of a command."""
+    from polyphony.compute.parallel import group_from_environment
+    from polyphony.execute.cluster import Cluster
+    from polyphony.execute.processes import Processes, default_workers, visible_gpus
+    from polyphony.execute.ranks import Together
+    from polyphony.execute.runner import Here
+
+    group, on_cpu = group_from_environment(), study.device == "cpu"
+    if where.cluster:
+        if group.size > 1 or where.workers:
+            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
+        return Cluster(where.cluster, study.folder, share(study, where), study.device)
+    if processes(where) > 1:
+        raise UsageError(
+            "a training of several processes is started by --cluster, or by"
+            f" torchrun --nproc-per-node {processes(where)} -m polyphony"
+        )
+    if group.size > 1:
+        return Together(study.threads(), group=group)
+    at_once = where.workers or default_workers(study.device, study.threads(), where.gpus_per_job or 1.0)
+    if at_once == 1:
+        return Here(study.threads())
+    threads = study.threads() if on_cpu else max(1, cores() // at_once)
+    return Processes(at_once, threads, visible_gpus(study.device))
+
+
+def share(study: Study, where: Where) -> Share:
+    """The share of a node for a job; each process of a job on GPUs has its own GPU."""
+    from polyphony.execute.cluster import Share
+
+    count, on_cpu = processes(where), study.device == "cpu"
+    gpus = where.gpus_per_job or (0.0 if on_cpu else float(count))
+    return Share(count * (study.threads() if on_cpu else 1), gpus, where.memory_per_job, count)
+
+
+def processes(where: Where) -> int:
+    """How many processes a training has."""
+    gpus = where.gpus_per_job or 1.0
+    if gpus > 1 and not gpus.is_integer():
+        raise UsageError(f"--gpus-per-job {gpus:g}: a job takes a part of one GPU, or whole ones")
+    if where.gpus_per_job and where.processes_per_job and where.processes_per_job != max(1, gpus):
+        raise UsageError("every process takes one GPU: leave out --processes-per-job or --gpus-per-job")
+    return where.processes_per_job or max(1, int(gpus))

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from polyphony._util.text import duration, extra
 from polyphony.cli import terminal
-from polyphony.cli.where import UsageError
+from polyphony.cli.options import UsageError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -14,8 +14,7 @@ from rich.text import Text
 from polyphony._util.shipped import headline, shipped
 from polyphony._util.text import duration
 from polyphony.cli import terminal
-from polyphony.cli.options import output
-from polyphony.cli.where import Device, UsageError, chosen
+from polyphony.cli.options import Device, UsageError, chosen, output
 
 
 def recipes() -> None:

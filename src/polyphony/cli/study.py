@@ -14,8 +14,20 @@ from polyphony._util.text import counted
 from polyphony.cli import progress, terminal
 from polyphony.cli.advice import missing_data
 from polyphony.cli.inspect import report, show_plan
-from polyphony.cli.options import DataRoot, Overrides, RecipeName, RunFolder, Running, flag, repeatable
-from polyphony.cli.where import AtLeastOne, Device, Where, chosen_for, runner
+from polyphony.cli.options import (
+    AtLeastOne,
+    DataRoot,
+    Device,
+    Overrides,
+    RecipeName,
+    RunFolder,
+    Running,
+    Where,
+    chosen_for,
+    flag,
+    repeatable,
+    runner,
+)
 
 if TYPE_CHECKING:
     from polyphony.execute.board import Board

@@ -12,9 +12,8 @@ from rich.table import Table
 from polyphony._util.text import counted
 from polyphony.cli import progress, terminal
 from polyphony.cli.inspect import report, show_plan
-from polyphony.cli.options import RecipeName, Running
+from polyphony.cli.options import AtLeastOne, RecipeName, Running, UsageError, chosen_for, runner
 from polyphony.cli.study import expected_costs, weights
-from polyphony.cli.where import AtLeastOne, UsageError, chosen_for, runner
 
 if TYPE_CHECKING:
     from polyphony.execute.runner import Runner

@@ -14,8 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from polyphony._util.text import printable
 from polyphony.cli import terminal
-from polyphony.cli.options import DataRoot, Method, RunFolder, Seed, flag, output
-from polyphony.cli.where import Device, UsageError, chosen
+from polyphony.cli.options import DataRoot, Device, Method, RunFolder, Seed, UsageError, chosen, flag, output
 
 if TYPE_CHECKING:
     from torch import Tensor
