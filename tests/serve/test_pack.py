@@ -13,10 +13,9 @@ import pytest
 
 from polyphony import load_student
 from polyphony.recipe import foreign_table
-from polyphony.runs.files import read_table
 from polyphony.runs.rows import Latency, Score, SetScore, to_csv
 from polyphony.runs.run import Run
-from polyphony.runs.store import StoreError, write_whole
+from polyphony.runs.store import StoreError, read_table, write_whole
 from polyphony.serve.load import load_samples
 from polyphony.serve.pack import card
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from polyphony import load_student
-from polyphony.runs.files import read_table
 from polyphony.runs.rows import SetScore, Threshold
+from polyphony.runs.store import read_table
 from polyphony.serve import AnswerError, Answers, ExportError, export_student
 from polyphony.serve.thresholds import CoverageError, Thresholds
 

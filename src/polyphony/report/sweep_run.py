@@ -10,11 +10,10 @@ from pathlib import Path
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of, toml
-from polyphony.runs.files import Asked, read_object
 from polyphony.runs.rows import SweepScore, TeacherScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.scores import JUDGE, TEACHERS
-from polyphony.runs.store import FileError, damaged
+from polyphony.runs.store import Asked, FileError, damaged, read_object
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 OTHER = "standard"  # the calibration that does not rank the points

@@ -1,15 +1,18 @@
-"""Files of predictions in a run folder: their paths, atomic writes, and checks on reading."""
+"""Files of predictions in a run folder: their paths, atomic writes, and checked reads."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import safetensors.torch
+import torch
+from torch import Tensor
 
 from polyphony.data.splits import describe
 from polyphony.metrics import DirichletPredictions, Predictions
-from polyphony.runs.store import damaged, opened, write_whole
+from polyphony.runs.scores import TEACHERS
+from polyphony.runs.store import damaged, opened, read_tensors, write_whole
 
 KIND = "logits"  # under which a file says what they are; without it they are members'
 KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
@@ -32,7 +35,7 @@ def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
 
 
 def saved_key(path: Path) -> str | None:
-    """The key that predictions were saved with; None if there are none."""
+    """The key that predictions or samples were saved with; None if there is no file."""
     if not path.exists():
         return None
     with opened(path) as file:
@@ -43,12 +46,8 @@ def saved_key(path: Path) -> str | None:
 def read_predictions(path: Path) -> Predictions:
     """Saved predictions with any key."""
     with opened(path) as file:
-        return _predictions(path, file)
-
-
-def _predictions(path: Path, file: Any) -> Predictions:
-    logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
-    kind = (file.metadata() or {}).get(KIND, Predictions.kind)
+        logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
+        kind = (file.metadata() or {}).get(KIND, Predictions.kind)
     if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
         raise damaged(path, f"its logits are {describe(logits)}, not members, images and classes")
     if not bool(logits.isfinite().all()):
@@ -61,3 +60,25 @@ def _predictions(path: Path, file: Any) -> Predictions:
     if kind not in KINDS:
         raise damaged(path, f"'{kind}' is no kind of predictions known here")
     return KINDS[kind](logits, labels)
+
+
+def count_images(path: Path) -> int:
+    """The number of images in a file of predictions, from its header alone."""
+    with opened(path) as file:
+        shape = file.get_slice("logits").get_shape()
+    if len(shape) != 3:
+        raise damaged(path, f"its logits are {shape}, not members, images and classes")
+    return int(shape[1])
+
+
+def read_views(path: Path) -> dict[str, Tensor]:
+    """members.safetensors: images and perturbed [e c h w], the teachers and students [2 m e k]."""
+    tensors = read_tensors(path)
+    images = tensors.get("images", torch.empty(0))
+    models = [each for name, each in tensors.items() if name not in ("images", "perturbed")]
+    pictures = images.dim() == 4 and len(images) and images.shape[1] in (1, 3)
+    alike = "perturbed" in tensors and tensors["perturbed"].shape == images.shape
+    asked = all(each.dim() == 4 and (each.shape[0], each.shape[2]) == (2, len(images)) for each in models)
+    if not (pictures and alike and asked and TEACHERS in tensors):
+        raise damaged(path, "it does not hold images and what members say of them")
+    return tensors

@@ -6,7 +6,6 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import metadata
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -43,23 +42,23 @@ class Proof(Settings):
 
 def proven(blueprint: Blueprint, form: FormTable, proof: Proof | None) -> Blueprint:
     """The blueprint of a network that needs no trial, if the proof is of this one."""
-    holds = proof is not None and proof.key == proof_key(proof.order, form, blueprint)
-    return replace(blueprint, proven=proof.order) if proof and holds else blueprint
+    if proof is None or proof.key != proof_key(proof.order, form, blueprint):
+        return blueprint
+    return replace(blueprint, proven=proof.order)
 
 
 def proof_key(order: Order, form: FormTable, blueprint: Blueprint) -> str:
     """The hash of an order, the network and form it is of with their code, images' shape and libraries."""
-    spec: dict[str, Any] = {
-        "order": asdict(order),
-        "network": blueprint.table.spec(),
-        "form": form.spec(),
-        "shape": list(blueprint.shape),
-        "versions": {"polyphony": __version__, "torch": torch.__version__, **library(blueprint)},
-    }
-    return spec_key(spec)
-
-
-def library(blueprint: Blueprint) -> dict[str, str]:
-    """The library that the network is taken from, with its version, if it is."""
+    versions = {"polyphony": __version__, "torch": torch.__version__}
     kind = getattr(blueprint.table, "kind", "")
-    return {kind: metadata.version(kind)} if kind in ("timm", "transformers") else {}
+    if kind in ("timm", "transformers"):  # the library that the network is from
+        versions[kind] = metadata.version(kind)
+    return spec_key(
+        {
+            "order": asdict(order),
+            "network": blueprint.table.spec(),
+            "form": form.spec(),
+            "shape": list(blueprint.shape),
+            "versions": versions,
+        }
+    )

@@ -15,20 +15,16 @@ from torch import Tensor
 
 from polyphony.metrics import MeanSd, Predictions
 from polyphony.recipe import Recipe, RecipeError, check
-from polyphony.runs.files import (
-    Done,
-    Facts,
-    Row,
+from polyphony.runs.predictions import (
+    CORRUPTED,
     count_images,
-    read_log,
-    read_object,
-    read_table,
+    prediction_path,
+    read_predictions,
     read_views,
 )
-from polyphony.runs.predictions import CORRUPTED, prediction_path, read_predictions
 from polyphony.runs.rows import EnsembleNll, Latency, Score, Temperature
 from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text, select
-from polyphony.runs.store import FileError, damaged
+from polyphony.runs.store import Done, Facts, FileError, Row, damaged, read_log, read_object, read_table
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Run:
     @cached_property
     def scores(self) -> list[Score]:
         """All rows of scores.csv."""
-        return read_table(self.folder, Score)
+        return self.table(Score)
 
     @cached_property
     def methods(self) -> list[str]:

@@ -12,7 +12,8 @@ import safetensors.torch
 
 from polyphony._util.text import first_line
 from polyphony.data.splits import Split, Splits
-from polyphony.runs.store import damaged, opened, write_whole
+from polyphony.runs.predictions import saved_key
+from polyphony.runs.store import damaged, read_tensors, write_whole
 
 FILE = "samples.safetensors"
 COUNTS = {"train": 512, "valid": 2000, "test": 2000}  # the most images of a split
@@ -38,10 +39,8 @@ class Samples:
 def keep_samples(folder: Path, splits: Splits, fingerprints: Mapping[str, str]) -> None:
     """Write the samples of a run, unless it has samples of the same data."""
     path, key = folder / FILE, json.dumps(dict(sorted(fingerprints.items())))
-    if path.exists():
-        with opened(path) as file:
-            if (file.metadata() or {}).get("key") == key:
-                return
+    if saved_key(path) == key:
+        return
     samples = Samples.of(splits)
     tensors = {
         f"{name}.{part}": getattr(getattr(samples, name), part).contiguous()
@@ -56,8 +55,7 @@ def read_samples(folder: Path) -> Samples | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    with opened(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    tensors = read_tensors(path)
     try:
         return Samples(
             **{name: Split(tensors[f"{name}.images"], tensors[f"{name}.labels"]) for name in COUNTS}

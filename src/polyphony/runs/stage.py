@@ -173,7 +173,8 @@ class Stage:
 
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Save the final weights and done.json."""
-        data = safetensors.torch.save(apart(weights))
+        copies = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
+        data = safetensors.torch.save(copies)  # it rejects shared memory, which tied weights have
         self._write(WEIGHTS, data)
         done = {"key": self.key, "weights": sha256(data), "teachers": dict(self.teachers)}
         self._write(DONE, as_json(done | facts | {"spec": self.spec}))
@@ -246,18 +247,6 @@ def upgraded(record: Record, folder: Path) -> Record:
         spec["teachers"] = [keys.get(each, "unknown") for each in old["teachers"]]
     teachers = {names.get(each, "unknown"): each for each in used}
     return record | {"spec": spec, "key": spec_key(spec), "teachers": teachers}
-
-
-def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights without shared memory (tied weights are copied), as safetensors needs them."""
-    taken: set[int] = set()
-    found = {}
-    for name, weight in weights.items():
-        value = weight.cpu().contiguous()
-        place = value.untyped_storage().data_ptr()
-        found[name] = value.clone() if place in taken else value
-        taken.add(place)
-    return found
 
 
 def difference(old: Spec, new: Spec) -> str:

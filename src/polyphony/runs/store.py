@@ -7,18 +7,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import safetensors
 import safetensors.torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
 
-from polyphony._util.files import (
-    atomic_path,
-    regular,
-)
+from polyphony._util.files import atomic_path, regular
 from polyphony._util.text import UserError, first_line
+from polyphony.recipe.read import explain
+from polyphony.runs.rows import TableRow, from_csv
 
 Spec = dict[str, Any]
+Row = TypeVar("Row", bound=TableRow)
+Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class StoreError(UserError, RuntimeError):
@@ -57,6 +59,37 @@ def damaged(path: Path, why: object) -> FileError:
     return FileError(path, f"is damaged ({why})")
 
 
+class Facts(BaseModel):
+    """recipe.json: the resolved recipe, the fingerprints and classes of the data, versions, machine.
+
+    `network` is the students' network if the recipe only names the files that describe it.
+    """
+
+    recipe: dict[str, Any]
+    data: dict[str, Any] = {}
+    images: dict[str, Any] = {}
+    network: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    machine: dict[str, Any] = {}
+
+
+class Asked(BaseModel):
+    """The parts of sweep.json that a report reads: what was swept, and how."""
+
+    recipe: str
+    method: str
+    settings: dict[str, Any]
+    own: dict[str, float | str | None]
+    trials: int | None = None
+
+
+class Done(BaseModel):
+    """The parts of a training's done.json that a report reads."""
+
+    seconds: float | None = None
+    adopted: str | None = None
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, opened for reading; raises a FileError if it is damaged."""
@@ -65,6 +98,12 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
     except (safetensors.SafetensorError, OSError) as error:
         raise damaged(path, first_line(error)) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 def spec_key(spec: Spec) -> str:
@@ -117,6 +156,40 @@ def read_bytes(path: Path) -> bytes:
         raise StoreError(
             f"{path} cannot be read ({error.strerror}): check that it is there and may be read"
         ) from error
+
+
+def read_object(path: Path, shape: type[Shape]) -> Shape:
+    """A JSON file, validated as this model."""
+    value = read_json(path)
+    try:
+        return shape.model_validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        raise damaged(path, explain(error.errors()[0])) from None
+
+
+def read_table(run: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a run's table."""
+    path = run / kind.file
+    try:
+        return from_csv(read_bytes(path).decode(), kind)
+    except ValueError as error:
+        raise damaged(path, first_line(error)) from error
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """A training log with one row per epoch; ignores a half-written last line."""
+    try:
+        text = read_bytes(path).decode()
+        return [_epoch(json.loads(line)) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except ValueError as error:
+        raise damaged(path, first_line(error)) from error
+
+
+def _epoch(row: Any) -> dict[str, float]:
+    numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+    if not numbers or not isinstance(row.get("epoch"), int):
+        raise ValueError("a line is not the numbers of an epoch")
+    return dict(row)
 
 
 def sha256(data: bytes) -> str:
