@@ -53,10 +53,10 @@ def run(arguments: Sequence[str]) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.execute.ranks import run_together
 
-        run_together(lambda: call(arguments))  # which torchrun ends by SIGTERM, and at once
+        run_together(lambda: call(arguments))  # torchrun itself stops its processes by SIGTERM
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # torch.distributed's threads abort a process in which Python is taken down around them
+        os._exit(0)  # threads of torch.distributed would abort the process while Python shuts down
     else:
         with terminable():
             call(arguments)
@@ -67,7 +67,7 @@ def call(arguments: Sequence[str]) -> None:
     try:
         app.meta(arguments)
     except (Exception, SystemExit):
-        if "polyphony.recipe" not in sys.modules:  # no code of the user's has run
+        if "polyphony.recipe" not in sys.modules:  # no user code has run
             raise
         from polyphony.recipe import own_faults_named
 
@@ -76,7 +76,7 @@ def call(arguments: Sequence[str]) -> None:
 
 
 def sentence(error: Exception, verb: str) -> str:
-    """The error as one sentence, with what to type, which the library does not know."""
+    """The error as one sentence. It adds what to type, which the library does not know."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
         command = " ".join(["polyphony", *(error.command_chain or ())])
         return f"{command} needs {error.argument.name}: see '{command} --help'"

@@ -83,7 +83,8 @@ def add(verb: Verb, group: Group, order: int) -> None:
     """Register a verb."""
     name = verb.example.split()[0]
     command = verb.call if isinstance(verb.call, App) else App(name=name, default_command=verb.call)
-    command.group, command.sort_key, command.help_format = group, order, "markdown"  # which joins lines
+    command.group, command.sort_key = group, order
+    command.help_format = "markdown"  # joins the lines of a docstring
     command.help_epilogue = f"Example: polyphony {verb.example}"
     command.usage = verb.usage and f"Usage: polyphony {name} {verb.usage}"
     app.command(command)

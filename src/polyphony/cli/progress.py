@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -171,14 +170,15 @@ class TensorBoard:
 
     def catch_up(self, run: Path) -> None:
         """Write the logs of trainings that are not there yet."""
+        from polyphony.runs.store import read_log
         from polyphony.study.plan import trainings
         from polyphony.study.status import stored_study
 
         for job in trainings(stored_study(run)):
             log = job.folder / "log.jsonl"
             if log.exists() and not (self.folder / job.name).exists():
-                for line in log.read_text().splitlines():
-                    self.write(job.name, json.loads(line))
+                for row in read_log(log):
+                    self.write(job.name, row)
                 self.close(job.name)
 
     def __getattr__(self, name: str) -> Any:

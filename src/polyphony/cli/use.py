@@ -69,7 +69,7 @@ def predict(
     from polyphony.serve.table import contact_sheet
 
     if code:
-        sys.path.append("")  # it may be in this folder, if it is not in the packed one
+        sys.path.append("")  # the code may be in the current folder instead of the packed one
     student = load_student(folder, method, seed, device=chosen(device), code=code)
     rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
     terminal.note(f"Asked {student.words}{f': {student.choice}' if student.choice else ''}.")
@@ -129,7 +129,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def exact(value: str | float | tuple[str, ...]) -> str | float:
-    """A cell of a CSV file; of a set the classes, with semicolons."""
+    """A cell of a CSV file; the classes of a set are separated by semicolons."""
     return "; ".join(value) if isinstance(value, tuple) else value
 
 

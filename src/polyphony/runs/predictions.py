@@ -14,9 +14,9 @@ from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import damaged, opened, read_tensors, write_whole
 
-KIND = "logits"  # under which a file says what they are; without it they are members'
+KIND = "logits"  # name of the kind in the file's metadata; missing for plain members
 KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
-UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # how the splits of inputs nobody was trained for begin
+UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # prefixes of the splits of unknown classes and corrupted images
 UNLABELLED: Final = "unlabelled"  # the split of images without labels
 
 
@@ -29,7 +29,7 @@ def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
     """Write logits, their kind and labels to one file, with the key of their inputs."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
-    # Several facts are written in any order: the usual kind goes unsaid, so that equal files are equal bytes.
+    # Metadata with several names has no fixed order. Without the usual kind, equal files are equal bytes.
     kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
     write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
 
@@ -58,7 +58,7 @@ def read_predictions(path: Path) -> Predictions:
     if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
         raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
     if kind not in KINDS:
-        raise damaged(path, f"'{kind}' is no kind of predictions known here")
+        raise damaged(path, f"'{kind}' is an unknown kind of predictions")
     return KINDS[kind](logits, labels)
 
 

@@ -1,4 +1,4 @@
-"""What a training has shown of its network with members, so that the student is loaded without a trial."""
+"""The result of a training's conversion check, saved so that its student loads without a second check."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Proof(Settings):
 
     @classmethod
     def of(cls, student: Ensemble, form: FormTable, blueprint: Blueprint) -> Proof | None:
-        """Of a student that has run on images of the blueprint's shape; none where it was not converted."""
+        """The proof of a student that has run on images of this shape; None if it was not converted."""
         order = order_of(getattr(student, "network", None))
         return None if order is None else cls(key=proof_key(order, form, blueprint), order=order)
 
     @classmethod
     def read(cls, record: Record) -> Proof | None:
-        """From what a training says of itself; early ones say nothing."""
+        """The proof in the record of a training; None in early records."""
         with suppress(ValidationError):
             return cls.model_validate_json(json.dumps(record.get("proof")), strict=True)
         return None
 
 
 def proven(blueprint: Blueprint, form: FormTable, proof: Proof | None) -> Blueprint:
-    """The blueprint of a network that needs no trial, if the proof is of this one."""
+    """The blueprint; if the proof is of this network, with the order that makes a check unnecessary."""
     if proof is None or proof.key != proof_key(proof.order, form, blueprint):
         return blueprint
     return replace(blueprint, proven=proof.order)
 
 
 def proof_key(order: Order, form: FormTable, blueprint: Blueprint) -> str:
-    """The hash of an order, the network and form it is of with their code, images' shape and libraries."""
+    """The hash of the order, the network, the form, the shape of the images and the versions of libraries."""
     versions = {"polyphony": __version__, "torch": torch.__version__}
     kind = getattr(blueprint.table, "kind", "")
     if kind in ("timm", "transformers"):  # the library that the network is from

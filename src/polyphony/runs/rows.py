@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="DataclassInstance")
 
 
+Acc = Annotated[float, "ACC % ↑"]
+Nll = Annotated[float, "NLL ↓"]
+Brier = Annotated[float, "BS ↓"]  # summed over classes
+Ece = Annotated[float, "ECE ↓"]
+Kld = Annotated[float, "mean-KLD"]
+
+
 @dataclass(frozen=True)
 class TableRow:
     """A row of a table; `file` is the path of the table in a run folder."""
@@ -30,37 +37,31 @@ class TableRow:
 @dataclass(frozen=True)
 class _Of(TableRow):
     model: str  # "teachers", "best teacher" (one of them), or a method
-    seed: int | None  # of a student; the number of the best teacher; none for the teachers together
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How good a prediction is on labelled images. Brier is summed over classes."""
-
-    acc: Annotated[float, "ACC % ↑"]
-    nll: Annotated[float, "NLL ↓"]
-    bs: Annotated[float, "BS ↓"]
-    ece: Annotated[float, "ECE ↓"]
+    seed: int | None  # of a student; the number of the best teacher; None for the teachers together
 
 
 @dataclass(frozen=True)
 class _Scored(_Of):
     split: str
-    calibration: str  # "standard", or "calibrated": at the temperature fitted on validation
+    calibration: str  # "standard", or "calibrated": at the temperature fitted on validation images
 
 
 @dataclass(frozen=True)
-class Score(Quality, _Scored):
+class Score(_Scored):
     """A model on a split. kld is the mean-KLD of the uncalibrated members, or of draws from a student's
-    Dirichlet, and 0 for one plain network. The last three are of a student beside its teachers, as
-    `metrics.fidelity` defines them, and none where there is nothing to compare."""
+    Dirichlet, and 0 for one plain network. rank_correlation, distance and voice compare a student with its
+    teachers, as `metrics.fidelity` defines them; None if there is nothing to compare."""
 
     file: ClassVar[str] = "scores.csv"
-    dee: Annotated[float | None, "DEE ↑"]  # inf past the end of the curve; none where there is no curve
-    kld: Annotated[float, "mean-KLD"]
+    acc: Acc
+    nll: Nll
+    bs: Brier
+    ece: Ece
+    dee: Annotated[float | None, "DEE ↑"]  # inf past the end of the curve; None without a curve
+    kld: Kld
     params: int
-    rank_correlation: float | None = None  # of its disagreement with the teachers', image by image
-    distance: float | None = None  # between the two, in nats
+    rank_correlation: float | None = None  # of members' disagreement with the teachers', over images
+    distance: float | None = None  # between the two disagreements, in nats
     voice: float | None = None  # how much nearer member j is to teacher j than to the others, in nats
     adaptive_ece: float | None = None  # ECE with bins of equally many images
     class_wise_ece: float | None = None  # mean over classes of the ECE of that class's probability
@@ -83,7 +84,7 @@ class SelectiveScore(_Scored):
     error_80: float  # error rate among the 80 % of images with the least uncertainty
     error_90: float
     coverage_5: float  # the largest share of images with an error rate of at most 5 %
-    error_auroc: float | None  # of the errors; none where there are no errors, or nothing else
+    error_auroc: float | None  # None if no answer is wrong, or all are
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class SetScore(_Of):
     file: ClassVar[str] = "analysis/sets.csv"
     score: str  # how sets are made: lac or aps
     wanted: float  # the coverage that was asked for
-    label: str | None  # the class of the images; none for all images
+    label: str | None  # the class of the images; None for all images
     n: int
     coverage: float  # share of the sets that hold the true label
     size: float  # mean number of classes in a set
@@ -108,7 +109,7 @@ class Threshold(_Of):
 
     file: ClassVar[str] = "analysis/thresholds.csv"
     coverage: float
-    confidence: float  # calibrated; the model answers so large a share of the images with at least this
+    confidence: float  # calibrated; this share of images has at least this confidence
     temperature: float  # of the sets, fitted on other images than those that gave the threshold
     score: float  # a set holds the classes whose −log p at that temperature is at most this; inf for all
 
@@ -125,7 +126,7 @@ class GroupedScore(_Of):
     ece: float
     confidence: float  # mean over the group's images
     label: str | None  # the most frequent error: images of this class …
-    answer: str | None  # … were taken for that one; none without errors
+    answer: str | None  # … were taken for that one; None without errors
     times: int  # so often
 
 
@@ -159,46 +160,46 @@ class Temperature(_Of):
 
 
 @dataclass(frozen=True)
-class _Swept(_Of):  # its model is the point's name among the derived recipe's methods
-    alpha: float
-    temperature: float
-    step_size: float | str | None  # "match" where it was to be found; none where the method takes no step
-    calibration: str  # "standard", or "calibrated": at the temperature fitted on these same images
-
-
-@dataclass(frozen=True)
-class SweepScore(Quality, _Swept):
-    """A point and seed of a sweep on validation images."""
+class SweepScore(_Of):
+    """A point and seed of a sweep on validation images; `model` is the point's name."""
 
     file: ClassVar[str] = "sweep.csv"
-    kld: Annotated[float, "mean-KLD"]
+    alpha: float
+    temperature: float
+    step_size: float | str | None  # "match" if training matches it; None if the method takes no step
+    calibration: str  # "standard", or "calibrated": at the temperature fitted on these same images
+    acc: Acc
+    nll: Nll
+    bs: Brier
+    ece: Ece
+    kld: Kld
 
 
 @dataclass(frozen=True)
-class _Taught(TableRow):
-    calibration: str
-
-
-@dataclass(frozen=True)
-class TeacherScore(Quality, _Taught):
+class TeacherScore(TableRow):
     """The teachers of a sweep on the same images."""
 
     file: ClassVar[str] = "analysis/teachers.csv"
-    kld: float
+    calibration: str
+    acc: Acc
+    nll: Nll
+    bs: Brier
+    ece: Ece
+    kld: Kld
 
 
 @dataclass(frozen=True)
-class _Corrupted(_Of):
-    data: str
-    corruption: str
-    severity: int
-
-
-@dataclass(frozen=True)
-class CorruptedScore(Quality, _Corrupted):
+class CorruptedScore(_Of):
     """A model on corrupted test images, uncalibrated as in the paper's table."""
 
     file: ClassVar[str] = "analysis/corrupted.csv"
+    data: str
+    corruption: str
+    severity: int
+    acc: Acc
+    nll: Nll
+    bs: Brier
+    ece: Ece
 
 
 @dataclass(frozen=True)
@@ -207,16 +208,15 @@ class UnknownScore(_Of):
 
     file: ClassVar[str] = "analysis/ood.csv"
     unknown: str
-    score: str  # what tells them apart: entropy, mutual_information, doubt (1 − confidence) of the mean
-    # prediction, or energy and max_logit of the members' mean logits
+    # entropy, mutual_information or doubt (1 − confidence) of the mean prediction, or energy or max_logit of
+    # the members' mean logits:
+    score: str
     auroc: float
     aupr: float
     fpr95: float
     known_entropy: float  # of the mean prediction, in nats
     unknown_entropy: float
-    best: int | None = (
-        None  # 1 for the score that tells validation images from some unknown ones best, else 0
-    )
+    best: int | None = None  # 1 if this score separates validation images from unknown ones best, else 0
 
 
 @dataclass(frozen=True)

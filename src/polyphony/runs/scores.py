@@ -14,7 +14,7 @@ from polyphony.runs.rows import Score, Threshold, headings
 TEACHERS = "teachers"  # the ensemble: all teachers that students learn from
 BEST_TEACHER = "best teacher"  # one of them: least calibrated NLL on validation images, own temperature
 CALIBRATIONS = ("calibrated", "standard")
-JUDGE = "calibrated"  # whose validation NLL decides in a sweep, as in the paper's tables of hyper-parameters
+JUDGE = "calibrated"  # its validation NLL ranks the points of a sweep, as in the paper
 HEADINGS = headings(Score)
 
 LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages that students can be asked for
@@ -37,7 +37,7 @@ def mean_of(rows: Iterable[Score], column: str) -> MeanSd:
 
 
 def mean_text(column: str, value: MeanSd) -> str:
-    """ "0.384 ± 0.004", or the mean alone where there is no deviation.
+    """ "0.384 ± 0.004", or only the mean if there is no deviation.
 
     Accuracy is in per cent and has two digits, all else has three.
     """
@@ -64,7 +64,7 @@ class Dee:
     """How many teachers a model is worth: by its mean NLL over seeds, and the range over single seeds.
 
     So it is the same function of the NLL for the teachers and for students. `teachers` is the number of
-    teachers behind the curve: a DEE past its end is infinite.
+    teachers on the curve: a DEE past its end is infinite.
     """
 
     value: float
@@ -76,8 +76,7 @@ class Dee:
     def of(
         cls, seeds: Sequence[float], teachers: int, nll: float = math.nan, curve: Sequence[float] = ()
     ) -> Dee:
-        """From the DEEs of all seeds, and from their mean NLL where the curve is known; else the lower
-        median of the seeds."""
+        """From the mean NLL if the curve is known, else the lower median of the DEEs of all seeds."""
         value = metrics.dee(nll, curve) if curve else median_low(seeds)
         return cls(value, min(seeds), max(seeds), teachers)
 
@@ -88,7 +87,7 @@ class Dee:
 
     @property
     def seeds(self) -> str:
-        """ "2.90 to 3.41"; nothing where all seeds have the same."""
+        """ "2.90 to 3.41"; empty if all seeds have the same."""
         return self.seeds_text(2, " to ")
 
     def seeds_text(self, digits: int, between: str) -> str:

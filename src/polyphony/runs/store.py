@@ -51,7 +51,7 @@ class FileError(StoreError):
         self.path, self.words = path, words
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileError, (self.path, self.words), self.__dict__  # as processes send it to each other
+        return FileError, (self.path, self.words), self.__dict__  # so that processes can send it
 
 
 def damaged(path: Path, why: object) -> FileError:
