@@ -227,8 +227,7 @@ def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
 
 def announce(study: Study, upto: str, place: Runner) -> progress.Whole:
     """Say what will happen and how long it will take; returns the expected time of each training."""
-    with terminal.working("Measuring how fast this machine is"):
-        trainings = expected_costs(study, place)
+    trainings = expected_costs(study, place)
     if not trainings:
         return progress.Whole(weights(study, upto))
     taught = len(trainings) - len(study.recipe.methods)  # pretrained teachers cost nothing
@@ -281,7 +280,8 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
     except ValueError:  # a cluster's device, which this machine does not have
         measured = replace(study, device="cpu")
     try:
-        found = costs(measured)
+        with terminal.working("Measuring how fast this machine is"):
+            found = costs(measured)
         check_memory(study, max((cost.memory for cost in found), default=0))
     except TooLargeError:
         if isinstance(place, Cluster):

@@ -17,7 +17,6 @@ from polyphony.cli.study import expected_costs, weights
 
 if TYPE_CHECKING:
     from polyphony.execute.runner import Runner
-    from polyphony.recipe.points import Swept
     from polyphony.report.sweep_run import SweepRun, Tried
     from polyphony.sweep.run import Sweep, SweepOutcome
 
@@ -54,27 +53,22 @@ def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = R
     """
     from polyphony.recipe import read_recipe
     from polyphony.recipe.points import PARAMETERS, plan_sweep
-
-    overrides = (*running.overrides, *([] if tries.seeds is None else [f"seeds=[{tries.seeds}]"]))
-    texts = {name: getattr(tries, name) for name in PARAMETERS}
-    follow(plan_sweep(read_recipe(recipe, overrides), tries.method, texts), tries.trials, running)
-
-
-def follow(swept: Swept, trials: int | None, running: Running) -> None:
-    """Run a sweep, print its result and write its page."""
     from polyphony.report.sweep_run import SweepRun
     from polyphony.sweep.run import Sweep, run_sweep
 
+    overrides = (*running.overrides, *([] if tries.seeds is None else [f"seeds=[{tries.seeds}]"]))
+    texts = {name: getattr(tries, name) for name in PARAMETERS}
+    swept = plan_sweep(read_recipe(recipe, overrides), tries.method, texts)
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
     asked = Sweep(swept, folder, running.data, chosen_for(running.where))
-    asked.check(trials)
+    asked.check(tries.trials)
     if running.dry_run:
-        preview(asked, trials)
+        preview(asked, tries.trials)
         return
     with runner(asked.study([swept.own]), running.where) as place:
-        whole = None if folder.exists() else announce(asked, trials, place)
+        whole = None if folder.exists() else announce(asked, tries.trials, place)
         with progress.board(whole, folder if running.tensorboard else None) as board:
-            outcome = run_sweep(asked, place, board, trials=trials, redo=running.redo)
+            outcome = run_sweep(asked, place, board, trials=tries.trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     report((folder,))
 
@@ -94,8 +88,7 @@ def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole 
     grid = sweep.swept.grid()
     points = trials or len(grid)
     study = sweep.study([sweep.swept.own])  # all points cost the same
-    with terminal.working("Measuring how fast this machine is"):
-        trainings = expected_costs(study, place)
+    trainings = expected_costs(study, place)
     if not trainings:
         return None
     *teacher, point = trainings  # pretrained teachers cost nothing

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
 import torch
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from polyphony._util.files import LOCK, claim, clear_leftovers, regular, remove, share_file, whereabouts
@@ -40,9 +40,22 @@ from polyphony.runs.store import (
 )
 
 Record = dict[str, Any]  # started.json or done.json
-NO_TEACHERS: Mapping[str, str] = MappingProxyType({})
 WEIGHTS, LOG, RESUME = "weights.safetensors", "log.jsonl", "resume.pt"
 STARTED, DONE = "started.json", "done.json"  # the record of a training while it runs, and afterwards
+
+
+class Started(BaseModel):
+    """The parts of a record that every training has."""
+
+    key: str
+    spec: dict[str, Any]
+    teachers: dict[str, str] = {}
+
+
+class Finished(Started):
+    """The parts of a record that a finished training has."""
+
+    weights: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Trained:
 
     def record(self) -> Record:
         """done.json: the key, the hash of the weights, facts, the spec."""
-        return read_record(self.folder / DONE, "weights")
+        return read_record(self.folder / DONE, Finished)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights; raises if the file or a teacher of this student has changed since."""
@@ -101,9 +114,9 @@ class Stage:
 
     def found(self) -> Record | None:
         """The record of the folder, finished or not; None if there is none."""
-        for name, texts in ((DONE, ["weights"]), (STARTED, [])):
+        for name, shape in ((DONE, Finished), (STARTED, Started)):
             if (self.folder / name).exists():
-                return upgraded(read_record(self.folder / name, *texts), self.folder)
+                return upgraded(read_record(self.folder / name, shape), self.folder)
         return None
 
     def difference(self) -> str:
@@ -111,7 +124,7 @@ class Stage:
         record = self.found()
         return "" if record is None or record["key"] == self.key else difference(record["spec"], self.spec)
 
-    def start(self, teachers: Mapping[str, str] = NO_TEACHERS) -> Stage | None:
+    def start(self, teachers: Mapping[str, str] | None = None) -> Stage | None:
         """Claim the folder for a new attempt; returns its stage, or None if the result is there.
 
         `teachers` are the hashes of the teachers' weights by folder; a training state from other teachers is
@@ -121,6 +134,7 @@ class Stage:
             return None
         if words := self.difference():
             raise ChangedError(f"{self.folder} was made with another {words}")
+        teachers = dict(teachers or {})
         started = replace(self, attempt=claim(self.folder), teachers=teachers)
         if self.is_done():  # an earlier attempt has finished meanwhile
             started.clean()
@@ -128,7 +142,7 @@ class Stage:
         found = self.found()
         if found is None or found.get("teachers", {}) != teachers:  # the state is of another training
             (self.folder / RESUME).unlink(missing_ok=True)
-        record = {"key": self.key, **whereabouts(), "teachers": dict(teachers), "spec": self.spec}
+        record = {"key": self.key, **whereabouts(), "teachers": teachers, "spec": self.spec}
         started._write(STARTED, as_json(record))
         return started
 
@@ -195,7 +209,7 @@ class Stage:
         finished training never change.
         """
         try:
-            record = upgraded(read_record(folder / DONE, "weights"), folder)
+            record = upgraded(read_record(folder / DONE, Finished), folder)
             if (record["key"], record.get("teachers", {})) != (self.key, teachers):
                 return False
             if (stage := self.start(teachers)) is None:
@@ -239,7 +253,7 @@ def upgraded(record: Record, folder: Path) -> Record:
         return record
     keys, names = {}, {}
     for path in run_of(folder).glob(f"teachers/*/{DONE}"):
-        teacher = read_record(path, "weights")
+        teacher = read_record(path, Finished)
         keys[teacher["weights"]], names[teacher["weights"]] = teacher["key"], f"teachers/{path.parent.name}"
     spec = {name: value for name, value in old.items() if name != "taught_by"}
     spec |= {name: keys.get(old[name], "unknown") for name in ("start", "source") if name in old}
@@ -259,14 +273,13 @@ def difference(old: Spec, new: Spec) -> str:
     return "setting"
 
 
-def read_record(path: Path, *texts: str) -> Record:
-    """A started.json or done.json; raises if the key, the spec or one of `texts` is missing."""
+def read_record(path: Path, shape: type[Started] = Started) -> Record:
+    """A started.json or done.json; raises if it does not have this shape."""
     record = read_json(path)
-    teachers = record.get("teachers", {})
-    known = isinstance(record.get("spec"), dict) and isinstance(teachers, dict)
-    words = [*(record.get(name) for name in ("key", *texts)), *(teachers.values() if known else ())]
-    if not known or not all(isinstance(word, str) for word in words):
-        raise StoreError(f"{path} is not what was written: delete {path.parent} to start over")
+    try:
+        shape.model_validate(record, strict=True)
+    except ValidationError:
+        raise StoreError(f"{path} is not what was written: delete {path.parent} to start over") from None
     return record
 
 
