@@ -95,6 +95,7 @@ def sentence(error: Exception, verb: str) -> str:
         FolderError: "give --out another folder" if verb in MAKING else "try again when it can be used",
         WorseError: "give --allow a larger number to write it all the same",
         WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
+        WriteError: "free disk space or choose a writable folder, then run the same command to continue",
     }
     if type(error) in what_to_type:
         return f"{error}: {what_to_type[type(error)]}"
@@ -104,12 +105,9 @@ def sentence(error: Exception, verb: str) -> str:
         asked = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
         said = asked[0] if asked else first_line(error)
         return f"there is too little memory ({said}): take smaller images, batches or networks"
-    if isinstance(error, WriteError):
-        return f"{error}: free disk space or choose a writable folder, then run the same command to continue"
     if isinstance(error, OSError):
-        return (
-            f"{error.filename or 'the system says'}: {error.strerror or error}; check the path and the disk"
-        )
+        where = error.filename or "the system says"
+        return f"{where}: {error.strerror or error}; check the path and the disk"
     return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
 
 

@@ -84,13 +84,11 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: st
 
 
 def frameless(title: str, rows: Sequence[Mapping[str, str]], whole: Collection[str]) -> Table:
-    """A narrow table of rows by heading, whose columns are at least as wide as their headings.
+    """A narrow table of rows by heading: a name of twenty letters fits into 80 columns.
 
-    Cells below the headings in `whole` are not wrapped.
+    Headings, and cells below the headings in `whole`, are not wrapped.
     """
-    table = Table(
-        title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )  # 20 letters of 80 for names
+    table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in rows[0]:
         table.add_column(heading, min_width=len(heading), no_wrap=heading in whole)
     for row in rows:

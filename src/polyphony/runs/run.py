@@ -63,7 +63,6 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe itself."""
         path = self.folder / "recipe.json"
         try:
             return check(self.facts.recipe, path.name, code=False)
@@ -112,7 +111,6 @@ class Run:
         return self.recipe.methods[method].label or None
 
     def methods_with(self, perturbation: str | None) -> list[str]:
-        """The methods with this perturbation."""
         return [name for name in self.methods if self.perturbation(name) == perturbation]
 
     def members_of(self, model: str) -> int:
@@ -231,7 +229,7 @@ class Run:
         }
 
     def pooled(self, model: str, split: str) -> Predictions | None:
-        """The same with the images of all seeds joined: [m s·n k]."""
+        """A model's predictions with the images of all seeds joined, [m s·n k]; None if none are saved."""
         each = self.ensemble(model, split)
         return Predictions.joined(list(each.values())) if each else None
 
@@ -294,7 +292,7 @@ class Run:
         }
 
     def seconds(self, model: str) -> list[float]:
-        """How long each training took."""
+        """How long each training of a model took."""
         if model == BEST_TEACHER:
             numbers, taught = [row.seed for row in self.scored(model)], self.seconds(TEACHERS)
             return [taught[j] for j in numbers if j is not None and j < len(taught)]
