@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.syntax import Syntax
 from rich.table import Column, Table
 from rich.text import Text
@@ -38,14 +38,9 @@ def complain(sentence: str) -> None:
     print_to(errors, one_sentence(f"polyphony: {sentence}"), "bold red")
 
 
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """Show a spinner on a terminal."""
-    if chatter.quiet or not chatter.is_terminal:
-        yield
-        return
-    with chatter.status(f"{escape(text)} …"):
-        yield
+def working(text: str) -> Status:
+    """A spinner on a terminal; nothing elsewhere."""
+    return chatter.status(f"{escape(text)} …")
 
 
 def line(text: str, style: str | None = None) -> None:
