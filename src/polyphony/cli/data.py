@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 from rich import progress
 from rich.columns import Columns
 from rich.text import Text
 
 from polyphony._util.files import atomic_path
-from polyphony.cli.options import DataRoot
+from polyphony.cli.options import DataRoot, file_option
 from polyphony.cli.terminal import console, errors, line
 
 if TYPE_CHECKING:  # torch is imported when work starts, so that --help answers at once
@@ -157,10 +157,7 @@ def preview(
     name: Annotated[str, Parameter(help=f"{OWN}, or name of corrupted images.")],
     *,
     data: DataRoot = None,
-    out: Annotated[
-        Path | None,
-        Parameter(validator=validators.Path(ext="png"), help="File to write (default: NAME.png)."),
-    ] = None,
+    out: Annotated[Path | None, file_option("png", "File to write (default: NAME.png).")] = None,
     resolution: Resolution = None,
 ) -> None:
     """Write example pictures of each class as a PNG, and print how many images each class has."""

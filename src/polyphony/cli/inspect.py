@@ -10,11 +10,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from polyphony._util.text import counted, duration
 from polyphony.cli import progress, terminal
-from polyphony.cli.options import AtLeastOne, DataRoot, RunFolder, Where, chosen_for, flag, runner
+from polyphony.cli.options import (
+    AtLeastOne,
+    DataRoot,
+    RunFolder,
+    Where,
+    chosen_for,
+    file_option,
+    flag,
+    runner,
+)
 
 if TYPE_CHECKING:
     from polyphony.execute.job import Job
@@ -108,10 +117,7 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        Parameter(
-            validator=validators.Path(ext="html"),
-            help="Page to write (default: RUN/report.html; for several runs report.html).",
-        ),
+        file_option("html", "Page to write (default: RUN/report.html; for several runs report.html)."),
     ] = None,
 ) -> None:
     """Write an HTML page, figures and tables about a run or sweep, or compare several runs."""

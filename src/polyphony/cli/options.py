@@ -30,6 +30,11 @@ def repeatable(what: str) -> Parameter:
     return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
 
 
+def file_option(ext: str, help: str) -> Parameter:  # noqa: A002 (cyclopts' own word)
+    """An option that names a file to write with this extension."""
+    return Parameter(validator=validators.Path(ext=ext), help=help)
+
+
 def output(help: str) -> Parameter:  # noqa: A002 (cyclopts' own word)
     """The option that names the file or folder to write."""
     return Parameter(name=("--out", "--to"), help=help)

@@ -14,7 +14,18 @@ from rich.cells import cell_len, set_cell_size
 
 from polyphony._util.text import printable
 from polyphony.cli import terminal
-from polyphony.cli.options import DataRoot, Device, Method, RunFolder, Seed, UsageError, chosen, flag, output
+from polyphony.cli.options import (
+    DataRoot,
+    Device,
+    Method,
+    RunFolder,
+    Seed,
+    UsageError,
+    chosen,
+    file_option,
+    flag,
+    output,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,11 +63,7 @@ def predict(
     as_json: Annotated[bool, flag("Print JSON, with the probability of every class.", "--json")] = False,
     as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
     page: Annotated[
-        Path | None,
-        Parameter(
-            validator=validators.Path(ext="html"),
-            help="Also write an HTML page with the pictures and answers.",
-        ),
+        Path | None, file_option("html", "Also write an HTML page with the pictures and answers.")
     ] = None,
     code: Annotated[bool, flag("Allow a packed student to run its own code.")] = False,
     device: Device = "auto",
