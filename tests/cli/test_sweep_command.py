@@ -37,14 +37,15 @@ def test_a_sweep_prints_the_points_best_first_and_a_line_to_paste_and_writes_a_p
     for row in rows:
         if row["calibration"] == "calibrated":
             means[row["model"]] = means.get(row["model"], 0) + float(row["nll"]) / 2
-    printed = [line.split() for line in first.out.splitlines() if "±" in line and "/255" in line]
+    table = [line for line in first.out.splitlines() if line.startswith(" ")]
+    printed = [line.split() for line in table if "±" in line and "/255" in line]
     best_first = sorted(means, key=lambda name: means[name])
     assert [f"a{p[0]}-t{p[1]}-s{p[2].replace('/', '_')}" for p in printed] == best_first
     assert float(printed[0][3]) == pytest.approx(means[best_first[0]], abs=6e-4)
     alpha, step = printed[0][0], printed[0][2]
     line = f'kd-ods = {{ perturb = "ods", alpha = {alpha}, temperature = 4, step_size = "{step}" }}'
     assert line in first.out
-    assert "within one s.d. of the best" in first.out
+    assert "one standard deviation of it" in first.out
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
     before = (folder / "sweep.csv").read_bytes()

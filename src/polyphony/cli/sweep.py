@@ -101,17 +101,16 @@ def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole 
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:
-    """Print what was done, the points in order, and the best one as a line of a recipe."""
+    """Print what was done, the points in order, the best one as a line of a recipe, and the page's notes."""
+    from polyphony.report.sweep_page import notes
+
     terminal.show_work(run.folder, outcome, nothing_lost=not outcome.diverged)
     terminal.console.print(table(run))
     if len(run.ranked) > MOST_ROWS:
         terminal.line(f"… and {len(run.ranked) - MOST_ROWS} more in {run.folder / 'sweep.csv'}")
-    terminal.line(level(run))
-    if outcome.diverged:
-        names = ", ".join(point.name for point in outcome.diverged)
-        terminal.line(f"Left out because their loss stopped being a number: {names}.")
-    terminal.line("The best point as a line of [methods]:")
-    terminal.line(run.line(run.best))
+    terminal.line(f"The best point as a line of [methods]:\n{run.line(run.best)}")
+    for note in notes(run):
+        terminal.line(note)
     terminal.line(f"Scores: {run.folder / 'sweep.csv'}")
 
 
@@ -140,14 +139,3 @@ def cells(each: Tried) -> dict[str, str]:
         "ACC ↑": text(JUDGE, "acc"),
         "mean-KLD": text(JUDGE, "kld"),
     }
-
-
-def level(run: SweepRun) -> str:
-    """A sentence that says how far ahead the best point is."""
-    if run.best.nll.n == 1:
-        return "Every point was trained once: differences may be chance."
-    spread = f"one s.d. of the best (±{run.best.nll.sd:.3f} over {run.best.nll.n} seeds)"
-    if not run.close:
-        return f"No other point is within {spread}."
-    verb = "is" if len(run.close) == 1 else "are"
-    return f"{len(run.close)} of the other {len(run.tried) - 1} points {verb} within {spread}."
