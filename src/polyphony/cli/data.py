@@ -168,19 +168,19 @@ def preview(
 
     dataset = identify(name)
     place, path = locate(dataset, data_root(data))
-    kept = contents(dataset, place, path, Options(resolution=resolution))
-    plain = {part: split for part, split in kept.parts.items() if part in ("train", "test")}
+    whole = contents(dataset, place, path, Options(resolution=resolution))
+    plain = {part: split for part, split in whole.parts.items() if part in ("train", "test")}
     shown = plain.get("train") or plain.get("test")
-    rows = class_rows(shown, kept.classes) if shown else corruption_rows(kept.parts)
+    rows = class_rows(shown, whole.classes) if shown else corruption_rows(whole.parts)
     file = out or Path(f"{dataset.name}.png")
     with atomic_path(file) as beside:
         sheet(rows).save(beside, "PNG")
     for part, split in plain.items():
         line(f"{part}: {len(split):,} images", "bold")
-        counts = split.labels.bincount(minlength=len(kept.classes)).tolist()
-        texts = (f"{label} {count:,}" for label, count in zip(kept.classes, counts, strict=True))
+        counts = split.labels.bincount(minlength=len(whole.classes)).tolist()
+        texts = (f"{label} {count:,}" for label, count in zip(whole.classes, counts, strict=True))
         console.print(Columns(map(Text, texts)), highlight=False)
-    line(f"origin: {kept.origin}\ncontact sheet: {file}")
+    line(f"origin: {whole.origin}\ncontact sheet: {file}")
 
 
 def _where(place: Place, path: Path) -> str:

@@ -66,8 +66,8 @@ def init(
     from polyphony.study.draft import draft
     from polyphony.study.pretrained import Preprocessing
 
-    given = Preprocessing(size, numbers("--mean", mean), numbers("--std", std), order)
-    text = draft(images, weights, network, out, given, terminal.line, unlabelled)
+    preprocessing = Preprocessing(size, numbers("--mean", mean), numbers("--std", std), order)
+    text = draft(images, weights, network, out, preprocessing, terminal.line, unlabelled)
     write_whole(out, text.encode())
     terminal.line(f"Recipe: {out}. Next: polyphony show {out}")
 

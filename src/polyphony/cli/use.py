@@ -106,10 +106,11 @@ def ask(
 
 def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
     """The answers as JSON, with every class's probability."""
-    named = (dict(zip(classes, each, strict=True)) for each in probabilities)
-    told = ({name: value for name, value in asdict(row).items() if value is not None} for row in rows)
-    found = [row | {"probabilities": each} for row, each in zip(told, named, strict=True)]
-    return json.dumps(found, indent=1)
+    answers = []
+    for row, numbers in zip(rows, probabilities, strict=True):
+        columns = {name: value for name, value in asdict(row).items() if value is not None}
+        answers.append(columns | {"probabilities": dict(zip(classes, numbers, strict=True))})
+    return json.dumps(answers, indent=1)
 
 
 def show(rows: list[Answered], as_csv: bool) -> None:
@@ -252,12 +253,12 @@ def show_int8(made: Int8) -> None:
     """What int8 changes, on test images."""
     from polyphony.serve.int8 import may_be_slow
 
-    sides = made.before, made.after
+    before, after = made.before, made.after
     rows = (
-        ("accuracy", *(f"{side.acc:.2%}" for side in sides)),
-        ("NLL", *(f"{side.nll:.4f}" for side in sides)),
-        ("ECE", *(f"{side.ece:.4f}" for side in sides)),
-        ("temperature", *(f"{side.temperature:.3f}" for side in sides)),
+        ("accuracy", f"{before.acc:.2%}", f"{after.acc:.2%}"),
+        ("NLL", f"{before.nll:.4f}", f"{after.nll:.4f}"),
+        ("ECE", f"{before.ece:.4f}", f"{after.ece:.4f}"),
+        ("temperature", f"{before.temperature:.3f}", f"{after.temperature:.3f}"),
     )
     terminal.show_table(("on test images, calibrated", "float32", "int8"), rows)
     alike = made.rank_correlation
