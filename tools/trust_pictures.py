@@ -20,7 +20,7 @@ from polyphony.metrics.calibration import confidence, reliability
 from polyphony.metrics.detection import detect
 from polyphony.metrics.quality import is_correct
 from polyphony.report.chart import Chart, Margins, Panel, diagonal, write
-from polyphony.report.figures.trust import risk_coverage
+from polyphony.report.figures.quality import risk_coverage
 from polyphony.report.style import MUTED, TEXT, looks_of
 from polyphony.report.tables import Numbers
 from polyphony.report.verdict import chosen

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from polyphony.report.figures.trust import COVERAGES, risk_coverage
+from polyphony.report.figures.quality import COVERAGES, risk_coverage
 from polyphony.report.score_tables import unknown_tables
 from polyphony.report.tables import PageTable
 from polyphony.report.trust_tables import (

@@ -22,10 +22,9 @@ from polyphony.report.figures.diversity import (
 from polyphony.report.figures.jacobians import gradient_snr, jacobian_matching
 from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.price import other_costs, quality_for_price
-from polyphony.report.figures.quality import dee_curves, reliability_diagrams
+from polyphony.report.figures.quality import dee_curves, reliability_diagrams, risk_coverage
 from polyphony.report.figures.shift import corruption_boxes, entropy_histograms
 from polyphony.report.figures.training import learning_curves
-from polyphony.report.figures.trust import risk_coverage
 from polyphony.report.paper import experiments_of
 from polyphony.report.paper_tables import paper_tables
 from polyphony.report.provenance import one_line, provenance
@@ -43,48 +42,6 @@ from polyphony.report.verdict import verdict
 from polyphony.runs.run import Run
 
 Piece = Chart | PageTable | Absent
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: its figures and tables, and those that are missing."""
-
-    title: str
-    anchor: str
-    pieces: Sequence[Piece]
-
-    @classmethod
-    def of(cls, run: Run, title: str, anchor: str, figures: Sequence[Figure]) -> Section:
-        """The section that figures of a run make."""
-        pieces: list[Piece] = []
-        for figure in figures:
-            found = figure(run)
-            pieces += found if isinstance(found, Sequence) else [found]
-        return cls(title, anchor, pieces)
-
-    @property
-    def shown(self) -> list[Chart | PageTable]:
-        """Figures and tables in reading order."""
-        return [piece for piece in self.pieces if not isinstance(piece, Absent)]
-
-    @property
-    def absent(self) -> list[Absent]:
-        """What is missing, and why."""
-        return [piece for piece in self.pieces if isinstance(piece, Absent)]
-
-
-@dataclass(frozen=True)
-class Report:
-    """A finished page, and the figures and tables on it."""
-
-    html: str
-    pieces: Sequence[Chart | PageTable]
-
-    def files(self) -> dict[str, bytes]:
-        """Every figure and table as files, by name."""
-        return {name: data for piece in self.pieces for name, data in piece.files().items()}
-
-
 Figure = Callable[[Run], Piece | Sequence[Piece]]
 # The sections below the verdict: title, anchor and figures.
 SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
@@ -99,11 +56,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
             partial(score_table, calibration="standard"),
         ),
     ),
-    (
-        "When to trust it",
-        "trust",
-        (risk_coverage, selective_table, set_tables, group_tables),
-    ),
+    ("When to trust it", "trust", (risk_coverage, selective_table, set_tables, group_tables)),
     (
         "Members and diversity",
         "diversity",
@@ -129,9 +82,41 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its figures and tables, and those that are missing."""
+
+    title: str
+    anchor: str
+    pieces: Sequence[Piece]
+
+    @property
+    def shown(self) -> list[Chart | PageTable]:
+        """Figures, and tables that have rows, in reading order."""
+        present = [piece for piece in self.pieces if not isinstance(piece, Absent)]
+        return [piece for piece in present if isinstance(piece, Chart) or piece.rows]
+
+    @property
+    def absent(self) -> list[Absent]:
+        """What is missing, and why."""
+        return [piece for piece in self.pieces if isinstance(piece, Absent)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished page, and the figures and tables on it."""
+
+    html: str
+    pieces: Sequence[Chart | PageTable]
+
+    def files(self) -> dict[str, bytes]:
+        """Every figure and table as files, by name."""
+        return {name: data for piece in self.pieces for name, data in piece.files().items()}
+
+
 def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = SECTIONS) -> Report:
     """The page of one run, and its figures and tables."""
-    filled = [Section.of(run, *section) for section in sections]
+    filled = [Section(title, anchor, _pieces(run, figures)) for title, anchor, figures in sections]
     found = verdict(run)
     html = render(
         "run.html",
@@ -147,14 +132,17 @@ def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = 
     return Report(html, [piece for section in filled for piece in section.shown])
 
 
+def _pieces(run: Run, figures: Sequence[Figure]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for figure in figures:
+        made = figure(run)
+        pieces += made if isinstance(made, Sequence) else [made]
+    return pieces
+
+
 def render(template: str, **values: Any) -> str:
     """A page from its template; all text but drawings is escaped."""
     return _templates().get_template(template).render(values)
-
-
-def palette(side: str) -> Markup:
-    """The CSS variables of all colours, for "light" or "dark"."""
-    return Markup(" ".join(f"{ink.variable}: {getattr(ink, side)};" for ink in INKS))
 
 
 @cache
@@ -166,5 +154,10 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals["palette"] = palette
+    environment.globals["palette"] = _palette
     return environment
+
+
+def _palette(side: str) -> Markup:
+    """The CSS variables of all colours, for "light" or "dark"."""
+    return Markup(" ".join(f"{ink.variable}: {getattr(ink, side)};" for ink in INKS))

@@ -7,7 +7,9 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +19,7 @@ from polyphony.runs.rows import csv_text
 MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
 DASH = "–"  # a cell without a value
 Value = str | int | float | None
+Row = TypeVar("Row")
 
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -57,9 +60,8 @@ class Numbers:
 
     def for_page(self) -> list[list[str]]:
         """The rows for the page, if they are few enough to read."""
-        return (
-            [[value_text(each) for each in row] for row in self.rows] if len(self.rows) <= MOST_ROWS else []
-        )
+        rows = self.rows if len(self.rows) <= MOST_ROWS else ()
+        return [[value_text(each) for each in row] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table for people: names in the first column, numbers in the others."""
+    """A table for people: names in the first column, numbers in the others. Without rows it is not shown."""
 
     name: str
     caption: str
@@ -92,14 +94,14 @@ class PageTable:
     def of(
         cls, name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[Cell | str]]
     ) -> PageTable:
-        """A table; cells may be plain text."""
+        """A table whose cells may be plain text."""
         cells = [[Cell(each) if isinstance(each, str) else each for each in row] for row in rows]
         return cls(name, caption, header, cells)
 
     @classmethod
     def from_rows(cls, name: str, caption: str, rows: Sequence[Mapping[str, Cell | str]]) -> PageTable:
-        """A table from rows with equal headings; at least one."""
-        return cls.of(name, caption, list(rows[0]), [row.values() for row in rows])
+        """A table from rows with equal headings."""
+        return cls.of(name, caption, list(rows[0]) if rows else [], [row.values() for row in rows])
 
     def markdown(self) -> str:
         """A Markdown table under its caption."""
@@ -121,6 +123,14 @@ class PageTable:
     def files(self) -> dict[str, bytes]:
         """NAME.md and NAME.tex."""
         return {f"{self.name}.md": self.markdown().encode(), f"{self.name}.tex": self.latex().encode()}
+
+
+def by(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
+    """Rows by the value of a column, or by the values of several as a tuple; in the order of the rows."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(attrgetter(*columns)(row), []).append(row)
+    return groups
 
 
 def binned(edges: Tensor | np.ndarray, *columns: Tensor | np.ndarray) -> list[tuple[Value, ...]]:
@@ -147,12 +157,10 @@ def slug(name: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Text as Markdown shows it."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
 
 
 def escape_latex(text: str) -> str:
-    """Text as LaTeX prints it."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 

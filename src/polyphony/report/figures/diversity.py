@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from polyphony.metrics import DirichletPredictions, DiversityBins, Predictions
 from polyphony.report.advice import share_shown
@@ -49,27 +49,24 @@ def teacher_diversity(run: Run) -> Chart | Absent:
 
 def student_diversity(run: Run) -> Chart | Absent:
     """Each student that has members, or a distribution, on test images, all seeds together."""
-    title = "Diversity of the students"
+    title, look = "Diversity of the students", looks_of(run)
     pooled = {method: run.pooled(method, "test") for method in run.methods}
     tested = {method: each for method, each in pooled.items() if each is not None}
-    single = [method for method, each in tested.items() if not each.varies]
-    look = looks_of(run)
     groups = [Group(method, look[method].colour, each) for method, each in tested.items() if each.varies]
+    single = [method for method, each in tested.items() if not each.varies]
     if not groups and single:
         return Absent(title, "every student is one network, without members.")
     if not groups:
         return Absent(title, "the students' test predictions are not in the run folder.")
-    return diversity_chart("diversity-students", title, _reading(groups, single), groups)
-
-
-def _reading(groups: Sequence[Group], single: Sequence[str]) -> str:
     reading = "The same for every student on test images, all seeds together."
     if any(isinstance(group.predictions, DirichletPredictions) for group in groups):
         reading += (
             " A network that predicts a distribution is binned by the confidence of its mean prediction; its"
             " divergence is that of two draws."
         )
-    return reading + (f" Not drawn, since they are one network each: {', '.join(single)}." if single else "")
+    if single:
+        reading += f" Not drawn, since they are one network each: {', '.join(single)}."
+    return diversity_chart("diversity-students", title, reading, groups)
 
 
 def external_diversity(run: Run) -> Chart | Absent:
@@ -120,8 +117,7 @@ def _bars(axes: Axes, *, plot: DiversityBins, mean: float, colour: str, top: flo
         if height > 0:
             axes.bar(low + width / 2, height, width * 0.86, color=colour, alpha=alpha, linewidth=0)
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * top or 1.0), xlabel="least confidence", ylabel="KL (nats)")
-    axes.xaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
-    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(visible=False, axis="x")
     write(axes, (0.97, 0.97), f"{mean:.3f}", size=17, weight="bold")
@@ -139,22 +135,20 @@ def shown_by_temperature(run: Run) -> Chart | Absent:
         own = looks_of(run)[names[0]]
         seen[Look(f"perturbed as in {', '.join(names)}", own.ink, own.marker)] = each
     shares = {look: [share_shown(each, held, t) for t in TEMPERATURES] for look, each in seen.items()}
+
+    def draw(axes: Axes) -> None:
+        for look, line in shares.items():
+            axes.plot(TEMPERATURES, line, **look.mark, markersize=5.5)
+        axes.axhline(1, color=MUTED.light, linewidth=1.0, linestyle=":")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(TEMPERATURES, [f"{temperature:g}" for temperature in TEMPERATURES])
+        axes.set(xlabel="temperature τ", ylabel="share of validation images", ylim=(0, None))
+
     rows = [(look.label, *at) for look, line in shares.items() for at in zip(TEMPERATURES, line, strict=True)]
+    numbers = Numbers(["images", "temperature", "share"], rows)
     reading = (
         "The teachers’ mean-KLD on training images as a share of that on validation images, at each"
         " temperature. Near 0 a student sees little more than labels; at 1 training images reveal as much as"
         " new ones. A higher temperature and a perturbation can both raise it."
     )
-    panel = Panel("", partial(_shares, shares=shares), 1.5)
-    return Chart(
-        "shown", title, reading, [panel], Numbers(["images", "temperature", "share"], rows), list(shares)
-    )
-
-
-def _shares(axes: Axes, *, shares: Mapping[Look, Sequence[float]]) -> None:
-    for look, line in shares.items():
-        axes.plot(TEMPERATURES, line, **look.mark, markersize=5.5)
-    axes.axhline(1, color=MUTED.light, linewidth=1.0, linestyle=":")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(TEMPERATURES, [f"{temperature:g}" for temperature in TEMPERATURES])
-    axes.set(xlabel="temperature τ", ylabel="share of validation images", ylim=(0, None))
+    return Chart("shown", title, reading, [Panel("", draw, 1.5)], numbers, list(shares))

@@ -14,18 +14,13 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.report.chart import Absent, Chart, Panel, diagonal, grouped
 from polyphony.report.style import Looks, assign, looks_of
-from polyphony.report.tables import Numbers, PageTable
+from polyphony.report.tables import DASH, Numbers, PageTable, by
 from polyphony.runs.rows import GradientSnr, JacobianCosine, columns
 from polyphony.runs.run import Run
 
-Cosines = dict[str, Tensor]  # by method
-Curves = dict[str, tuple[Tensor, Tensor]]  # false and true positive rates, by method
+Cosines = Mapping[str, Tensor]  # by method, all seeds and members together
 _TITLE = "Jacobians of members and teachers"
 _SNR_TITLE = "Signal-to-noise ratio of gradients"
-_SNR_READING = (
-    "How much of the gradient that matches Jacobians is signal: its mean over random perturbations divided by"
-    " its spread. Higher is better: fewer training steps are lost to noise."
-)
 _WORDS = {"train": "training images", "valid": "validation images", "test": "test images"}
 _POINTS = 150  # of a curve
 
@@ -35,11 +30,29 @@ def jacobian_matching(run: Run) -> list[Chart | PageTable | Absent]:
     rows = [row for row in run.table(JacobianCosine) if row.model in run.methods]
     if not rows:
         return [Absent(_TITLE, "run 'polyphony analyse RUN jacobians' (minutes).")]
-    against = from_scratch(run, list(dict.fromkeys(row.model for row in rows)))
+    against = from_scratch(run, list(by(rows, "model")))
     if not against:
         return [Absent(_TITLE, "the recipe has no student without teachers to compare with.")]
-    splits = {split: cosines(rows, split) for split in dict.fromkeys(row.split for row in rows)}
-    return [jacobian_chart(splits, against, looks_of(run)), jacobian_table(splits, against)]
+    splits = {
+        split: {
+            method: torch.tensor([row.cosine for row in mine], dtype=torch.float64)
+            for method, mine in by(each, "model").items()
+        }
+        for split, each in by(rows, "split").items()
+    }
+    used = list(dict.fromkeys(against.values()))
+    own = "" if len(used) == 1 else ", of the same form where there is one"
+    reading = (
+        "A student that copies its teacher's function also changes with its input as the teacher does: the"
+        " cosine between their Jacobians is high. The ROC shows how well this cosine separates a distilled"
+        f" student from one without teachers ({', '.join(used)}{own}). Closer to the upper left is better."
+    )
+    caption = (
+        "Cosine between the Jacobians of teacher j and member j, mean over examples, members and seeds (COS),"
+        f" and the area under the ROC against {' or '.join(used)}{own} (AUROC)."
+    )
+    table = PageTable.from_rows("jacobians", caption, _table_rows(splits, against))
+    return [_chart(splits, against, looks_of(run), reading), table]
 
 
 def from_scratch(run: Run, methods: Sequence[str]) -> dict[str, str]:
@@ -50,15 +63,6 @@ def from_scratch(run: Run, methods: Sequence[str]) -> dict[str, str]:
     form = {method: run.recipe.form_table(method).label for method in methods}
     by_form = {form[method]: method for method in reversed(scratch)}
     return {m: m if m in scratch else by_form.get(form[m], scratch[0]) for m in methods}
-
-
-def cosines(rows: Sequence[JacobianCosine], split: str) -> Cosines:
-    """The cosines on a split, by method, all seeds and members together."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        if row.split == split:
-            values.setdefault(row.model, []).append(row.cosine)
-    return {method: torch.tensor(each, dtype=torch.float64) for method, each in values.items()}
 
 
 def roc(scratch: Tensor, distilled: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +78,7 @@ def roc(scratch: Tensor, distilled: Tensor) -> tuple[Tensor, Tensor]:
     return rates[0], rates[1]
 
 
-def jacobian_chart(splits: Mapping[str, Cosines], against: Mapping[str, str], look: Looks) -> Chart:
+def _chart(splits: Mapping[str, Cosines], against: Mapping[str, str], look: Looks, reading: str) -> Chart:
     """For each split panels of ROC curves against students from scratch, and panels of distributions."""
     rocs: list[Panel] = []
     densities: list[Panel] = []
@@ -87,49 +91,28 @@ def jacobian_chart(splits: Mapping[str, Cosines], against: Mapping[str, str], lo
         densities += _densities(f"cosines, {words}", each, look)
         for method, (x, y) in curves.items():
             rows += [(split, method, *at) for at in zip(x.tolist(), y.tolist(), strict=True)]
-    used, own = _references(against)
-    reading = (
-        "A student that copies its teacher's function also changes with its input as the teacher does: the"
-        " cosine between their Jacobians is high. The ROC shows how well this cosine separates a distilled"
-        f" student from one without teachers ({', '.join(used)}{own}). Closer to the upper left is better."
-    )
     numbers = Numbers(["split", "model", "false_positive_rate", "true_positive_rate"], rows)
     shown = [look[method] for method in look if any(method in each for each in splits.values())]
     return Chart("jacobians", _TITLE, reading, [*rocs, *densities], numbers, shown)
 
 
-def _references(against: Mapping[str, str]) -> tuple[list[str], str]:
-    """The students without teachers that others are compared with, and how they were chosen."""
-    used = list(dict.fromkeys(against.values()))
-    return used, "" if len(used) == 1 else ", of the same form where there is one"
-
-
-def jacobian_table(splits: Mapping[str, Cosines], against: Mapping[str, str]) -> PageTable:
+def _table_rows(splits: Mapping[str, Cosines], against: Mapping[str, str]) -> list[dict[str, str]]:
     """COS and AUROC of every method on every split."""
-    methods = dict.fromkeys(method for each in splits.values() for method in each)
-    header = ["Method"]
-    for split in splits:
-        header += [f"COS, {split} ↑", f"AUROC, {split} ↑"]
     rows = []
-    for method in methods:
-        cells = [_summary(each, method, against[method]) for each in splits.values()]
-        rows.append([method, *(cell for pair in cells for cell in pair)])
-    used, own = _references(against)
-    caption = (
-        "Cosine between the Jacobians of teacher j and member j, mean over examples, members and seeds (COS),"
-        f" and the area under the ROC against {' or '.join(used)}{own} (AUROC)."
-    )
-    return PageTable.of("jacobians", caption, header, rows)
+    for method, scratch in against.items():
+        row = {"Method": method}
+        for split, each in splits.items():
+            known, compared = method in each, method in each and method != scratch
+            area = metrics.detect(each[scratch], each[method]).auroc if compared else 0.0
+            row[f"COS, {split} ↑"] = f"{float(each[method].mean()):.3f}" if known else DASH
+            row[f"AUROC, {split} ↑"] = f"{area:.3f}" if compared else DASH
+        rows.append(row)
+    return rows
 
 
-def _summary(each: Cosines, method: str, scratch: str) -> tuple[str, str]:
-    mean = f"{float(each[method].mean()):.3f}" if method in each else "–"
-    if method == scratch or method not in each:
-        return mean, "–"
-    return mean, f"{metrics.detect(each[scratch], each[method]).auroc:.3f}"
-
-
-def _roc(axes: Axes, *, models: Sequence[str], curves: Curves, look: Looks) -> None:
+def _roc(
+    axes: Axes, *, models: Sequence[str], curves: Mapping[str, tuple[Tensor, Tensor]], look: Looks
+) -> None:
     diagonal(axes)
     for method in models:
         x, y = curves[method]
@@ -143,17 +126,15 @@ def _densities(title: str, each: Cosines, look: Looks) -> list[Panel]:
     bins = min(40, max(8, round(2 * fewest ** (1 / 3))))
     edges = np.linspace(float(every.min()), float(every.max()), bins + 1)
     heights = {m: np.histogram(values.numpy(), edges, density=True)[0] for m, values in each.items()}
-    return grouped(title, list(each), look, partial(_density, heights=heights, edges=edges, look=look), 1.15)
 
+    def draw(axes: Axes, models: Sequence[str]) -> None:
+        for method in models:
+            axes.stairs(heights[method], edges, color=look[method].colour, linewidth=1.6)
+        top = 1.05 * max(float(height.max()) for height in heights.values())
+        axes.set(xlabel="cosine of Jacobians", ylabel="density", ylim=(0, top))
+        axes.grid(visible=False, axis="x")
 
-def _density(
-    axes: Axes, *, models: Sequence[str], heights: dict[str, np.ndarray], edges: np.ndarray, look: Looks
-) -> None:
-    for method in models:
-        axes.stairs(heights[method], edges, color=look[method].colour, linewidth=1.6)
-    top = 1.05 * max(float(height.max()) for height in heights.values())
-    axes.set(xlabel="cosine of Jacobians", ylabel="density", ylim=(0, top))
-    axes.grid(visible=False, axis="x")
+    return grouped(title, list(each), look, draw, 1.15)
 
 
 def gradient_snr(run: Run) -> Chart | Absent:
@@ -161,19 +142,21 @@ def gradient_snr(run: Run) -> Chart | Absent:
     rows = run.table(GradientSnr)
     if not rows:
         return Absent(_SNR_TITLE, "run 'polyphony analyse RUN snr' (minutes).")
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        lines.setdefault(row.perturbation, []).append((row.step_size, row.snr))
+    lines = by(rows, "perturbation")
     look = assign([(kind, kind) for kind in lines])
-    panel = Panel("", partial(_snr, lines=lines, look=look), 1.3)
+
+    def draw(axes: Axes) -> None:
+        for kind, mine in lines.items():
+            x, y = zip(*sorted((row.step_size, row.snr) for row in mine), strict=True)
+            axes.plot([255 * step for step in x], y, **look[kind].mark, markersize=5)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set(xlabel="step size (in 1/255, RMS per pixel)", ylabel="signal-to-noise ratio", ylim=(0, None))
+
     numbers = Numbers(columns(GradientSnr), [astuple(row) for row in rows])
-    return Chart("snr", _SNR_TITLE, _SNR_READING, [panel], numbers, [look[kind] for kind in lines])
-
-
-def _snr(axes: Axes, *, lines: Mapping[str, Sequence[tuple[float, float]]], look: Looks) -> None:
-    for kind, points in lines.items():
-        x, y = zip(*sorted(points), strict=True)
-        axes.plot([255 * step for step in x], y, **look[kind].mark, markersize=5)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set(xlabel="step size (in 1/255, RMS per pixel)", ylabel="signal-to-noise ratio", ylim=(0, None))
+    reading = (
+        "How much of the gradient that matches Jacobians is signal: its mean over random perturbations"
+        " divided by its spread. Higher is better: fewer training steps are lost to noise."
+    )
+    legend = [look[kind] for kind in lines]
+    return Chart("snr", _SNR_TITLE, reading, [Panel("", draw, 1.3)], numbers, legend)

@@ -27,6 +27,9 @@ _MARK, _ASIDE, _LETTER = 6.0, 16.0, 6.6  # half a mark, from a mark to its label
 _MARGINS = Margins(left=58.0, bottom=44.0, right=14.0, top=12.0)
 
 
+Cost = Callable[[Run, str], float | None]
+
+
 @dataclass(frozen=True)
 class Priced:
     """A model's price and quality, and how it is drawn."""
@@ -37,10 +40,7 @@ class Priced:
     look: Look
 
 
-Cost = Callable[[Run, str], float | None]
-
-
-def quality_for_price(run: Run, models: Sequence[str] | None = None) -> Chart | Absent:
+def quality_for_price(run: Run, models: Sequence[str] = ()) -> Chart | Absent:
     """NLL against milliseconds, every mark labelled, of some models (default: all)."""
     row = run.price(TEACHERS)
     if row is None:
@@ -77,45 +77,36 @@ def _megabytes(run: Run, model: str) -> float | None:
 
 
 def _training(run: Run, model: str) -> float | None:
-    seconds = run.seconds(model)[: run.members] if model == TEACHERS else run.seconds(model)
-    return (sum(seconds) if model == TEACHERS else fmean(seconds)) if seconds else None
+    seconds = run.seconds(model)
+    if model == TEACHERS:
+        return sum(seconds[: run.members]) if seconds else None
+    return fmean(seconds) if seconds else None
 
 
 def _chart(
-    name: str,
-    title: str,
-    reading: str,
-    run: Run,
-    costs: Mapping[str, Cost],
-    models: Sequence[str] | None = None,
+    name: str, title: str, reading: str, run: Run, costs: Mapping[str, Cost], models: Sequence[str] = ()
 ) -> Chart:
-    panels, rows = [], []
+    panels, rows, look = [], [], looks_of(run)
     for words, cost in costs.items():
-        points = [point for model in models or run.models if (point := _priced(run, model, cost))]
+        points = []
+        for model in models or run.models:
+            label = f"{run.members} teachers" if model == TEACHERS and run.members > 1 else model
+            if (price := cost(run, model)) is not None:
+                points.append(Priced(label, price, run.mean(model, "nll"), look[model]))
         if points:
             draw = partial(_draw, points=points, line=_ensembles(run, cost), label=words)
-            panels.append(Panel(words if len(costs) > 1 else "", draw, _aspect(len(points)), _MARGINS))
+            aspect = min(1.5, _WIDTH / (90.0 + _LINE * len(points)))  # room for the labels of many models
+            panels.append(Panel(words if len(costs) > 1 else "", draw, aspect, _MARGINS))
             rows += [(words, each.label, each.price, each.nll.mean, each.nll.sd) for each in points]
     numbers = Numbers(["cost", "model", "value", "nll", "nll_sd"], rows)
     return Chart(name, title, reading, panels, numbers, width=_WIDTH)
 
 
-def _aspect(models: int) -> float:
-    """Width over height: a panel of many models is higher, so that their labels have room."""
-    return min(1.5, _WIDTH / (90.0 + _LINE * models))
-
-
-def _priced(run: Run, model: str, cost: Cost) -> Priced | None:
-    price = cost(run, model)
-    label = f"{run.members} teachers" if model == TEACHERS and run.members > 1 else model
-    return None if price is None else Priced(label, price, run.mean(model, "nll"), looks_of(run)[model])
-
-
 def _ensembles(run: Run, cost: Cost) -> list[tuple[float, float]]:
     """(price, NLL) of the mean of 1, 2, … teachers of the ensemble."""
-    together, curve = cost(run, TEACHERS), run.curves.get("calibrated", [])
+    together, curve = cost(run, TEACHERS) or 0.0, run.curves.get("calibrated", [])
     sizes = list(enumerate(curve))[1 : run.members + 1]
-    return [(size * (together or 0.0) / run.members, nll) for size, nll in sizes]
+    return [(size * together / run.members, nll) for size, nll in sizes]
 
 
 def _draw(axes: Axes, *, points: Sequence[Priced], line: Sequence[tuple[float, float]], label: str) -> None:

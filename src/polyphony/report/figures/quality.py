@@ -1,29 +1,31 @@
-"""The DEE curve with every student on it, and reliability diagrams."""
+"""The DEE curve with every student on it, reliability diagrams, and errors against coverage."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FormatStrFormatter
+from matplotlib.ticker import PercentFormatter
 
 from polyphony import metrics
 from polyphony.metrics import Reliability
-from polyphony.report.chart import SMALL, Absent, Chart, Panel, diagonal
+from polyphony.report.chart import SMALL, Absent, Chart, Panel, diagonal, grouped
 from polyphony.report.style import RULE, TEXT, Look, Looks, looks_of
 from polyphony.report.tables import Numbers, Value, binned
 from polyphony.runs.run import Run
 from polyphony.runs.scores import CALIBRATIONS, TEACHERS
 
+COVERAGES = [percent / 100 for percent in range(50, 101)]  # below, few errors are left to compare
 Points = Mapping[str, Sequence[tuple[float, float]]]  # (DEE, NLL) of each seed, by model
 _DEE_TITLE = "How many teachers is a student worth?"
 _RELIABILITY_TITLE = "Is confidence calibrated?"
+_COVERAGE_TITLE = "How often is it wrong if it may pass images to a person?"
 _SEED: dict[str, Any] = {"linestyle": "", "markersize": 6.5, "markeredgewidth": 0, "alpha": 0.85, "zorder": 3}
-_MARK: dict[str, Any] = {"linewidths": 1.1, "alpha": 0.9, "zorder": 3}
 
 
 def dee_curves(run: Run) -> Chart | Absent:
@@ -66,15 +68,14 @@ def _curve(axes: Axes, *, curve: Sequence[float], points: Points, look: Looks) -
     axes.axvspan(size + 0.35, size + 1.05, color=RULE.light, alpha=0.45, linewidth=0)
     for model, seeds in points.items():
         x = [past if dee == math.inf else dee for dee, _ in seeds]
-        y = [nll for _, nll in seeds]
-        axes.plot(x, y, **look[model].mark, **_SEED)
+        axes.plot(x, [nll for _, nll in seeds], **look[model].mark, **_SEED)
     shown = [*curve[1:], *(nll for seeds in points.values() for _, nll in seeds)]
     low, high = min(shown), max(shown)
     margin = 0.08 * (high - low) or 0.05
-    axes.set(xlim=(0, size + 1.05), ylim=(low - margin, high + margin), ylabel="NLL on test (nats)")
-    axes.set_xlabel("teachers averaged")
+    axes.set(xlim=(0, size + 1.05), ylim=(low - margin, high + margin))
+    axes.set(xlabel="teachers averaged", ylabel="NLL on test (nats)")
     step = max(1, math.ceil(size / 8))
-    sizes = [n for n in range(0, size + 1, step) if n <= size - 1 or step == 1]
+    sizes = [n for n in range(0, size + 1, step) if n < size or step == 1]
     axes.set_xticks([*sizes, past], [*map(str, sizes), f">{size}"])
 
 
@@ -116,11 +117,48 @@ def _reliability(axes: Axes, *, found: Mapping[str, Reliability], look: Look) ->
         some = each.count > 0
         sizes = 8 + 70 * torch.sqrt(each.count[some] / each.count.sum())
         x, y = each.confidence[some].tolist(), each.accuracy[some].tolist()
-        filled = kind == "calibrated"
-        axes.plot(x, y, color=look.colour, linewidth=1.4 if filled else 0.9, alpha=0.9 if filled else 0.55)
-        colours = {"color": look.colour if filled else "none", "edgecolors": look.colour}
-        axes.scatter(x, y, s=sizes.tolist(), **_MARK | colours)
+        width, alpha, fill = (1.4, 0.9, look.colour) if kind == "calibrated" else (0.9, 0.55, "none")
+        axes.plot(x, y, color=look.colour, linewidth=width, alpha=alpha)
+        axes.scatter(
+            x, y, sizes.tolist(), color=fill, edgecolors=look.colour, linewidths=1.1, alpha=0.9, zorder=3
+        )
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator([0, 0.5, 1]))
-        axis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+
+
+def risk_coverage(run: Run, models: Sequence[str] = ()) -> Chart | Absent:
+    """A line for each model (default: all): error rate among its most confident answers, mean over seeds."""
+    curves = {model: found for model in models or run.models if (found := _error_rates(run, model))}
+    if not curves:
+        return Absent(_COVERAGE_TITLE, "test predictions or temperatures are not in the run folder.")
+    look = looks_of(run)
+
+    def draw(axes: Axes, models: Sequence[str]) -> None:
+        for model in models:
+            axes.plot(COVERAGES, curves[model], **look[model].mark, markevery=10, linewidth=1.4)
+        axes.set(xlim=(COVERAGES[0], 1.02), xlabel="coverage: share of images answered", ylabel="error rate")
+        axes.set_ylim(bottom=0.0)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+    rows = [(model, *at) for model, curve in curves.items() for at in zip(COVERAGES, curve, strict=True)]
+    numbers = Numbers(["model", "coverage", "error"], rows)
+    reading = (
+        "Images are sorted by calibrated confidence. At 80 % coverage a model answers the 80 % of which it is"
+        " most sure; the line is the error rate among those, the mean over seeds. Lower is better. At 100 %"
+        " it is the error rate on all test images."
+    )
+    panels, legend = grouped("", list(curves), look, draw, 1.35), [look[model] for model in curves]
+    return Chart("risk-coverage", _COVERAGE_TITLE, reading, panels, numbers, legend)
+
+
+def _error_rates(run: Run, model: str) -> list[float]:
+    """The error rate at each coverage, mean over seeds; empty without calibrated predictions."""
+    found = []
+    for seed, tested in run.ensemble(model, "test").items():
+        if (temperature := run.temperatures.get((model, seed))) is None:
+            return []
+        selective = tested.selective(temperature)["doubt"]
+        found.append([selective.risk_at(coverage) for coverage in COVERAGES])
+    return [fmean(errors) for errors in zip(*found, strict=True)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, grouped, write
 from polyphony.report.style import MUTED, TEXT, Look, Looks, looks_of
-from polyphony.report.tables import Numbers, Value, binned, slug
+from polyphony.report.tables import Numbers, Value, binned, by, slug
 from polyphony.runs.predictions import UNKNOWN
 from polyphony.runs.rows import CorruptedScore
 from polyphony.runs.run import Run
@@ -32,10 +32,10 @@ def entropy_histograms(run: Run) -> list[Chart | Absent]:
     names = [split.removeprefix(UNKNOWN) for split in predicted if split.startswith(UNKNOWN)]
     if not names or "test" not in predicted:
         return [Absent(_UNKNOWN, "run 'polyphony evaluate RUN --ood NAME', for example svhn.")]
-    return [entropy_chart(run, name) for name in names]
+    return [_entropy_chart(run, name) for name in names]
 
 
-def entropy_chart(run: Run, name: str) -> Chart:
+def _entropy_chart(run: Run, name: str) -> Chart:
     """A panel for each model, up to the entropy of a uniform prediction, ln K."""
     classes = next(iter(run.predictions.values())).logits.shape[-1]
     edges = np.linspace(0.0, math.log(classes), BINS + 1)
@@ -44,9 +44,8 @@ def entropy_chart(run: Run, name: str) -> Chart:
     top = max(float(side.max()) for both in shares.values() for side in both)
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
-    look = looks_of(run)
     for model, entropies in found.items():
-        draw = partial(_histograms, entropies=entropies, edges=edges, top=top, look=look[model])
+        draw = partial(_histograms, entropies=entropies, edges=edges, top=top, look=looks_of(run)[model])
         panels.append(Panel(model, partial(draw, shares=shares[model]), 1.2))
         rows += [(model, *each) for each in binned(edges, *shares[model])]
     reading = (
@@ -95,39 +94,36 @@ def _histograms(
 
 def corruption_boxes(run: Run) -> list[Chart | Absent]:
     """For each corrupted data set: NLL and ECE over corruption types, at each severity."""
-    rows = run.table(CorruptedScore)
-    if not rows:
+    sets = by(run.table(CorruptedScore), "data")
+    if not sets:
         why = "run 'polyphony evaluate RUN --corrupted NAME', for example cifar10-c."
         return [Absent(_CORRUPTED, why)]
-    names, look = dict.fromkeys(row.data for row in rows), looks_of(run)
-    return [corruption_chart(name, [row for row in rows if row.data == name], look) for name in names]
+    return [_corruption_chart(name, rows, looks_of(run)) for name, rows in sets.items()]
 
 
-def corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) -> Chart:
-    """Panels for NLL and ECE; rows as in corrupted.csv, of one data set."""
+def _corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) -> Chart:
     nll, ece = (by_corruption(rows, column) for column in ("nll", "ece"))
     models = [model for model in look if model in nll]
     panels: list[Panel] = []
     for label, scores in (("NLL", nll), ("ECE", ece)):
         draw = partial(_boxes, scores=scores, look=look, label=label)
         panels += grouped(label, models, look, draw, 1.25)
-    numbers = [(m, *at, nll[m][at], ece[m][at]) for m in models for at in sorted(nll[m])]
+    each = [(m, *at, nll[m][at], ece[m][at]) for m in models for at in sorted(nll[m])]
+    numbers = Numbers(["model", "corruption", "severity", "nll", "ece"], each)
     reading = (
-        f"Each box holds {len({row.corruption for row in rows})} kinds of corruption at one severity (line:"
+        f"Each box holds {len(by(rows, 'corruption'))} kinds of corruption at one severity (line:"
         " median, box: quartiles, whiskers: all), means over seeds. Lower is better."
     )
-    header, legend = ["model", "corruption", "severity", "nll", "ece"], [look[model] for model in models]
-    title = f"{_CORRUPTED}: {name}"
-    return Chart(f"corrupted-{slug(name)}", title, reading, panels, Numbers(header, numbers), legend)
+    title, legend = f"{_CORRUPTED}: {name}", [look[model] for model in models]
+    return Chart(f"corrupted-{slug(name)}", title, reading, panels, numbers, legend)
 
 
 def by_corruption(rows: Sequence[CorruptedScore], column: str) -> Scores:
     """Means over seeds of a column, by model and then (corruption, severity)."""
-    values: dict[str, dict[tuple[str, int], list[float]]] = {}
-    for row in rows:
-        at = (row.corruption, row.severity)
-        values.setdefault(row.model, {}).setdefault(at, []).append(getattr(row, column))
-    return {model: {at: sum(v) / len(v) for at, v in each.items()} for model, each in values.items()}
+    means: Scores = {}
+    for (model, *at), each in by(rows, "model", "corruption", "severity").items():
+        means.setdefault(model, {})[at[0], at[1]] = sum(getattr(row, column) for row in each) / len(each)
+    return means
 
 
 def _boxes(axes: Axes, *, models: Sequence[str], scores: Scores, look: Looks, label: str) -> None:

@@ -50,22 +50,10 @@ def learning_curves(run: Run) -> Chart | Absent:
 def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Series:
     """(epoch, mean, least, largest) of a column over the trainings that reached the epoch."""
     values: dict[int, list[float]] = {}
-    for log in logs:
-        for row in log:
-            if math.isfinite(row.get(column, math.nan)):
-                values.setdefault(int(row["epoch"]) + 1, []).append(row[column])
+    for row in (row for log in logs for row in log):
+        if math.isfinite(row.get(column, math.nan)):
+            values.setdefault(int(row["epoch"]) + 1, []).append(row[column])
     return [(epoch, sum(v) / len(v), min(v), max(v)) for epoch, v in sorted(values.items())]
-
-
-def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
-    """The range worth showing: the first epochs are far from everything that matters."""
-    ends = [line[-1][1] for line in lines]
-    if column == "valid_nll":
-        highest = max(largest for line in lines for *_, largest in line)
-        return 0.9 * min(ends), min(3 * max(ends), 1.05 * highest)
-    late = [point for line in lines for point in line[len(line) // 5 :]]
-    low, high = min(least for *_, least, _ in late), max(largest for *_, largest in late)
-    return (0.0, 1.1 * high) if column == "valid_kld" else (low - 0.05 * (high - low), min(1.0, 1.02 * high))
 
 
 def _lines(
@@ -81,3 +69,14 @@ def _lines(
         axes.set_ylim(low, high)
     axes.set(xlabel="epoch", ylabel=_COLUMNS[column])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
+def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
+    """The range worth showing: the first epochs are far from everything that matters."""
+    if column == "valid_nll":
+        ends = [line[-1][1] for line in lines]
+        highest = max(largest for line in lines for *_, largest in line)
+        return 0.9 * min(ends), min(3 * max(ends), 1.05 * highest)
+    late = [point for line in lines for point in line[len(line) // 5 :]]
+    low, high = min(least for *_, least, _ in late), max(largest for *_, largest in late)
+    return (0.0, 1.1 * high) if column == "valid_kld" else (low - 0.05 * (high - low), min(1.0, 1.02 * high))
