@@ -12,8 +12,8 @@ from scipy import stats
 
 from polyphony.report import Run
 from polyphony.report.compare import comparison_table
-from polyphony.report.differences import difference_chart, difference_table
-from polyphony.report.study_runs import differences, studies
+from polyphony.report.differences import difference_chart, difference_table, differences
+from polyphony.report.study_runs import studies
 from polyphony.report.style import assign
 
 ROOT = Path(__file__).parents[1]

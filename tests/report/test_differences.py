@@ -12,8 +12,8 @@ from scipy import stats
 
 from polyphony import metrics
 from polyphony.report import comparison
-from polyphony.report.differences import difference_table
-from polyphony.report.study_runs import differences, studies
+from polyphony.report.differences import difference_table, differences
+from polyphony.report.study_runs import studies
 from polyphony.runs.run import Run
 
 

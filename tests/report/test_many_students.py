@@ -75,7 +75,7 @@ def test_the_table_says_what_each_student_is_and_costs(run: Run):
 
 
 def test_the_table_has_naive_numbers_of_diversity(run: Run, many: Path):
-    rows = rows_of(*members_table(run))
+    rows = rows_of(members_table(run))
     shares, information = [], []
     for seed in ("0", "1"):
         probs = softmax(load_file(many / "predictions" / "kd-ods" / seed / "test.safetensors")["logits"])
@@ -99,7 +99,7 @@ def test_one_network_with_a_distribution_has_its_information(run: Run, many: Pat
         for alpha in np.exp(logits.astype(np.float64)):
             draws = np.clip(rng.dirichlet(alpha, 400), 1e-300, None)
             found.append(entropy(draws.mean(0)) - entropy(draws).mean(0))
-    shown = rows_of(*members_table(run))["end2"]
+    shown = rows_of(members_table(run))["end2"]
     assert float(shown["Mutual information"]) == pytest.approx(np.mean(found), abs=0.004)
     assert float(shown["mean-KLD"]) > 0
     assert shown["Disagree"] == "–"

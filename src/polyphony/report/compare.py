@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from polyphony._util.text import cut, listed
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import BESIDE, MEDIUM, SMALL, Chart, Panel, spread
-from polyphony.report.differences import difference_chart, difference_table
+from polyphony.report.differences import difference_chart, difference_table, differences
 from polyphony.report.page import Report, render
 from polyphony.report.provenance import one_line, provenance
-from polyphony.report.study_runs import StudyRuns, differences, studies
+from polyphony.report.study_runs import StudyRuns, studies
 from polyphony.report.style import Looks, assign
-from polyphony.report.tables import Cell, Numbers, PageTable
+from polyphony.report.tables import DASH, Cell, Numbers, PageTable
 from polyphony.report.verdict import percent
 from polyphony.runs.run import Run
 from polyphony.runs.scores import HEADINGS
@@ -39,7 +39,7 @@ def comparison(runs: Sequence[Run]) -> Report:
         title=", ".join(study.name for study in found),
         tables=tables,
         charts=charts,
-        warnings=warnings(found),
+        warnings=_warnings(found),
         runs=[(_named(study, run), one_line(run), provenance(run)) for study in found for run in study.runs],
     )
     return Report(html, [*tables, *charts])
@@ -49,7 +49,7 @@ def _named(study: StudyRuns, run: Run) -> str:
     return f"{study.name}: {run.folder}" if len(study.runs) > 1 else study.name
 
 
-def warnings(found: Sequence[StudyRuns]) -> list[str]:
+def _warnings(found: Sequence[StudyRuns]) -> list[str]:
     """What makes the studies' numbers hard to compare."""
     said = []
     if len({frozenset(str(run.facts.data.get("test")) for run in study.runs) for study in found}) > 1:
@@ -57,18 +57,14 @@ def warnings(found: Sequence[StudyRuns]) -> list[str]:
     if len({study.first.teacher_count for study in found}) > 1:
         said.append("Their DEE curves have different numbers of teachers, so “>N” means different things.")
     for study in found:
-        if study.left_out:
-            methods = listed(study.left_out)
-            said.append(
-                f"Some runs of {study.name} lack these methods or define them differently: {methods}."
-            )
+        if methods := study.left_out:
+            which = f"Some runs of {study.name} lack these methods or define them differently"
+            said.append(f"{which}: {listed(methods)}.")
     return said
 
 
 def comparison_table(found: Sequence[StudyRuns]) -> PageTable:
     """All models of all studies in one table, calibrated."""
-    header = ["Run: model", "Parameters", *HEADINGS.values(), "NLL, as predicted ↓", "n"]
-    header[-1:-1] = ["Follows own teacher ↑", "Diversity kept"]
     caption = (
         "Test scores at the temperature fitted on validation images, and NLL without it; mean ± s.d. over n"
         " seeds, in all sets of teachers where a study has several. DEE is that of the mean NLL, with the"
@@ -77,25 +73,22 @@ def comparison_table(found: Sequence[StudyRuns]) -> PageTable:
         " one teacher."
     )
     rows = [_row(study, model) for study in found for model in study.models]
-    return PageTable.of("comparison", caption, header, rows)
+    return PageTable.from_rows("comparison", caption, rows)
 
 
-def _row(study: StudyRuns, model: str) -> list[Cell | str]:
+def _row(study: StudyRuns, model: str) -> dict[str, Cell | str]:
     scored, dee = study.scored(model), study.dee(model)
-    scores = {column: Cell(study.text(model, column)) for column in HEADINGS}
+    row: dict[str, Cell | str] = {"Run: model": f"{study.name}: {model}"}
+    row["Parameters"] = f"{next(iter(scored.values())).params:,}"
+    for column, heading in HEADINGS.items():
+        row[heading] = study.text(model, column)
     if dee:
-        scores["dee"] = Cell(dee.text, range=dee.seeds)
-    student = model in study.methods
-    reads = (Run.follows, Run.kept)
-    shares = [study.share(model, read) if student else None for read in reads]
-    return [
-        f"{study.name}: {model}",
-        f"{next(iter(scored.values())).params:,}",
-        *scores.values(),
-        study.text(model, "nll", "standard"),
-        *("–" if share is None else percent(share) for share in shares),
-        str(len(scored)),
-    ]
+        row[HEADINGS["dee"]] = Cell(dee.text, range=dee.seeds)
+    row["NLL, as predicted ↓"] = study.text(model, "nll", "standard")
+    for heading, read in (("Follows own teacher ↑", Run.follows), ("Diversity kept", Run.kept)):
+        share = study.share(model, read) if model in study.methods else None
+        row[heading] = DASH if share is None else percent(share)
+    return {**row, "n": str(len(scored))}
 
 
 def comparison_chart(found: Sequence[StudyRuns], look: Looks) -> Chart:

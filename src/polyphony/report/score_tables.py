@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from polyphony import metrics
 from polyphony._util.text import count, counted, duration
 from polyphony.report.paper import printed
 from polyphony.report.paper_tables import paper_row
-from polyphony.report.tables import DASH, Cell, PageTable, number, share, slug
+from polyphony.report.tables import DASH, Cell, PageTable, by, number, share, slug
 from polyphony.report.verdict import megabytes, percent
 from polyphony.runs.predictions import CORRUPTED
 from polyphony.runs.rows import CorruptedScore, FactorDistance, Latency, UnknownScore, headings
 from polyphony.runs.run import Run
-from polyphony.runs.scores import (
-    HEADINGS,
-    TEACHERS,
-    BySeed,
-    by_shared_seeds,
-    differ,
-    mean_text,
-)
+from polyphony.runs.scores import HEADINGS, TEACHERS, BySeed, by_shared_seeds, differ, mean_text
 from polyphony.runs.store import damaged
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
@@ -99,18 +92,20 @@ def price_table(run: Run) -> PageTable:
 
 
 def _price_row(run: Run, model: str, batches: Sequence[int]) -> dict[str, str]:
-    """A model's cells by heading."""
     price, times = run.price(model), run.times_one_teacher(model)
-    by_batch = {batch: run.price(model, batch) for batch in batches}
+    by_batch = {f"ms, {counted(batch, 'image')}": run.price(model, batch) for batch in batches}
+    taught, mine = sum(run.seconds(TEACHERS)[: run.members]), run.seconds(model)
+    seconds = taught if model == TEACHERS else fmean(mine or [0.0])
     return {
         "Model": label(run, model),
         "Form": _form(run, model),
         "Members": str(run.members_of(model)),
         "Parameters": count(run.params(model)),
         "File": megabytes(price.bytes) if price and price.bytes else DASH,
-        **{f"ms, {counted(batch, 'image')}": _milliseconds(row) for batch, row in by_batch.items()},
+        **{heading: f"{row.milliseconds:.3g}" if row else DASH for heading, row in by_batch.items()},
         "× one teacher": f"{times:.2f}" if times else DASH,
-        **_training(run, model),
+        "Training": duration(seconds) if mine else DASH,
+        "× teachers": f"{seconds / taught:.2f}" if mine and taught else DASH,
     }
 
 
@@ -121,23 +116,9 @@ def _form(run: Run, model: str) -> str:
     return form.words or form.label
 
 
-def _milliseconds(row: Latency | None) -> str:
-    return f"{row.milliseconds:.3g}" if row else DASH
-
-
-def _training(run: Run, model: str) -> dict[str, str]:
-    taught, mine = run.seconds(TEACHERS)[: run.members], run.seconds(model)
-    if not mine:
-        return {"Training": DASH, "× teachers": DASH}
-    seconds = sum(taught) if model == TEACHERS else fmean(mine)
-    return {"Training": duration(seconds), "× teachers": f"{seconds / sum(taught):.2f}" if taught else DASH}
-
-
-def members_table(run: Run) -> list[PageTable]:
-    """How members differ, and whom they follow; empty if no model has members."""
+def members_table(run: Run) -> PageTable:
+    """How members differ, and whom they follow; without rows if no model has members."""
     varied = [name for name in run.methods if run.members_of(name) > 1 or run.mean(name, "kld").mean]
-    if not varied:
-        return []
     caption = (
         "Members on test images, means over seeds. Follows own teacher: how much closer (KL) member j is to"
         " teacher j than to the other teachers; 0 %: no teacher in particular, 100 %: exact copies. Diversity"
@@ -146,8 +127,8 @@ def members_table(run: Run) -> list[PageTable]:
         " images: rank correlation of the disagreement with the teachers’, image by image. Factors: how far"
         " apart the members’ rank-one factors are, as a share of their norm."
     )
-    body = [_members_row(run, model) for model in (TEACHERS, *varied)]
-    return [PageTable.from_rows("members", caption, body)]
+    body = [_members_row(run, model) for model in (TEACHERS, *varied)] if varied else []
+    return PageTable.from_rows("members", caption, body)
 
 
 def _members_row(run: Run, model: str) -> dict[str, str]:
@@ -173,71 +154,60 @@ def label(run: Run, model: str) -> str:
 
 
 def unknown_tables(run: Run) -> list[PageTable]:
-    """For each set of unknown classes, how well each model tells it from test images, by entropy."""
-    names = dict.fromkeys(row.unknown for row in run.table(UnknownScore))
-    return [_unknown(run, name) for name in names]
+    """For each set of unknown classes, how well each model separates it from test images."""
+    tables = []
+    for name, rows in by(run.table(UnknownScore), "unknown").items():
+        mine = by(rows, "model")
+        body = [_unknown_row(model, mine[model]) for model in run.models if model in mine]
+        caption = (
+            f"Telling {name} (unknown: the positive class) from test images: by the entropy or the confidence"
+            " of the mean prediction, the members’ mutual information, or the energy or the maximum of their"
+            " mean logits; mean ± s.d. over seeds. Bold: the best score of a model on validation images and a"
+            " fifth of the unknown ones, in most seeds."
+        )
+        tables.append(PageTable.from_rows(f"unknown-{slug(name)}", caption, body))
+    return tables
 
 
-def _unknown(run: Run, name: str) -> PageTable:
-    rows = [row for row in run.table(UnknownScore) if row.unknown == name]
-    body: list[list[Cell | str]] = []
-    for model in run.models:
-        if mine := [row for row in rows if row.model == model]:
-            body.append([model, *(_told_apart(mine, by, column) for by, column in _UNKNOWN)])
-    caption = (
-        f"Telling {name} (unknown: the positive class) from test images: by the entropy or the confidence of"
-        " the mean prediction, the members’ mutual information, or the energy or the maximum of their mean"
-        " logits; mean ± s.d. over seeds. Bold: the best score of a model on validation images and a fifth"
-        " of the unknown ones, in most seeds."
-    )
-    return PageTable.of(f"unknown-{slug(name)}", caption, ["Model", *_UNKNOWN.values()], body)
-
-
-def _told_apart(rows: Sequence[UnknownScore], by: str, column: str) -> Cell:
-    values = [getattr(row, column) for row in rows if row.score == by]
-    best = Counter(row.score for row in rows if row.best).most_common(1)
-    text = mean_text(column, metrics.mean_sd(values)) if values else DASH
-    return Cell(text, best=column == "auroc" and [by] == [score for score, _ in best])
+def _unknown_row(model: str, rows: Sequence[UnknownScore]) -> dict[str, Cell | str]:
+    row: dict[str, Cell | str] = {"Model": model}
+    best = [score for score, _ in Counter(each.score for each in rows if each.best).most_common(1)]
+    for (score, column), heading in _UNKNOWN.items():
+        values = [getattr(each, column) for each in rows if each.score == score]
+        text = mean_text(column, metrics.mean_sd(values)) if values else DASH
+        row[heading] = Cell(text, best=column == "auroc" and best == [score])
+    return row
 
 
 def corrupted_tables(run: Run) -> list[PageTable]:
     """For each corrupted data set, the mean over all corruptions and severities of each model's scores."""
-    names = dict.fromkeys(row.data for row in run.table(CorruptedScore))
-    return [_corrupted(run, name) for name in names]
+    return [_corrupted(run, name, rows) for name, rows in by(run.table(CorruptedScore), "data").items()]
 
 
-def _corrupted(run: Run, name: str) -> PageTable:
-    rows = [row for row in run.table(CorruptedScore) if row.data == name]
-    official = _is_official(run, name, _conditions(run, rows))
-    body: list[list[Cell | str]] = []
-    for model in run.models:
+def _corrupted(run: Run, name: str, rows: Sequence[CorruptedScore]) -> PageTable:
+    official, mine = _is_official(run, name, rows), by(rows, "model")
+    body: list[dict[str, Cell | str]] = []
+    for model in [model for model in run.models if model in mine]:
         theirs = paper_row(run, model, "standard", "corrupted") if official else None
-        if mine := [row for row in rows if row.model == model]:
-            cells = [Cell(_over_all(mine, c), paper=printed(theirs, c)) for c in _CORRUPTED]
-            body.append([model, *cells])
+        seeds = by(mine[model], "seed").values()
+        row: dict[str, Cell | str] = {"Model": model}
+        for column, heading in _CORRUPTED.items():
+            means = [fmean(getattr(each, column) for each in seed) for seed in seeds]
+            row[heading] = Cell(mean_text(column, metrics.mean_sd(means)), paper=printed(theirs, column))
+        body.append(row)
     caption = f"{name}: mean over all corruptions and severities, as predicted; mean ± s.d. over seeds."
-    return PageTable.of(f"corrupted-{slug(name)}", caption, ["Model", *_CORRUPTED.values()], body)
+    return PageTable.from_rows(f"corrupted-{slug(name)}", caption, body)
 
 
-def _conditions(run: Run, rows: Sequence[CorruptedScore]) -> set[tuple[str, int]]:
-    """The corruptions and severities; raises unless every model and seed has a score for each."""
-    found = {(row.corruption, row.severity) for row in rows}
-    for (model, _), scored in Counter((row.model, row.seed) for row in rows).items():
-        if scored != len(found):
-            why = f"it has {scored} scores of a seed of {model}, not {len(found)}"
+def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
+    """Whether all published images were predicted, as in the paper: no regenerated ones, no limit.
+
+    Raises if a model has no score for a corruption and severity that others have.
+    """
+    conditions = by(rows, "corruption", "severity")
+    for (model, _), scored in by(rows, "model", "seed").items():
+        if len(scored) != len(conditions):
+            why = f"it has {len(scored)} scores of a seed of {model}, not {len(conditions)}"
             raise damaged(run.folder / CorruptedScore.file, why)
-    return found
-
-
-def _is_official(run: Run, name: str, conditions: Iterable[tuple[str, int]]) -> bool:
-    """Whether all published images were predicted, as in the paper: no regenerated ones, no limit."""
     splits = (f"{CORRUPTED}{name}-{kind}-{severity}" for kind, severity in conditions)
     return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)
-
-
-def _over_all(rows: Sequence[CorruptedScore], column: str) -> str:
-    """A model's score over its seeds, each a mean over corruptions and severities."""
-    seeds: dict[int | None, list[float]] = {}
-    for row in rows:
-        seeds.setdefault(row.seed, []).append(getattr(row, column))
-    return mean_text(column, metrics.mean_sd([fmean(each) for each in seeds.values()]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
-from polyphony.report.tables import DASH, PageTable, number, share, slug
+from polyphony.report.tables import DASH, PageTable, by, number, share, slug
 from polyphony.report.verdict import chosen
 from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, UnlabelledKld
 from polyphony.runs.run import Run
@@ -16,13 +17,14 @@ MOST_GROUPS = 20  # rows of a table of classes or groups
 _BY = {"doubt": "confidence", "entropy": "entropy", "mutual_information": "mutual information"}
 
 
-def selective_table(run: Run) -> list[PageTable]:
+def selective_table(run: Run) -> PageTable:
     """Error rates at chosen coverages by confidence, and the uncertainty that validation images prefer."""
     rows = [row for row in run.table(SelectiveScore) if row.calibration == "calibrated"]
     body = []
     for model in run.models if rows else ():
         scored = run.scored(model)
-        best = best_uncertainty([row for row in rows if (row.model, row.split) == (model, "valid")])
+        valid = by((row for row in rows if (row.model, row.split) == (model, "valid")), "score")
+        areas = {score: fmean(row.aurc for row in each) for score, each in valid.items()}
         body.append(
             {
                 "Model": model,
@@ -33,7 +35,7 @@ def selective_table(run: Run) -> list[PageTable]:
                 "AURC ↓": number([row.aurc for row in scored], 4),
                 "excess AURC ↓": number([row.excess_aurc for row in scored], 4),
                 "AUROC of errors ↑": number([row.error_auroc for row in scored], 3),
-                "best order": _BY.get(best or "", DASH),
+                "best order": _BY.get(min(areas, key=areas.__getitem__, default=""), DASH),
             }
         )
     caption = (
@@ -41,15 +43,7 @@ def selective_table(run: Run) -> list[PageTable]:
         " error rate among the 80 % of images with the highest confidence. Excess AURC: AURC minus that of"
         " the best possible order. Best order: the uncertainty with the lowest AURC on validation images."
     )
-    return [PageTable.from_rows("selective", caption, body)] if body else []
-
-
-def best_uncertainty(rows: Iterable[SelectiveScore]) -> str | None:
-    """The uncertainty with the lowest mean AURC over seeds; None without rows."""
-    areas: dict[str, list[float]] = {}
-    for row in rows:
-        areas.setdefault(row.score, []).append(row.aurc)
-    return min(areas, key=lambda score: fmean(areas[score]), default=None)
+    return PageTable.from_rows("selective", caption, body)
 
 
 def set_tables(run: Run) -> list[PageTable]:
@@ -57,7 +51,7 @@ def set_tables(run: Run) -> list[PageTable]:
     rows = run.table(SetScore)
     if not rows:
         return []
-    wanted = sorted({row.wanted for row in rows})
+    wanted = sorted(by(rows, "wanted"))
     return [
         _sets(run, rows, wanted),
         *(table for each in wanted for table in _sets_by_class(run, rows, each)),
@@ -65,13 +59,13 @@ def set_tables(run: Run) -> list[PageTable]:
 
 
 def _sets(run: Run, rows: Sequence[SetScore], wanted: Sequence[float]) -> PageTable:
+    of_all = by((row for row in rows if row.label is None), "model", "score", "wanted")
     body = []
     for model in run.models:
-        for score in dict.fromkeys(row.score for row in rows):
-            mine = [row for row in rows if (row.model, row.score, row.label) == (model, score, None)]
+        for score in by(rows, "score"):
             cells = {"Model": model, "sets": score.upper()}
             for each in wanted:
-                at = [row for row in mine if row.wanted == each]
+                at = of_all.get((model, score, each), [])
                 cells[f"coverage at {each:.0%}"] = share([row.coverage for row in at])
                 cells[f"size at {each:.0%} ↓"] = number([row.size for row in at])
                 cells[f"empty at {each:.0%}"] = share([row.empty for row in at])
@@ -88,29 +82,22 @@ def _sets(run: Run, rows: Sequence[SetScore], wanted: Sequence[float]) -> PageTa
 
 def _sets_by_class(run: Run, rows: Sequence[SetScore], wanted: float) -> list[PageTable]:
     mine = [row for row in rows if (row.score, row.wanted) == ("lac", wanted) and row.label is not None]
-    by_label: dict[str, list[SetScore]] = {}
-    for row in mine:
-        by_label.setdefault(str(row.label), []).append(row)
-    labels, words = lowest(by_label, lambda row: row.coverage)
-    cells: dict[str, Callable[[list[SetScore]], str]] = {
+    labels, words = lowest(by(mine, "label"), lambda row: row.coverage)
+    cells = by(mine, "label", "model")
+    texts: dict[str, Callable[[list[SetScore]], str]] = {
         "coverage": lambda found: share(row.coverage for row in found),
         "size": lambda found: number(row.size for row in found),
     }
     tables = []
-    for what, text in cells.items():
-        body = [
-            [label, *(text([row for row in by_label[label] if row.model == model]) for model in run.models)]
-            for label in labels
-        ]
+    for what, text in texts.items():
+        body = [[label, *(text(cells.get((label, model), [])) for model in run.models)] for label in labels]
         caption = f"LAC sets at {wanted:.0%} by class: {what}, means over seeds.{words}"
         name = f"sets-{round(100 * wanted)}-{what}"
         tables.append(PageTable.of(name, caption, ["Class", *run.models], body))
     return tables
 
 
-def lowest(
-    groups: dict[str, list[SetScore]] | dict[str, list[GroupedScore]], read: Callable[..., float]
-) -> tuple[list[str], str]:
+def lowest(groups: Mapping[str, Sequence[Any]], read: Callable[[Any], float]) -> tuple[list[str], str]:
     """The groups that a table shows, in their order, and a sentence if some are left out."""
     ranked = sorted(groups, key=lambda group: fmean(map(read, groups[group])))[:MOST_GROUPS]
     words = f" Only the {MOST_GROUPS} lowest of {len(groups)} are shown." if len(groups) > MOST_GROUPS else ""
@@ -119,21 +106,15 @@ def lowest(
 
 def group_tables(run: Run) -> list[PageTable]:
     """The student chosen on validation images on each class, and on each group that the user named."""
-    rows, student = run.table(GroupedScore), chosen(run)
-    return [
-        _groups(student, by, rows) for by in dict.fromkeys(row.by for row in rows if row.model == student)
-    ]
+    student = chosen(run)
+    kinds = by(run.table(GroupedScore), "by").items()
+    models = [(kind, by(rows, "model")) for kind, rows in kinds]
+    return [_groups(student, kind, mine) for kind, mine in models if student in mine]
 
 
-def _groups(student: str, by: str, rows: Sequence[GroupedScore]) -> PageTable:
-    groups: dict[str, list[GroupedScore]] = {}
-    baselines = [
-        {row.group: row.acc for row in rows if (row.model, row.by) == (model, by)}
-        for model in (TEACHERS, BEST_TEACHER)
-    ]
-    for row in rows:
-        if (row.model, row.by) == (student, by):
-            groups.setdefault(row.group, []).append(row)
+def _groups(student: str, kind: str, models: Mapping[str, Sequence[GroupedScore]]) -> PageTable:
+    groups = by(models[student], "group")
+    baselines = [{row.group: row.acc for row in models.get(model, ())} for model in (TEACHERS, BEST_TEACHER)]
     shown, words = lowest(groups, lambda row: row.acc)
     body = [
         [
@@ -148,12 +129,21 @@ def _groups(student: str, by: str, rows: Sequence[GroupedScore]) -> PageTable:
         for group in shown
     ]
     caption = (
-        f"{student} on test images by {by}, calibrated, means over seeds, beside the accuracy of the"
+        f"{student} on test images by {kind}, calibrated, means over seeds, beside the accuracy of the"
         " teachers and of the best one alone."
         f" Confusion: the most frequent error and its count.{words}"
     )
-    header = [by, "images", "accuracy ↑", "teachers ↑", "best teacher ↑", "ECE ↓", "confidence", "confusion"]
-    return PageTable.of(f"groups-{slug(by)}", caption, header, body)
+    header = [
+        kind,
+        "images",
+        "accuracy ↑",
+        "teachers ↑",
+        "best teacher ↑",
+        "ECE ↓",
+        "confidence",
+        "confusion",
+    ]
+    return PageTable.of(f"groups-{slug(kind)}", caption, header, body)
 
 
 def _confusion(rows: Sequence[GroupedScore]) -> str:
@@ -166,10 +156,15 @@ def _confusion(rows: Sequence[GroupedScore]) -> str:
     return f"{label} → {answer} ({times:.0f})"
 
 
-def unlabelled_table(run: Run) -> list[PageTable]:
+def unlabelled_table(run: Run) -> PageTable:
     """How far the teachers disagree on images without labels."""
     body = [
-        [f"{row.n:,} images", f"{row.kld:.3f}", f"{row.valid_kld:.3f}", f"{row.kld / row.valid_kld:.0%}"]
+        {
+            "Without labels": f"{row.n:,} images",
+            "mean-KLD": f"{row.kld:.3f}",
+            "mean-KLD, validation": f"{row.valid_kld:.3f}",
+            "share": f"{row.kld / row.valid_kld:.0%}",
+        }
         for row in run.table(UnlabelledKld)
         if row.valid_kld
     ]
@@ -178,5 +173,4 @@ def unlabelled_table(run: Run) -> list[PageTable]:
         " share: they reveal little disagreement, as training images do. Above 100 %: they differ from the"
         " validation images."
     )
-    header = ["Without labels", "mean-KLD", "mean-KLD, validation", "share"]
-    return [PageTable.of("unlabelled", caption, header, body)] if body else []
+    return PageTable.from_rows("unlabelled", caption, body)
