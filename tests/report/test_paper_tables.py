@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from polyphony.recipe import read_recipe
+from polyphony.data import Augmentation
+from polyphony.recipe import Schedule, read_recipe
 from polyphony.report.paper import EXPERIMENTS, PaperExperiments, experiments_of, paper_rows, tuning
 
 BE4 = "cifar10-resnet32-be4"
@@ -152,12 +153,54 @@ def test_coarse_classes_are_not_the_papers():
     assert experiments("cifar100-wrn28x10-be4", "data.coarse=true") == ()
 
 
+R32 = {"kind": "resnet", "depth": 32, "width": 16}
+WIDE = {width: {"kind": "wide_resnet", "depth": 28, "widen": width} for width in (2, 5, 10)}
+# The settings of the paper's appendix. Data: validation images, padding, and the teachers' schedule.
+DATA = {
+    "cifar10": (5000, 4, {"epochs": 200, "batch": 512, "learning_rate": 0.4, "weight_decay": 4e-4}),
+    "cifar100": (5000, 4, {"epochs": 300, "batch": 256, "learning_rate": 0.2, "weight_decay": 5e-4}),
+    "tinyimagenet": (10000, 8, {"epochs": 300, "batch": 512, "learning_rate": 0.4, "weight_decay": 5e-4}),
+}
+AT_4, AT_1 = ({"alpha": 0.9, "temperature": t, "step_size": 1 / 255} for t in (4, 1))
+RESNET = {"epochs": 250, "weight_decay": 4e-4, **AT_4}
+CROSS = {"batch": 64, "learning_rate": 0.05, "weight_decay": 5e-4, **AT_1}
+END2 = {f"cifar10-resnet32-end2-{m}": ("cifar10", m, R32, R32, "dirichlet", {}) for m in (4, 8, 16, 32)}
+# data, members, the teachers' network, the student's network and form, and its settings that are stated
+APPENDIX: dict[str, tuple[str, int, dict[str, Any], dict[str, Any], str, dict[str, float]]] = {
+    BE4: ("cifar10", 4, R32, R32, "batch_ensemble", {"batch": 128, "learning_rate": 0.1, **RESNET}),
+    "cifar10-resnet32-be8": (
+        "cifar10", 8, R32, R32, "batch_ensemble", {"batch": 64, "learning_rate": 0.05, **RESNET}
+    ),
+    "cifar100-wrn28x10-be4": ("cifar100", 4, WIDE[10], WIDE[10], "batch_ensemble", CROSS),
+    "cifar100-wrn28x2-be4": ("cifar100", 4, WIDE[10], WIDE[2], "batch_ensemble", CROSS),
+    "cifar100-wrn28x5-be4": ("cifar100", 4, WIDE[10], WIDE[5], "batch_ensemble", CROSS),
+    "tinyimagenet-wrn28x5-be4": ("tinyimagenet", 4, WIDE[10], WIDE[5], "batch_ensemble", CROSS),
+    "cifar100-wrn28x10-mimo3": ("cifar100", 3, WIDE[10], WIDE[10], "mimo", AT_1),
+    **END2,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "cifar10-resnet32-adversarial"])
-def test_the_shipped_recipes_are_the_papers_experiments(name: str):
-    """Their settings were copied from the paper's appendix apart from those here."""
-    found = experiments_of(read_recipe(name))
+def test_the_shipped_recipes_have_the_settings_of_the_papers_appendix(name: str):
+    recipe = read_recipe(name)
+    experiment = {"cifar10-resnet32-adversarial": BE4}.get(name, name)
+    data, members, teacher, student, form, settings = APPENDIX[experiment]
+    valid, pad, schedule = DATA[data]
+    assert (recipe.data.name, recipe.data.valid, recipe.members) == (data, valid, members)
+    assert recipe.data.augment == Augmentation(pad=pad, flip=True)
+    whole = (recipe.data.limit, recipe.data.per_class, recipe.data.test, recipe.data.resolution)
+    assert not any(whole)
+    assert recipe.teachers.network_of(0).model_dump() == teacher
+    assert recipe.student_network.model_dump() == student
+    assert EXPERIMENTS[experiment].form == form
+    assert set(EXPERIMENTS[experiment].stated) == set(settings)
+    for part, stated in ((recipe.teachers, schedule), (recipe.student, settings)):
+        assert {key: getattr(part, key) for key in stated} == stated
+        for key in ("optimizer", "momentum", "schedule", "warm_up", "clip"):
+            assert getattr(part, key) == Schedule.model_fields[key].default
+    found = experiments_of(recipe)
     assert found is not None
-    assert name in (*found.names, "cifar10-resnet32-adversarial")
+    assert experiment in found.names
     assert found.departures == ()
 
 

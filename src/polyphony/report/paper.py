@@ -6,15 +6,12 @@ WRN-28x2 students repeats the standard one, and the Brier scores of its comparis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any
 
-from polyphony.data import Augmentation
-from polyphony.metrics import MeanSd
-from polyphony.recipe import NetworkTable, Recipe, Schedule
+from polyphony.recipe import Recipe, Schedule, read_recipe, shipped
 from polyphony.recipe.points import text_of
 from polyphony.runs.rows import Kind, from_csv
 
@@ -50,23 +47,22 @@ class Tuning:
     acc: str
     nll: str
 
-    def mean(self, column: str) -> MeanSd:
-        """The number in a column."""
-        mean, _, sd = getattr(self, column).partition(" ± ")
-        return MeanSd(self.n, float(mean), float(sd or "nan"))
-
 
 @dataclass(frozen=True)
 class Experiment:
-    """The settings of one of the paper's experiments; `student_training` has only those that it states."""
+    """An experiment of the paper: a shipped recipe, and the settings of its student that the paper states."""
 
-    data: str
-    members: int
-    teacher: dict[str, Any]
-    student: dict[str, Any]
+    name: str
     words: str
-    student_training: dict[str, float]
-    form: str = BATCH_ENSEMBLE
+    stated: Collection[str]
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return read_recipe(shipped()[self.name], code=False)
+
+    @property
+    def form(self) -> str:
+        return self.recipe.form_table(next(iter(self.recipe.methods))).label
 
 
 @dataclass(frozen=True)
@@ -83,75 +79,34 @@ class PaperExperiments:
         """The paper's row of a method and a form of student; `table` is "corrupted" for corrupted inputs."""
         for row in paper_rows():
             here = (row.method, row.calibration) == (method, calibration) and row.experiment in self.names
-            of_form = method == "teachers" or EXPERIMENTS[row.experiment].form == form
             in_table = row.table == table if table else row.table != "corrupted"
-            if here and of_form and in_table:
+            if here and in_table and (method == "teachers" or EXPERIMENTS[row.experiment].form == form):
                 return row
         return None
 
 
-def _schedule(batch: int, learning_rate: float, weight_decay: float) -> dict[str, float]:
-    return {"batch": batch, "learning_rate": learning_rate, "weight_decay": weight_decay}
-
-
-def _distillation(temperature: float) -> dict[str, float]:
-    return {"alpha": 0.9, "temperature": temperature, "step_size": 1 / 255}
-
-
-_TEACHER_TRAINING = {
-    "cifar10": {"epochs": 200, **_schedule(512, 0.4, 4e-4)},
-    "cifar100": {"epochs": 300, **_schedule(256, 0.2, 5e-4)},
-    "tinyimagenet": {"epochs": 300, **_schedule(512, 0.4, 5e-4)},
-}
-_SHOWN = {  # how many images are for validation, and by how much others are padded before a crop
-    "cifar10": (5000, 4),
-    "cifar100": (5000, 4),
-    "tinyimagenet": (10000, 8),
-}
-_OPTIMISED = (
-    "optimizer",
-    "momentum",
-    "schedule",
-    "warm_up",
-    "clip",
-)  # of which ours by default are the paper's
-_R32 = {"kind": "resnet", "depth": 32}
-
-
-def _wide(widen: int) -> dict[str, Any]:
-    return {"kind": "wide_resnet", "depth": 28, "widen": widen}
-
-
-def _resnet(members: int, batch: int, learning_rate: float) -> Experiment:
-    words = f"ResNet-32 on CIFAR-10, {members} members"
-    student = {"epochs": 250, **_schedule(batch, learning_rate, 4e-4), **_distillation(4)}
-    return Experiment("cifar10", members, _R32, _R32, words, student)
-
-
-def _cross(data: str, widen: int, words: str) -> Experiment:
-    student = {**_schedule(64, 0.05, 5e-4), **_distillation(1)}
-    return Experiment(data, 4, _wide(10), _wide(widen), f"{words}, 4 members", student)
-
-
-def _endd(members: int) -> Experiment:
-    words = f"EnD² from {members} ResNet-32 on CIFAR-10"
-    return Experiment("cifar10", members, _R32, _R32, words, {}, "dirichlet")
-
-
-_MIMO = "MIMO of WideResNet-28x10 on CIFAR-100, 3 members"
-_FROM = "from WideResNet-28x10 on"
-EXPERIMENTS = {
-    "cifar10-resnet32-be4": _resnet(4, 128, 0.1),
-    "cifar10-resnet32-be8": _resnet(8, 64, 0.05),
-    "cifar100-wrn28x10-be4": _cross("cifar100", 10, "WideResNet-28x10 on CIFAR-100"),
-    "cifar100-wrn28x2-be4": _cross("cifar100", 2, f"WideResNet-28x2 {_FROM} CIFAR-100"),
-    "cifar100-wrn28x5-be4": _cross("cifar100", 5, f"WideResNet-28x5 {_FROM} CIFAR-100"),
-    "tinyimagenet-wrn28x5-be4": _cross("tinyimagenet", 5, f"WideResNet-28x5 {_FROM} TinyImageNet"),
-    "cifar100-wrn28x10-mimo3": Experiment(
-        "cifar100", 3, _wide(10), _wide(10), _MIMO, _distillation(1), "mimo"
+_SCHEDULE = ("epochs", "batch", "learning_rate", "weight_decay")
+_DISTILLATION = ("alpha", "temperature", "step_size")
+_ALL = (*_SCHEDULE, *_DISTILLATION)
+_ALL_BUT_EPOCHS = _ALL[1:]
+_OPTIMISER = ("optimizer", "momentum", "schedule", "warm_up", "clip")
+_WIDE = "from WideResNet-28x10 on"
+_EXPERIMENTS = (
+    Experiment("cifar10-resnet32-be4", "ResNet-32 on CIFAR-10, 4 members", _ALL),
+    Experiment("cifar10-resnet32-be8", "ResNet-32 on CIFAR-10, 8 members", _ALL),
+    Experiment("cifar100-wrn28x10-be4", "WideResNet-28x10 on CIFAR-100, 4 members", _ALL_BUT_EPOCHS),
+    Experiment("cifar100-wrn28x2-be4", f"WideResNet-28x2 {_WIDE} CIFAR-100, 4 members", _ALL_BUT_EPOCHS),
+    Experiment("cifar100-wrn28x5-be4", f"WideResNet-28x5 {_WIDE} CIFAR-100, 4 members", _ALL_BUT_EPOCHS),
+    Experiment(
+        "tinyimagenet-wrn28x5-be4", f"WideResNet-28x5 {_WIDE} TinyImageNet, 4 members", _ALL_BUT_EPOCHS
     ),
-    **{f"cifar10-resnet32-end2-{members}": _endd(members) for members in (4, 8, 16, 32)},
-}
+    Experiment("cifar100-wrn28x10-mimo3", "MIMO of WideResNet-28x10 on CIFAR-100, 3 members", _DISTILLATION),
+    *(
+        Experiment(f"cifar10-resnet32-end2-{members}", f"EnD² from {members} ResNet-32 on CIFAR-10", ())
+        for members in (4, 8, 16, 32)
+    ),
+)
+EXPERIMENTS = {each.name: each for each in _EXPERIMENTS}
 _ALSO = {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}  # recipes that are part of an experiment
 _OTHERWISE = {
     "epochs": "the {who} train for {ours} epochs, not {theirs}",
@@ -169,7 +124,7 @@ def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -
 
     Settings in `free` are not compared.
     """
-    found = {key: departures(recipe, experiment, free) for key, experiment in EXPERIMENTS.items()}
+    found = {key: _departures(recipe, experiment, free) for key, experiment in EXPERIMENTS.items()}
     same = tuple(key for key, different in found.items() if not different)
     if same:
         return PaperExperiments(same, "; ".join(EXPERIMENTS[key].words for key in same))
@@ -178,48 +133,43 @@ def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -
     return PaperExperiments((name,), EXPERIMENTS[name].words, found[name]) if name in found else None
 
 
-def departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) -> tuple[str, ...]:
+def _departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) -> tuple[str, ...]:
     """The differences between a recipe and an experiment of the paper, in a few words each."""
-    data, teachers = recipe.data, [recipe.teachers.network_of(j) for j in range(recipe.members)]
+    data, theirs = recipe.data, experiment.recipe
+    networks = [recipe.teachers.network_of(j) for j in range(recipe.members)]
     forms = [recipe.form_table(name) for name in recipe.methods]
     wrong = {
-        f"the data are not {experiment.data}": data.name != experiment.data,
+        f"the data are not {theirs.data.name}": data.name != theirs.data.name,
         "only a part of the data is used": data.limit or data.per_class or data.test,
         "the images are resized": data.resolution,
         "the classes are the coarse ones": data.coarse,
-        "other images are for validation": data.valid not in (None, _SHOWN[experiment.data][0]),
-        "the augmentation is another": data.augment
-        != Augmentation(pad=_SHOWN[experiment.data][1], flip=True),
-        f"there are {recipe.members} members": recipe.members != experiment.members,
-        "the teachers are another network": not all(_is(each, experiment.teacher) for each in teachers),
-        "the student is another network": not _is(recipe.student_network, experiment.student),
+        "other images are for validation": data.valid not in (None, theirs.data.valid),
+        "the augmentation is another": data.augment != theirs.data.augment,
+        f"there are {recipe.members} members": recipe.members != theirs.members,
+        "the teachers are another network": any(each != theirs.teachers.network_of(0) for each in networks),
+        "the student is another network": recipe.student_network != theirs.student_network,
         "the student is of another form": experiment.form not in {form.label for form in forms},
         "the members start otherwise": any(getattr(form, "factor_std", None) is not None for form in forms),
         "the students start from a teacher": any(map(recipe.starts_from_teacher, recipe.methods)),
-        "the students' optimiser or its schedule is another": _optimised_otherwise(recipe.student),
-        "the teachers were trained elsewhere": not isinstance(recipe.teachers, Schedule),
     }
     found = [words for words, holds in wrong.items() if holds]
     if isinstance(recipe.teachers, Schedule):
-        found += ["the teachers' optimiser or its schedule is another"] * _optimised_otherwise(
-            recipe.teachers
-        )
-        found += _otherwise("teachers", recipe.teachers, _TEACHER_TRAINING[experiment.data], free)
-    found += _otherwise("students", recipe.student, experiment.student_training, free)
-    return tuple(found)
+        found += _otherwise("teachers", recipe.teachers, theirs.teachers, {*_SCHEDULE} - {*free})
+    else:
+        found.append("the teachers were trained elsewhere")
+    return (*found, *_otherwise("students", recipe.student, theirs.student, {*experiment.stated} - {*free}))
 
 
-def _otherwise(who: str, ours: Schedule, theirs: Mapping[str, float], free: Collection[str]) -> list[str]:
+def _otherwise(who: str, ours: Schedule, theirs: object, compared: Collection[str]) -> list[str]:
     """The settings of a training that are not the paper's."""
-    return [
-        _OTHERWISE[key].format(who=who, ours=text_of(getattr(ours, key), key), theirs=text_of(value, key))
-        for key, value in theirs.items()
-        if key not in free and getattr(ours, key) != value
-    ]
-
-
-def _optimised_otherwise(ours: Schedule) -> bool:
-    return any(getattr(ours, key) != Schedule.model_fields[key].default for key in _OPTIMISED)
+    found = []
+    if any(getattr(ours, key) != getattr(theirs, key) for key in _OPTIMISER):
+        found.append(f"the {who}' optimiser or its schedule is another")
+    for key, words in _OTHERWISE.items():
+        mine, papers = getattr(ours, key, None), getattr(theirs, key, None)
+        if key in compared and mine != papers:
+            found.append(words.format(who=who, ours=text_of(mine, key), theirs=text_of(papers, key)))
+    return found
 
 
 def printed(row: PaperRow | None, column: str) -> str:
@@ -241,9 +191,3 @@ def tuning() -> tuple[Tuning, ...]:
 
 def _read(name: str, kind: type[Kind]) -> tuple[Kind, ...]:
     return tuple(from_csv(files("polyphony.report").joinpath(name).read_text(encoding="utf-8"), kind))
-
-
-def _is(network: NetworkTable, wanted: Mapping[str, Any]) -> bool:
-    # A ResNet's usual width is not among what the paper says.
-    same = all(getattr(network, key, None) == value for key, value in wanted.items())
-    return same and getattr(network, "width", 16) == 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyphony.report.paper import (
     BATCH_ENSEMBLE,
     EXPERIMENTS,
@@ -11,21 +13,18 @@ from polyphony.report.paper import (
     paper_rows,
     tuning,
 )
-from polyphony.report.tables import Cell, PageTable
+from polyphony.report.tables import DASH, Cell, PageTable
 from polyphony.runs.rows import Score
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, HEADINGS, TEACHERS, mean_of, mean_text
 
-_ENDD = ("acc", "nll", "bs", "ece")
 _NAMES = {"endd": "EnD²", "confods": "KD + ConfODS into BatchEnsemble"}
 
 
 def paper_row(run: Run, model: str, calibration: str, table: str | None = None) -> PaperRow | None:
     """The paper's row of a model, if it has one: none where a method changes the student's settings."""
     paper, recipe = experiments_of(run.recipe), run.recipe
-    if paper is None:
-        return None
-    if model == BEST_TEACHER:
+    if paper is None or model == BEST_TEACHER:
         return None
     if model == TEACHERS:
         return paper.row(model, calibration, table)
@@ -45,47 +44,43 @@ def paper_tables(run: Run) -> list[PageTable]:
     names = paper.names if paper else ()
     tuned = [cell for cell in tuning() if cell.experiment in names]
     against_endd = any(name.startswith("cifar10-resnet32") for name in names)
-    return [*([tuning_table(run, tuned)] if tuned else []), *([endd_table(run)] if against_endd else [])]
+    return [_tuning_table(run, tuned), *([_endd_table(run)] if against_endd else [])]
 
 
-def tuning_table(run: Run, cells: list[Tuning]) -> PageTable:
-    """Validation scores of plain distillation for every α and τ that the paper tried."""
+def _tuning_table(run: Run, cells: list[Tuning]) -> PageTable:
     caption = (
         "Plain distillation on validation images, for every α and τ that the paper tried: ACC, and NLL at the"
         " temperature fitted there. The small numbers are the paper's; ours stand where this run has them."
     )
-    header = ["Setting", HEADINGS["acc"], HEADINGS["nll"], "n, paper"]
-    return PageTable.of("paper-tuning", caption, header, [_tuning_row(run, cell) for cell in cells])
+    return PageTable.from_rows("paper-tuning", caption, [_tuning_row(run, cell) for cell in cells])
 
 
-def _tuning_row(run: Run, cell: Tuning) -> list[Cell | str]:
+def _tuning_row(run: Run, cell: Tuning) -> dict[str, Cell | str]:
     settings = {name: run.recipe.distillation(name) for name in _methods_of(run, BATCH_ENSEMBLE, "clean")}
     at = (cell.alpha, cell.temperature)
     ours = [name for name, each in settings.items() if each and (each.alpha, each.temperature) == at]
     scores = run.scored(ours[0], "valid") if ours else []
-    both = [Cell(_ours(scores, column), paper=getattr(cell, column)) for column in ("acc", "nll")]
-    return [f"α = {cell.alpha:g}, τ = {cell.temperature:g}", *both, str(cell.n)]
+    setting = f"α = {cell.alpha:g}, τ = {cell.temperature:g}"
+    return {"Setting": setting, **_beside(scores, cell, ("acc", "nll")), "n, paper": str(cell.n)}
 
 
-def endd_table(run: Run) -> PageTable:
-    """The paper's comparison with EnD², for every number of teachers."""
+def _endd_table(run: Run) -> PageTable:
     caption = (
         "Ensemble distribution distillation (EnD²) against this method, by the number of teachers: test"
         " scores at the temperature fitted on validation (the paper's BS are as predicted). The"
         " small numbers are the paper's, each of one training; ours stand where this run has them."
     )
-    header = ["Teachers, student", *(HEADINGS[column] for column in _ENDD)]
     rows = [_endd_row(run, row) for row in paper_rows() if row.table == "endd"]
-    return PageTable.of("paper-endd", caption, header, rows)
+    return PageTable.from_rows("paper-endd", caption, rows)
 
 
-def _endd_row(run: Run, row: PaperRow) -> list[Cell | str]:
-    teachers = EXPERIMENTS[row.experiment].members
+def _endd_row(run: Run, row: PaperRow) -> dict[str, Cell | str]:
+    teachers = EXPERIMENTS[row.experiment].recipe.members
     wanted = ("dirichlet", "clean") if row.method == "endd" else (BATCH_ENSEMBLE, row.method)
     same = [name for name in _methods_of(run, *wanted) if paper_row(run, name, row.calibration)]
     scores = run.scored(same[0]) if same and run.members == teachers else []
-    cells = [Cell(_ours(scores, column), paper=getattr(row, column)) for column in _ENDD]
-    return [f"{teachers}, {_NAMES[row.method]}", *cells]
+    student = f"{teachers}, {_NAMES[row.method]}"
+    return {"Teachers, student": student, **_beside(scores, row, ("acc", "nll", "bs", "ece"))}
 
 
 def _methods_of(run: Run, form: str, perturbation: str) -> list[str]:
@@ -93,5 +88,11 @@ def _methods_of(run: Run, form: str, perturbation: str) -> list[str]:
     return [name for name in run.methods_with(perturbation) if run.recipe.form_table(name).label == form]
 
 
-def _ours(scores: list[Score], column: str) -> str:
-    return mean_text(column, mean_of(scores, column)) if scores else "–"
+def _beside(scores: list[Score], paper: PaperRow | Tuning, columns: Sequence[str]) -> dict[str, Cell | str]:
+    """Our scores with the paper's beside them, by heading."""
+    return {
+        HEADINGS[column]: Cell(
+            mean_text(column, mean_of(scores, column)) if scores else DASH, paper=getattr(paper, column)
+        )
+        for column in columns
+    }

@@ -17,12 +17,11 @@ from polyphony.report.paper import PaperExperiments, Tuning, experiments_of, tun
 from polyphony.report.provenance import provenance
 from polyphony.report.style import TEXT, Ink, assign
 from polyphony.report.sweep_run import OTHER, SYMBOLS, SweepRun, Tried, in_words
-from polyphony.report.tables import Cell, Numbers, PageTable
+from polyphony.report.tables import DASH, Cell, Numbers, PageTable
 from polyphony.report.verdict import Verdict
 from polyphony.runs.scores import HEADINGS, JUDGE, mean_text
 
 MOST_ROWS = 40  # points in the page's table; sweep.csv has them all
-_COLUMNS = ("acc", "bs", "ece", "kld")
 _TITLE = "Where the best point is"
 _LABELS = {"alpha": "weight α", "temperature": "temperature τ", "step_size": "step size η"}
 _MARGINS = Margins(left=64.0, bottom=44.0)  # for three digits
@@ -40,21 +39,26 @@ def sweep_report(run: SweepRun) -> Report:
     paper = experiments_of(run.recipe, run.asked.recipe, free=PARAMETERS)  # α, τ and η are each point's own
     printed = [cell for cell in tuning() if paper and cell.experiment in paper.names]
     section = Section("Points", "points", [sweep_map(run), sweep_table(run, printed)])
+    teachers = "" if run.teachers_nll is None else f" The teachers have {run.teachers_nll:.3f}."
+    sentence = (
+        f"Of {len(run.tried)} points, {run.best.words} has the lowest calibrated NLL on validation images:"
+        f" {mean_text('nll', run.best.nll)}.{teachers}"
+    )
     html = render(
         "sweep.html",
         title=f"{run.asked.recipe}: sweep of {run.method}",
-        subtitle=subtitle(run),
-        verdict=Verdict(_sentence(run), (), (), {}),
+        subtitle=_subtitle(run),
+        verdict=Verdict(sentence, (), (), {}),
         notes=notes(run),
         line=run.line(run.best),
         sections=[section],
-        paper=paper_note(run, paper) if paper and printed else "",
+        paper=_paper_note(run, paper) if paper and printed else "",
         provenance=provenance(run),
     )
     return Report(html, section.shown)
 
 
-def subtitle(run: SweepRun) -> str:
+def _subtitle(run: SweepRun) -> str:
     """What was done, in a line under the title."""
     how = "proposed by optuna" if run.is_search else "of a grid"
     fixed = in_words({k: v for k, v in run.best.settings.items() if k not in run.varied})
@@ -63,17 +67,32 @@ def subtitle(run: SweepRun) -> str:
     return f"{run.recipe.data.label}: {points} {how}, {seeds} each{constant}."
 
 
-def _sentence(run: SweepRun) -> str:
-    teachers = "" if run.teachers_nll is None else f" The teachers have {run.teachers_nll:.3f}."
-    return (
-        f"Of {len(run.tried)} points, {run.best.words} has the lowest calibrated NLL on validation images:"
-        f" {mean_text('nll', run.best.nll)}.{teachers}"
-    )
+def _paper_note(run: SweepRun, paper: PaperExperiments) -> str:
+    """How far the paper's numbers are about the same thing."""
+    other = [] if run.perturbation(run.best.name) == "clean" else [f"here {run.method} was swept"]
+    departures = "; ".join([*other, *paper.departures])
+    only = f" They are for orientation only: {departures}." if departures else ""
+    return f"The paper’s numbers are of plain distillation, {paper.words}.{only}"
 
 
 def notes(run: SweepRun) -> list[str]:
     """What qualifies the best point, and what to do next."""
-    return [_level(run), *_own(run), *_edges(run), _by_standard(run), *_diverged(run), _UNSEEN]
+    said, own, best = [_level(run)], run.own, run.best
+    if own is best:
+        said.append("The recipe is at the best point already.")
+    elif own:
+        gain = own.nll.mean - best.nll.mean
+        said.append(f"The recipe as it is, {own.words}, has {mean_text('nll', own.nll)}: {gain:.3f} more.")
+    said += _edges(run)
+    standard = min(run.tried, key=lambda each: each.scores[OTHER]["nll"].mean)
+    if standard is best:
+        said.append("It also has the lowest NLL without temperature scaling.")
+    else:
+        value = mean_text("nll", standard.scores[OTHER]["nll"])
+        said.append(f"Without temperature scaling the best point is {standard.words} ({value}).")
+    if run.diverged:
+        said.append(f"Left out, because the loss became NaN: {', '.join(run.diverged)}.")
+    return [*said, _UNSEEN]
 
 
 def _level(run: SweepRun) -> str:
@@ -84,16 +103,6 @@ def _level(run: SweepRun) -> str:
     named = "; ".join(each.words for each in run.close[:4])
     more = f"; and {len(run.close) - 4} more" if len(run.close) > 4 else ""
     return f"Within one standard deviation of it: {named}{more}."
-
-
-def _own(run: SweepRun) -> list[str]:
-    own = run.own
-    if own is None:
-        return []
-    if own is run.best:
-        return ["The recipe is at the best point already."]
-    gain = own.nll.mean - run.best.nll.mean
-    return [f"The recipe as it is, {own.words}, has {mean_text('nll', own.nll)}: {gain:.3f} more."]
 
 
 def _edges(run: SweepRun) -> list[str]:
@@ -111,21 +120,6 @@ def _edges(run: SweepRun) -> list[str]:
     return said
 
 
-def _by_standard(run: SweepRun) -> str:
-    other = min(run.tried, key=lambda each: each.scores[OTHER]["nll"].mean)
-    if other is run.best:
-        return "It also has the lowest NLL without temperature scaling."
-    value = mean_text("nll", other.scores[OTHER]["nll"])
-    return f"Without temperature scaling the best point is {other.words} ({value})."
-
-
-def _diverged(run: SweepRun) -> list[str]:
-    return [f"Left out, because the loss became NaN: {', '.join(run.diverged)}."] if run.diverged else []
-
-
-# The table
-
-
 def sweep_table(run: SweepRun, printed: list[Tuning]) -> PageTable:
     """The points, best first, with the paper's numbers beside those it has."""
     rest = f", the best {MOST_ROWS} of {len(run.ranked)}" if len(run.ranked) > MOST_ROWS else ""
@@ -134,36 +128,23 @@ def sweep_table(run: SweepRun, printed: list[Tuning]) -> PageTable:
         " are at the temperature fitted on these images, except the standard NLL and mean-KLD. Bold: within"
         " one standard deviation of the best."
     )
-    nll, *others = (HEADINGS[column] for column in ("nll", *_COLUMNS))
-    header = ["", *SYMBOLS.values(), nll, f"standard {nll}", *others]
     rows = [_row(run, place, each, printed) for place, each in enumerate(run.ranked[:MOST_ROWS], 1)]
-    return PageTable.of("sweep", caption, header, rows)
+    return PageTable.from_rows("sweep", caption, rows)
 
 
-def _row(run: SweepRun, place: int, each: Tried, printed: list[Tuning]) -> list[Cell | str]:
+def _row(run: SweepRun, place: int, each: Tried, printed: list[Tuning]) -> dict[str, Cell | str]:
     at = (each.settings["alpha"], each.settings["temperature"])
     theirs = next((cell for cell in printed if (cell.alpha, cell.temperature) == at), None)
-    close = each is run.best or each in run.close
-    acc, *others = (mean_text(column, each.scores[JUDGE][column]) for column in _COLUMNS)
-    return [
-        str(place),
-        *(text_of(value, name) or "–" for name, value in each.settings.items()),
-        Cell(mean_text("nll", each.nll), close, theirs.nll if theirs else ""),
-        mean_text("nll", each.scores[OTHER]["nll"]),
-        Cell(acc, paper=theirs.acc if theirs else ""),
-        *others,
-    ]
-
-
-def paper_note(run: SweepRun, paper: PaperExperiments) -> str:
-    """How far the paper's numbers are about the same thing."""
-    other = [] if run.perturbation(run.best.name) == "clean" else [f"here {run.method} was swept"]
-    departures = "; ".join([*other, *paper.departures])
-    only = f" They are for orientation only: {departures}." if departures else ""
-    return f"The paper’s numbers are of plain distillation, {paper.words}.{only}"
-
-
-# The map
+    close, nll = each is run.best or each in run.close, HEADINGS["nll"]
+    texts = {column: mean_text(column, score) for column, score in each.scores[JUDGE].items()}
+    return {
+        "": str(place),
+        **{SYMBOLS[name]: text_of(value, name) or DASH for name, value in each.settings.items()},
+        nll: Cell(texts["nll"], close, theirs.nll if theirs else ""),
+        f"standard {nll}": mean_text("nll", each.scores[OTHER]["nll"]),
+        HEADINGS["acc"]: Cell(texts["acc"], paper=theirs.acc if theirs else ""),
+        **{HEADINGS[column]: texts[column] for column in ("bs", "ece", "kld")},
+    }
 
 
 def sweep_map(run: SweepRun) -> Chart | Absent:
@@ -175,7 +156,8 @@ def sweep_map(run: SweepRun) -> Chart | Absent:
     now = " The diamond is where the recipe is now." if run.own else ""
     reading = f"Calibrated NLL on validation images, mean over seeds{shade}. The ring is the best point.{now}"
     ink = assign([(run.method, run.perturbation(run.best.name))])[run.method].ink
-    panels = _grid(run, ink) if grid else _slices(run, ink)
+    slices = [Panel("", partial(_slice, run=run, name=name, ink=ink), 1.4, _MARGINS) for name in run.varied]
+    panels = _grid(run, ink) if grid else slices
     return Chart("sweep-map", _TITLE, reading, panels, _numbers(run))
 
 
@@ -186,11 +168,6 @@ def _numbers(run: SweepRun) -> Numbers:
         scores = [each.nll.mean, each.nll.sd, other.mean, other.sd, each.nll.n]
         rows.append([each.name, *each.settings.values(), *scores])
     return Numbers(["point", *PARAMETERS, "nll", "nll_sd", "standard_nll", "standard_nll_sd", "n"], rows)
-
-
-def _slices(run: SweepRun, ink: Ink) -> list[Panel]:
-    """A panel for each parameter: the NLL of every point over its value."""
-    return [Panel("", partial(_slice, run=run, name=name, ink=ink), 1.4, _MARGINS) for name in run.varied]
 
 
 def _slice(axes: Axes, *, run: SweepRun, name: str, ink: Ink) -> None:

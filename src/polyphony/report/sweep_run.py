@@ -10,6 +10,7 @@ from pathlib import Path
 from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.recipe.points import PARAMETERS, Value, text_of, toml
+from polyphony.report.tables import by
 from polyphony.runs.rows import SweepScore, TeacherScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.scores import JUDGE, TEACHERS
@@ -65,7 +66,6 @@ class SweepRun(Run):
 
     @property
     def method(self) -> str:
-        """The method that was swept."""
         return self.asked.method
 
     @property
@@ -76,17 +76,17 @@ class SweepRun(Run):
     @cached_property
     def tried(self) -> list[Tried]:
         """All points that have scores, in the order of the file."""
-        rows: dict[str, list[SweepScore]] = {}
-        for row in self.table(SweepScore):
-            rows.setdefault(row.model, []).append(row)
-        for name, each in rows.items():
-            if not {JUDGE, OTHER} <= {row.calibration for row in each}:
+        points = []
+        for name, rows in by(self.table(SweepScore), "model").items():
+            kinds = by(rows, "calibration")
+            if not {JUDGE, OTHER} <= kinds.keys():
                 raise damaged(self.folder / SweepScore.file, f"{name} lacks a calibration")
-        return [_tried(name, each) for name, each in rows.items()]
+            settings = {parameter: getattr(rows[0], parameter) for parameter in PARAMETERS}
+            points.append(Tried(name, settings, {kind: _scores(kinds[kind]) for kind in (JUDGE, OTHER)}))
+        return points
 
     @cached_property
     def methods(self) -> list[str]:
-        """The names of the points."""
         return [each.name for each in self.tried]
 
     @cached_property
@@ -154,14 +154,8 @@ def in_words(settings: dict[str, Value]) -> str:
     return ", ".join(f"{SYMBOLS[name]} {text_of(value, name)}" for name, value in _set(settings).items())
 
 
-def _tried(name: str, rows: Sequence[SweepScore]) -> Tried:
-    settings = {parameter: getattr(rows[0], parameter) for parameter in PARAMETERS}
-    scores = {}
-    for kind in (JUDGE, OTHER):
-        mine = [row for row in rows if row.calibration == kind]
-        columns = {name: [getattr(row, name) for row in mine] for name in headings(SweepScore)}
-        scores[kind] = {name: metrics.mean_sd(values) for name, values in columns.items()}
-    return Tried(name, settings, scores)
+def _scores(rows: Sequence[SweepScore]) -> dict[str, MeanSd]:
+    return {name: metrics.mean_sd([getattr(row, name) for row in rows]) for name in headings(SweepScore)}
 
 
 def _set(settings: dict[str, Value]) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
@@ -52,44 +52,38 @@ def chosen(run: Run) -> str:
 
 
 def _sentence(run: Run, name: str) -> str:
-    cost = _times(run, name) or f"{percent(_size(run, name))} of the teachers’ parameters"
-    said = f"{name}, at {cost}, has a calibrated NLL of {_nll(run, name)} on test images."
-    return f"{said} {_rivals(run)}.{_errors(run, name)}"
+    """What the student costs and is worth, beside one teacher and all teachers."""
+    times, together = run.times_one_teacher(name), _nll(run, TEACHERS)
+    cost = f"{_size(run, name)} of the teachers’ parameters"
+    if times is not None:
+        cost = f"{times:.1f}× the latency of one teacher"
+    rivals = f"All {run.members} teachers together have {together}"
+    if run.members == 1:
+        rivals = f"Its one teacher has {together}"
+    elif run.baseline:
+        one = f"Your best single network has {_nll(run, BEST_TEACHER)}"
+        rivals = f"{one}, all {run.members} teachers together have {together}"
+    own = f"{name}, at {cost}, has a calibrated NLL of {_nll(run, name)} on test images."
+    return f"{own} {rivals}.{_errors(run, name)}"
 
 
 def _errors(run: Run, name: str) -> str:
     """ "At 80 % coverage it makes 14 % fewer errors than your best single network." """
     mine, theirs = ([row.error_80 for row in run.scored(each)] for each in (name, run.baseline or ""))
-    if not mine or not theirs or None in (*mine, *theirs):
+    known = [[error for error in errors if error is not None] for errors in (mine, theirs)]
+    if not all(known) or None in (*mine, *theirs) or not any(known[1]):
         return ""
-    one = statistics.fmean(error for error in theirs if error is not None)
-    if one == 0:
-        return ""
-    share = statistics.fmean(error for error in mine if error is not None) / one - 1
+    share = statistics.fmean(known[0]) / statistics.fmean(known[1]) - 1
     word = "fewer" if share < 0 else "more"
     return f" At 80 % coverage it makes {percent(abs(share))} {word} errors than your best single network."
-
-
-def _rivals(run: Run) -> str:
-    """ "Your best single network has 0.412, all 4 teachers together have 0.378" """
-    together = _nll(run, TEACHERS)
-    if run.members == 1:
-        return f"Its one teacher has {together}"
-    one = f"Your best single network has {_nll(run, BEST_TEACHER)}, all" if run.baseline else "All"
-    return f"{one} {run.members} teachers together have {together}"
 
 
 def _nll(run: Run, model: str) -> str:
     return f"{run.mean(model, 'nll').mean:.3f}"
 
 
-def _size(run: Run, name: str) -> float:
-    return run.params(name) / run.params(TEACHERS)
-
-
-def _times(run: Run, name: str) -> str:
-    times = run.times_one_teacher(name)
-    return "" if times is None else f"{times:.1f}× the latency of one teacher"
+def _size(run: Run, name: str) -> str:
+    return percent(run.params(name) / run.params(TEACHERS))
 
 
 def percent(share: float) -> str:
@@ -112,7 +106,7 @@ def _price(run: Run, name: str) -> Headline:
     mine, one, times = run.price(name), run.price(run.baseline or ""), run.times_one_teacher(name)
     if mine is None or one is None or times is None:
         meaning = f"of the teachers’ parameters: {run.params(name):,} of {run.params(TEACHERS):,}"
-        return Headline("Price", percent(_size(run, name)), meaning)
+        return Headline("Price", _size(run, name), meaning)
     speed = f"{mine.milliseconds:.3g} ms against {one.milliseconds:.3g} ms"
     if mine.bytes and one.bytes:
         speed += f"; file {megabytes(mine.bytes)} against {megabytes(one.bytes)}"
@@ -128,7 +122,9 @@ def megabytes(size: int) -> str:
 def _following(run: Run, name: str) -> Headline:
     share = run.follows(name)
     if share is None:
-        return Headline("Follows its teachers", "–", _without_teachers(run, name))
+        why = "it has no member for each teacher, or the teachers do not disagree"
+        why = "it is one network without members" if run.members_of(name) == 1 else why
+        return Headline("Follows its teachers", "–", why)
     meaning = f"of the way from no teacher in particular ({percent(0)}) to exact copies ({percent(1)})"
     return Headline("Follows its teachers", percent(share), f"{meaning}{_kept(run, name)}")
 
@@ -139,52 +135,38 @@ def _kept(run: Run, name: str) -> str:
     return "" if kept is None else f"; it keeps {percent(kept)} of the teachers’ diversity"
 
 
-def _without_teachers(run: Run, name: str) -> str:
-    if run.members_of(name) == 1:
-        return "it is one network without members"
-    return "it has no member for each teacher, or the teachers do not disagree"
-
-
 # Notes
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The student with the lowest NLL, and the students that it is not clearly better than."""
+def standing(nlls: Mapping[str, BySeed]) -> tuple[str, MeanSd, list[str]]:
+    """The student with the lowest NLL, that NLL, and the students that it is not clearly better than.
 
-    best: str
-    nll: MeanSd
-    level: tuple[str, ...]
-
-    @classmethod
-    def of(cls, nlls: Mapping[str, BySeed]) -> Standing:
-        """From NLLs by method and seed; only seeds that all methods have count."""
-        nlls = by_shared_seeds(nlls)
-        means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
-        best = min(means, key=lambda name: means[name].mean)
-        others = [name for name in nlls if name != best]
-        return cls(best, means[best], tuple(name for name in others if not differ(nlls[best], nlls[name])))
+    Only seeds that all students have count.
+    """
+    nlls = by_shared_seeds(nlls)
+    means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
+    best = min(means, key=lambda name: means[name].mean)
+    level = [name for name in nlls if name != best and not differ(nlls[best], nlls[name])]
+    return best, means[best], level
 
 
 def _certainty(run: Run, name: str) -> list[str]:
     """How certain the order of the students is, and that of the chosen one and the best teacher."""
-    standing = Standing.of({method: run.by_seed(method, "nll") for method in run.methods})
-    if standing.nll.n == 1:
+    best, nll, level = standing({method: run.by_seed(method, "nll") for method in run.methods})
+    if nll.n == 1:
         return [ONCE]
     said = []
     if run.baseline:
         nlls, one = run.by_seed(name, "nll").values(), run.mean(run.baseline, "nll").mean
         ahead = f"{sum(nll < one for nll in nlls)} of {len(nlls)} seeds"
         said.append(f"{name} is better than your best network in {ahead}.")
-    return [*said, *([_order(standing)] if len(run.methods) > 1 else [])]
-
-
-def _order(standing: Standing) -> str:
-    interval = f"the 95 % interval of the difference, paired over {standing.nll.n} seeds,"
-    best = f"On test images {standing.best} has the lowest NLL ({mean_text('nll', standing.nll)})"
-    if standing.level:
-        return f"{best}, but is not clearly better than {listed(standing.level)}: {interval} includes zero."
-    return f"{best} and is clearly better than every other student: {interval} excludes zero."
+    if len(run.methods) > 1:
+        interval = f"the 95 % interval of the difference, paired over {nll.n} seeds,"
+        order = f" and is clearly better than every other student: {interval} excludes zero."
+        if level:
+            order = f", but is not clearly better than {listed(level)}: {interval} includes zero."
+        said.append(f"On test images {best} has the lowest NLL ({mean_text('nll', nll)}){order}")
+    return said
 
 
 def _worse(run: Run) -> list[str]:
@@ -229,26 +211,22 @@ def is_alike(run: Run, name: str) -> bool:
 
 def _student(run: Run, name: str) -> str:
     """One sentence: its quality beside one teacher's, and its members."""
-    return f"{_beside_one(run, name)}; {_of_members(run, name)}."
-
-
-def _beside_one(run: Run, name: str) -> str:
-    one = run.baseline
-    if one is None:
-        dee = run.dee(name)
-        return f"NLL {_nll(run, name)}" + (f", worth {dee.text} teachers (DEE)" if dee else "")
-    word = "Worse" if is_worse(run, name) else "Better"
-    return f"{word} than your best network (NLL {_nll(run, name)} against {_nll(run, one)})"
+    word, dee = "Worse" if is_worse(run, name) else "Better", run.dee(name)
+    quality = f"NLL {_nll(run, name)}" + (f", worth {dee.text} teachers (DEE)" if dee else "")
+    if run.baseline:
+        nlls = f"NLL {_nll(run, name)} against {_nll(run, run.baseline)}"
+        quality = f"{word} than your best network ({nlls})"
+    return f"{quality}; {_of_members(run, name)}."
 
 
 def _of_members(run: Run, name: str) -> str:
-    tests: Sequence[tuple[Callable[[], bool], str]] = (
-        (lambda: run.members_of(name) == 1, "one network without members"),
-        (lambda: run.perturbation(name) is None, "trained on labels alone, so its members follow no teacher"),
-        (lambda: is_alike(run, name), "its members are almost alike"),
-        (lambda: run.follows(name) is None, f"{run.members_of(name)} members"),
-    )
-    for holds, words in tests:
-        if holds():
-            return words
-    return f"its members follow their own teachers by {percent(run.follows(name) or 0.0)}{_kept(run, name)}"
+    members, share = run.members_of(name), run.follows(name)
+    if members == 1:
+        return "one network without members"
+    if run.perturbation(name) is None:
+        return "trained on labels alone, so its members follow no teacher"
+    if is_alike(run, name):
+        return "its members are almost alike"
+    if share is None:
+        return f"{members} members"
+    return f"its members follow their own teachers by {percent(share)}{_kept(run, name)}"
