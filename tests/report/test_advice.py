@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from polyphony import metrics
-from polyphony.report.advice import advice, uncalibrated, undertrained, visible_disagreement
 from polyphony.report.chart import Chart
 from polyphony.report.figures.diversity import shown_by_temperature
+from polyphony.report.verdict import advice, uncalibrated, undertrained, visible_disagreement
 from polyphony.runs.run import Run
 
 

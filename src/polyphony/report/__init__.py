@@ -16,30 +16,24 @@ __all__ = ["Run", "comparison", "report_of", "write_report"]
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of one run or sweep, or of several compared; where it was written.
+    """Write the page of one run or sweep, or of several runs compared, and its figures; returns its path.
 
-    One run: RUN/report.html unless `out` is given, and RUN/figures/*. Several: report.html here unless `out`
-    is given, and figures/* beside it. Raises StoreError, in one sentence, for a folder that is not an
+    The page is RUN/report.html, or ./report.html for several runs, unless `out` is given. Figures go to
+    RUN/figures, or to figures beside the page for several runs. Raises StoreError for a folder that is not an
     evaluated run.
     """
-    if len(folders) == 1:
-        return _write(_report(folders[0]), out or folders[0] / "report.html", folders[0])
-    page = out or Path("report.html")
-    return _write(_compared(folders), page, page.parent)
-
-
-def _report(folder: Path) -> Report:
-    return sweep_report(SweepRun.open(folder)) if SweepRun.holds(folder) else report_of(Run.open(folder))
-
-
-def _compared(folders: Sequence[Path]) -> Report:
-    for folder in filter(SweepRun.holds, folders):
-        raise StoreError(f"{folder} is a sweep, which has no test scores to compare: report it by itself")
-    return comparison([Run.open(folder) for folder in folders])
-
-
-def _write(report: Report, page: Path, folder: Path) -> Path:
+    page = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    report = _report(folders)
     for name, data in report.files().items():
-        write_whole(folder / "figures" / name, data)
+        write_whole((folders[0] if len(folders) == 1 else page.parent) / "figures" / name, data)
     write_whole(page, report.html.encode())
     return page
+
+
+def _report(folders: Sequence[Path]) -> Report:
+    sweeps = [folder for folder in folders if SweepRun.holds(folder)]
+    if len(folders) == 1:
+        return sweep_report(SweepRun.open(sweeps[0])) if sweeps else report_of(Run.open(folders[0]))
+    if sweeps:
+        raise StoreError(f"{sweeps[0]} is a sweep, which has no test scores to compare: report it by itself")
+    return comparison([Run.open(folder) for folder in folders])

@@ -133,26 +133,14 @@ class Chart:
         return () if any(panel.legend for panel in self.panels) else self.legend
 
     def figure(self) -> Figure:
-        """All panels side by side, at most four in a row, with a legend, for a file."""
-        across = min(4, len(self.panels))
-        down = math.ceil(len(self.panels) / across)
-        columns, foot = self._legend_room(across * self.width)
-        margins = replace(self.panels[0].margins, top=_TITLE)
-        height = self.width / min(panel.aspect for panel in self.panels) + _TITLE
-        with matplotlib.rc_context(_SETTINGS):
-            figure = Figure((across * self.width / _POINTS, (down * height + foot) / _POINTS))
-            for place, panel in enumerate(self.panels):
-                row, column = divmod(place, across)
-                corner = (column * self.width, foot + (down - 1 - row) * height)
-                axes = figure.add_axes(margins.box(corner, self.width, height, figure))
-                panel.draw(axes)
-                axes.set_title(panel.title)
-            if self.legend:
-                handles = [
-                    Line2D([], [], **look.mark, label=look.label, markersize=5) for look in self.legend
-                ]
-                figure.legend(handles=handles, loc="lower center", ncols=columns)
-            return figure
+        """All panels side by side, at most four in a row, with titles and a legend, for a file."""
+        columns, foot = self._legend_room(min(4, len(self.panels)) * self.width)
+        figure = self._drawn(self.panels, _TITLE, foot)
+        if self.legend:
+            with matplotlib.rc_context(_SETTINGS):
+                marks = [Line2D([], [], **look.mark, label=look.label, markersize=5) for look in self.legend]
+                figure.legend(handles=marks, loc="lower center", ncols=columns)
+        return figure
 
     def _legend_room(self, width: float) -> tuple[int, float]:
         """How many entries of the legend fit into a row of a file, and how high all rows are, in points."""
@@ -162,12 +150,21 @@ class Chart:
         columns = max(1, min(len(self.legend), int(width / entry)))
         return columns, _LEGEND + 17.0 * (math.ceil(len(self.legend) / columns) - 1)
 
-    def drawing(self, panel: Panel) -> Figure:
-        """One panel without its title, which the page writes as text."""
-        height = self.width / panel.aspect
+    def _drawn(self, panels: Sequence[Panel], title: float = 0.0, foot: float = 0.0) -> Figure:
+        """Panels above a foot; `title` is the height of a panel's title, in points (default: no titles)."""
+        across = min(4, len(panels))
+        down = math.ceil(len(panels) / across)
+        margins = replace(panels[0].margins, top=title or panels[0].margins.top)
+        height = self.width / min(panel.aspect for panel in panels) + title
         with matplotlib.rc_context(_SETTINGS):
-            figure = Figure((self.width / _POINTS, height / _POINTS))
-            panel.draw(figure.add_axes(panel.margins.box((0.0, 0.0), self.width, height, figure)))
+            figure = Figure((across * self.width / _POINTS, (down * height + foot) / _POINTS))
+            for place, panel in enumerate(panels):
+                row, column = divmod(place, across)
+                corner = (column * self.width, foot + (down - 1 - row) * height)
+                axes = figure.add_axes(margins.box(corner, self.width, height, figure))
+                panel.draw(axes)
+                if title:
+                    axes.set_title(panel.title)
             return figure
 
     def drawings(self) -> list[tuple[Panel, Markup]]:
@@ -175,7 +172,7 @@ class Chart:
         found = []
         for place, panel in enumerate(self.panels):
             label = f"{self.title}: {panel.title}" if panel.title else self.title
-            found.append((panel, for_page(svg(self.drawing(panel), f"{self.name}-{place}"), label)))
+            found.append((panel, _for_page(svg(self._drawn([panel]), f"{self.name}-{place}"), label)))
         return found
 
     def files(self) -> dict[str, bytes]:
@@ -210,7 +207,7 @@ def svg(figure: Figure, salt: str, background: str = "none") -> str:
     return re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONTS, drawn)
 
 
-def for_page(drawn: str, label: str) -> Markup:
+def _for_page(drawn: str, label: str) -> Markup:
     """An SVG document as an element of an HTML page."""
     element = drawn[drawn.index("<svg") :]
     element = re.sub(r' id="(?![mpDC][0-9a-f]{6,})[^"]*"', "", element)

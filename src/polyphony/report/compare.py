@@ -40,13 +40,17 @@ def comparison(runs: Sequence[Run]) -> Report:
         tables=tables,
         charts=charts,
         warnings=_warnings(found),
-        runs=[(_named(study, run), one_line(run), provenance(run)) for study in found for run in study.runs],
+        runs=[
+            (
+                f"{study.name}: {run.folder}" if len(study.runs) > 1 else study.name,
+                one_line(run),
+                provenance(run),
+            )
+            for study in found
+            for run in study.runs
+        ],
     )
     return Report(html, [*tables, *charts])
-
-
-def _named(study: StudyRuns, run: Run) -> str:
-    return f"{study.name}: {run.folder}" if len(study.runs) > 1 else study.name
 
 
 def _warnings(found: Sequence[StudyRuns]) -> list[str]:

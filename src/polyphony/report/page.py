@@ -10,7 +10,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from polyphony.report.advice import advice
 from polyphony.report.chart import Absent, Chart
 from polyphony.report.differences import run_differences
 from polyphony.report.figures.diversity import (
@@ -38,7 +37,7 @@ from polyphony.report.score_tables import (
 from polyphony.report.style import INKS, looks_of
 from polyphony.report.tables import PageTable
 from polyphony.report.trust_tables import group_tables, selective_table, set_tables, unlabelled_table
-from polyphony.report.verdict import verdict
+from polyphony.report.verdict import advice, verdict
 from polyphony.runs.run import Run
 
 Piece = Chart | PageTable | Absent

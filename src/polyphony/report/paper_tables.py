@@ -90,9 +90,5 @@ def _methods_of(run: Run, form: str, perturbation: str) -> list[str]:
 
 def _beside(scores: list[Score], paper: PaperRow | Tuning, columns: Sequence[str]) -> dict[str, Cell | str]:
     """Our scores with the paper's beside them, by heading."""
-    return {
-        HEADINGS[column]: Cell(
-            mean_text(column, mean_of(scores, column)) if scores else DASH, paper=getattr(paper, column)
-        )
-        for column in columns
-    }
+    ours = {column: mean_text(column, mean_of(scores, column)) if scores else DASH for column in columns}
+    return {HEADINGS[column]: Cell(ours[column], paper=getattr(paper, column)) for column in columns}

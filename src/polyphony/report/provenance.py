@@ -35,15 +35,13 @@ def _data(data: dict[str, Any]) -> Lines:
 
 
 def _times(run: Run) -> Lines:
-    found = {who: each for who, each in run.times().items() if each}
-    rows = [(who, _time(each)) for who, each in found.items()]
-    total = sum(sum(each) for each in found.values())
+    rows, total = [], 0.0
+    for who, seconds in run.times().items():
+        if seconds:
+            each = f", {duration(fmean(seconds))} each" if len(seconds) > 1 else ""
+            rows.append((who, f"{duration(sum(seconds))} for {counted(len(seconds), 'training')}{each}"))
+            total += sum(seconds)
     return [*rows, ("all trainings", f"{duration(total)}, one after the other")] if rows else []
-
-
-def _time(seconds: list[float]) -> str:
-    each = f", {duration(fmean(seconds))} each" if len(seconds) > 1 else ""
-    return f"{duration(sum(seconds))} for {counted(len(seconds), 'training')}{each}"
 
 
 def _adopted(run: Run) -> Lines:
@@ -54,11 +52,8 @@ def _adopted(run: Run) -> Lines:
 
 
 def _lines(values: dict[str, Any]) -> Lines:
-    return [(str(name), _text(value)) for name, value in values.items()]
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return [(name, ", ".join(map(str, each))) for name, each in lists.items()]
 
 
 def one_line(run: Run) -> str:

@@ -81,7 +81,6 @@ class Look:
 
     @property
     def colour(self) -> str:
-        """Its colour in figures."""
         return self.ink.light
 
     @property

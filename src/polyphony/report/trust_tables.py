@@ -84,13 +84,10 @@ def _sets_by_class(run: Run, rows: Sequence[SetScore], wanted: float) -> list[Pa
     mine = [row for row in rows if (row.score, row.wanted) == ("lac", wanted) and row.label is not None]
     labels, words = lowest(by(mine, "label"), lambda row: row.coverage)
     cells = by(mine, "label", "model")
-    texts: dict[str, Callable[[list[SetScore]], str]] = {
-        "coverage": lambda found: share(row.coverage for row in found),
-        "size": lambda found: number(row.size for row in found),
-    }
     tables = []
-    for what, text in texts.items():
-        body = [[label, *(text(cells.get((label, model), [])) for model in run.models)] for label in labels]
+    for what, text in (("coverage", share), ("size", number)):
+        values = {at: [getattr(row, what) for row in each] for at, each in cells.items()}
+        body = [[label, *(text(values.get((label, model), [])) for model in run.models)] for label in labels]
         caption = f"LAC sets at {wanted:.0%} by class: {what}, means over seeds.{words}"
         name = f"sets-{round(100 * wanted)}-{what}"
         tables.append(PageTable.of(name, caption, ["Class", *run.models], body))

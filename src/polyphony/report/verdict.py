@@ -1,18 +1,23 @@
-"""What came out of a run, in plain words: the one verdict that the page and the terminal show."""
+"""What came out of a run, in plain words: the verdict that page and terminal show, and the page's advice."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony._util.text import counted, listed
-from polyphony.metrics import MeanSd
+from polyphony.metrics import MeanSd, Predictions
+from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS, BySeed, by_shared_seeds, differ, mean_text
 
 ALIKE = 0.05  # of the teachers' mean-KLD: below it members count as alike
+LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
+WARM = 4.0  # the temperature that is suggested
+LEARNT = 0.95  # of the teachers' accuracy on training images
 ONCE = "Every student was trained once, so a difference between two methods may be chance."
 
 
@@ -230,3 +235,92 @@ def _of_members(run: Run, name: str) -> str:
     if share is None:
         return f"{members} members"
     return f"its members follow their own teachers by {percent(share)}{_kept(run, name)}"
+
+
+# Advice on how to distil, from the teachers' predictions on training images and from the logs
+
+
+def advice(run: Run) -> list[str]:
+    """Sentences that say what to try next."""
+    return [*visible_disagreement(run), *undertrained(run), *uncalibrated(run)]
+
+
+def visible_disagreement(run: Run) -> list[str]:
+    """How much of the teachers' disagreement training images reveal, clean and perturbed."""
+    clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
+    if clean is None or held is None or run.members == 1 or not held.mean_kld():
+        return []
+    warmth = run.recipe.student.temperature
+    share = share_shown(clean, held, warmth)
+    said = (
+        f"At temperature {warmth:g} the teachers disagree on training images {percent(share)} as much as on"
+        " validation images"
+    )
+    if share >= LITTLE:
+        sees = "most of it: try that first" if share >= ENOUGH else "part of it"
+        return [f"{said}. Plain distillation sees {sees}."]
+    said += ". Plain distillation sees little of it."
+    return [said, *_perturbed(run, held), *_warm(clean, held, warmth)]
+
+
+def _perturbed(run: Run, held: Predictions) -> Iterator[str]:
+    """What each perturbation reveals, at the temperature of its methods."""
+    for names, seen in run.moved:
+        warmths: dict[float, list[str]] = {}
+        for name in names:
+            warmths.setdefault(float(run.recipe.setting(name, "temperature")), []).append(name)
+        for warmth, alike in warmths.items():
+            share = share_shown(seen, held, warmth)
+            hint = ": a larger step would reveal more" if share < ENOUGH else ""
+            if share > MUCH:
+                hint = ": the step may be too large; try smaller ones on validation images"
+            how = f"perturbed as in {listed(alike)} (temperature {warmth:g})"
+            yield f"On images {how} it is {percent(share)}{hint}."
+
+
+def _warm(clean: Predictions, held: Predictions, warmth: float) -> list[str]:
+    warm = share_shown(clean, held, WARM)
+    if warmth >= WARM or warm < LITTLE:
+        return []
+    return [
+        f"At temperature {WARM:g} it is {percent(warm)} on clean training images. That is cheaper to try;"
+        " validation images tell which is better."
+    ]
+
+
+def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:
+    """The teachers' mean-KLD on some images as a share of that on held-out ones, both at a temperature."""
+    mine, others = (Predictions(each.logits / temperature, each.labels).mean_kld() for each in (seen, held))
+    return mine / others
+
+
+def undertrained(run: Run) -> list[str]:
+    """Which students of plain distillation have learnt their training images less than the teachers."""
+    taught = _accuracy(run, TEACHERS)
+    shares = {name: _accuracy(run, name) for name in run.methods_with("clean")}
+    behind = [f"{name} ({percent(share)})" for name, share in shares.items() if share < LEARNT * taught]
+    if not behind:
+        return []
+    return [
+        "After training, these students get fewer training images right than the teachers"
+        f" ({percent(taught)}): {listed(behind)}. Train them longer before you compare a perturbation with"
+        " them."
+    ]
+
+
+def _accuracy(run: Run, model: str) -> float:
+    """The mean training accuracy in the last epoch of a model's trainings; NaN without logs."""
+    last = [log[-1].get("acc", math.nan) for log in run.logs(model) if log]
+    return statistics.fmean(last) if last else math.nan
+
+
+def uncalibrated(run: Run) -> list[str]:
+    """Which models have a temperature at a bound of the search range, for any seed."""
+    ends = [model for (model, _), fitted in run.temperatures.items() if fitted in TEMPERATURE_BOUNDS]
+    if not ends:
+        return []
+    low, high = TEMPERATURE_BOUNDS
+    return [
+        f"The temperature fitted for {listed(list(dict.fromkeys(ends)))} is at a bound of the search range"
+        f" ({low:g} to {high:,.0f}): calibrated scores mean little there."
+    ]

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from polyphony.metrics import DirichletPredictions, DiversityBins, Predictions
-from polyphony.report.advice import share_shown
 from polyphony.report.chart import SMALL, Absent, Chart, Panel, write
 from polyphony.report.style import MUTED, TEXT, Look, looks_of
 from polyphony.report.tables import Numbers, binned
+from polyphony.report.verdict import share_shown
 from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
