@@ -216,8 +216,8 @@ def _draw(axes: Axes, *, rows: Sequence[Difference], look: Looks) -> None:
         mark = {**look[each.method].mark, "markersize": 5.5, "linestyle": ""}
         axes.errorbar(each.paired.mean, place, xerr=each.paired.half, elinewidth=1.6, **mark)
         if sets := each.over_sets:
-            thin = {"fmt": "none", "ecolor": MUTED.light, "elinewidth": 0.8, "zorder": 1}
-            axes.errorbar(sets.mean, place, xerr=sets.half, **thin)
+            thin = partial(axes.errorbar, fmt="none", ecolor=MUTED.light, elinewidth=0.8, zorder=1)
+            thin(sets.mean, place, xerr=sets.half)
     axes.axvline(0, color=MUTED.light, linewidth=1.0)
     axes.set_yticks(range(len(rows)), [each.words for each in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

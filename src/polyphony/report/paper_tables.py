@@ -44,7 +44,7 @@ def paper_tables(run: Run) -> list[PageTable]:
     names = paper.names if paper else ()
     tuned = [cell for cell in tuning() if cell.experiment in names]
     against_endd = any(name.startswith("cifar10-resnet32") for name in names)
-    return [_tuning_table(run, tuned), *([_endd_table(run)] if against_endd else [])]
+    return [*([_tuning_table(run, tuned)] if tuned else []), *([_endd_table(run)] if against_endd else [])]
 
 
 def _tuning_table(run: Run, cells: list[Tuning]) -> PageTable:

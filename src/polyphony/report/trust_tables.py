@@ -104,9 +104,8 @@ def lowest(groups: Mapping[str, Sequence[Any]], read: Callable[[Any], float]) ->
 def group_tables(run: Run) -> list[PageTable]:
     """The student chosen on validation images on each class, and on each group that the user named."""
     student = chosen(run)
-    kinds = by(run.table(GroupedScore), "by").items()
-    models = [(kind, by(rows, "model")) for kind, rows in kinds]
-    return [_groups(student, kind, mine) for kind, mine in models if student in mine]
+    kinds = {kind: by(rows, "model") for kind, rows in by(run.table(GroupedScore), "by").items()}
+    return [_groups(student, kind, models) for kind, models in kinds.items() if student in models]
 
 
 def _groups(student: str, kind: str, models: Mapping[str, Sequence[GroupedScore]]) -> PageTable:

@@ -74,11 +74,12 @@ def _sentence(run: Run, name: str) -> str:
 
 def _errors(run: Run, name: str) -> str:
     """ "At 80 % coverage it makes 14 % fewer errors than your best single network." """
-    mine, theirs = ([row.error_80 for row in run.scored(each)] for each in (name, run.baseline or ""))
-    known = [[error for error in errors if error is not None] for errors in (mine, theirs)]
-    if not all(known) or None in (*mine, *theirs) or not any(known[1]):
+    if run.baseline is None:
         return ""
-    share = statistics.fmean(known[0]) / statistics.fmean(known[1]) - 1
+    mine, one = (run.mean(model, "error_80").mean for model in (name, run.baseline))
+    if math.isnan(mine) or not one > 0:  # NaN: early runs did not measure it
+        return ""
+    share = mine / one - 1
     word = "fewer" if share < 0 else "more"
     return f" At 80 % coverage it makes {percent(abs(share))} {word} errors than your best single network."
 
@@ -128,7 +129,8 @@ def _following(run: Run, name: str) -> Headline:
     share = run.follows(name)
     if share is None:
         why = "it has no member for each teacher, or the teachers do not disagree"
-        why = "it is one network without members" if run.members_of(name) == 1 else why
+        if run.members_of(name) == 1:
+            why = "it is one network without members"
         return Headline("Follows its teachers", "–", why)
     meaning = f"of the way from no teacher in particular ({percent(0)}) to exact copies ({percent(1)})"
     return Headline("Follows its teachers", percent(share), f"{meaning}{_kept(run, name)}")
@@ -216,11 +218,11 @@ def is_alike(run: Run, name: str) -> bool:
 
 def _student(run: Run, name: str) -> str:
     """One sentence: its quality beside one teacher's, and its members."""
-    word, dee = "Worse" if is_worse(run, name) else "Better", run.dee(name)
-    quality = f"NLL {_nll(run, name)}" + (f", worth {dee.text} teachers (DEE)" if dee else "")
+    nll, dee = f"NLL {_nll(run, name)}", run.dee(name)
+    quality = f"{nll}, worth {dee.text} teachers (DEE)" if dee else nll
     if run.baseline:
-        nlls = f"NLL {_nll(run, name)} against {_nll(run, run.baseline)}"
-        quality = f"{word} than your best network ({nlls})"
+        word = "Worse" if is_worse(run, name) else "Better"
+        quality = f"{word} than your best network ({nll} against {_nll(run, run.baseline)})"
     return f"{quality}; {_of_members(run, name)}."
 
 
@@ -252,15 +254,14 @@ def visible_disagreement(run: Run) -> list[str]:
         return []
     warmth = run.recipe.student.temperature
     share = share_shown(clean, held, warmth)
-    said = (
-        f"At temperature {warmth:g} the teachers disagree on training images {percent(share)} as much as on"
-        " validation images"
-    )
+    sees = "little of it"
     if share >= LITTLE:
         sees = "most of it: try that first" if share >= ENOUGH else "part of it"
-        return [f"{said}. Plain distillation sees {sees}."]
-    said += ". Plain distillation sees little of it."
-    return [said, *_perturbed(run, held), *_warm(clean, held, warmth)]
+    said = (
+        f"At temperature {warmth:g} the teachers disagree on training images {percent(share)} as much as on"
+        f" validation images. Plain distillation sees {sees}."
+    )
+    return [said] if share >= LITTLE else [said, *_perturbed(run, held), *_warm(clean, held, warmth)]
 
 
 def _perturbed(run: Run, held: Predictions) -> Iterator[str]:

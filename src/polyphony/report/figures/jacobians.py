@@ -102,10 +102,12 @@ def _table_rows(splits: Mapping[str, Cosines], against: Mapping[str, str]) -> li
     for method, scratch in against.items():
         row = {"Method": method}
         for split, each in splits.items():
-            known, compared = method in each, method in each and method != scratch
-            area = metrics.detect(each[scratch], each[method]).auroc if compared else 0.0
-            row[f"COS, {split} ↑"] = f"{float(each[method].mean()):.3f}" if known else DASH
-            row[f"AUROC, {split} ↑"] = f"{area:.3f}" if compared else DASH
+            cosine = area = DASH
+            if method in each:
+                cosine = f"{float(each[method].mean()):.3f}"
+            if method in each and method != scratch:
+                area = f"{metrics.detect(each[scratch], each[method]).auroc:.3f}"
+            row |= {f"COS, {split} ↑": cosine, f"AUROC, {split} ↑": area}
         rows.append(row)
     return rows
 

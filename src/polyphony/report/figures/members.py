@@ -41,13 +41,12 @@ def member_predictions(run: Run) -> Chart | Absent:
     students = {name.removeprefix(_PREFIX): t for name, t in run.views.items() if name.startswith(_PREFIX)}
     said = {TEACHERS: run.views[TEACHERS], **students}
     order, look = _shown(run, students), looks_of(run)
+    aspect, margins = 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0)
     panels = []
     for place in range(min(MOST, len(images))):
         here = {look[model]: said[model][:, :, place] for model in order}
         draw = partial(_draw, image=images[place], perturbed=perturbed[place], said=here)
-        panels.append(
-            Panel(f"example {place + 1}", draw, 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0))
-        )
+        panels.append(Panel(f"example {place + 1}", draw, aspect, margins))
     which = " that have members" if all(students[name].shape[1] > 1 for name in order[1:]) else ""
     best = f" These are the {len(order) - 1} best students by NLL{which}; the file has all."
     reading = _READING + (best if len(order) < len(said) else "")
