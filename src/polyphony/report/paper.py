@@ -124,7 +124,8 @@ def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -
 
     Settings in `free` are not compared.
     """
-    found = {key: _departures(recipe, experiment, free) for key, experiment in EXPERIMENTS.items()}
+    experiments = [each for each in EXPERIMENTS.values() if each.name in shipped()]
+    found = {each.name: _departures(recipe, each, free) for each in experiments}
     same = tuple(key for key, different in found.items() if not different)
     if same:
         return PaperExperiments(same, "; ".join(EXPERIMENTS[key].words for key in same))
