@@ -393,7 +393,11 @@ def test_no_name_is_no_folder(class_folders: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("source", ["x" * 5000, "x/" * 3000 + "y.npz", "a\0b", "\udc80.npz"])
 def test_names_that_are_no_path(source: str) -> None:
-    refused("is no known data set", load, source)
+    refused("is no known data set|there is no folder", load, source)
+
+
+def test_a_path_that_does_not_exist_is_not_taken_for_a_name() -> None:
+    refused(r"^there is no folder and no \.npz file 'photos/nowhere'$", load, "photos/nowhere")
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -267,6 +267,16 @@ def test_a_few_swapped_classes_among_many_are_named(names, said, images, share):
         refuse_unfit(swap(labels, names, share), labels, "abcdefghijkl", Path("a.pt"))
 
 
+def test_swapped_classes_of_a_poor_network_are_named():
+    """The network calls half of one class by the other's name, and hardly any by its own."""
+    labels = torch.arange(6).repeat_interleave(80)
+    answers = labels.clone()
+    answers[80:160] = torch.tensor([3] * 57 + [1] * 5 + [0] * 18)
+    answers[240:320] = torch.tensor([1] * 40 + [3] * 2 + [5] * 38)
+    with pytest.raises(WeightsError, match="most often it answers 'd' for 'b' and 'b' for 'd'"):
+        refuse_unfit(answers, labels, "abcdef", Path("a.pt"))
+
+
 @pytest.mark.parametrize(
     ("names", "images", "share"),
     [

@@ -94,6 +94,8 @@ def identify(source: str) -> Dataset:
         return DATASETS[source]
     if source and there(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
         return own(Path(source))
+    if Path(source).name != source:
+        raise DataError(f"there is no folder and no .npz file {source!r}")
     hint = suggestion(source, DATASETS)
     raise DataError(f"{source!r} is no known data set and no folder or .npz file; {hint}")
 

@@ -104,7 +104,7 @@ def refuse_unfit(answers: Tensor, labels: Tensor, classes: Sequence[str], path: 
         pairs = zip(cycle, cycle[1:] + cycle[:1], strict=True)
         moves = listed([f"'{classes[called]}' for '{classes[moved]}'" for moved, called in pairs])
         raise WeightsError(
-            f"{path} has classes in another order (on most of their images it answers {moves});"
+            f"{path} has classes in another order (most often it answers {moves});"
             " order its outputs as the data's classes"
         )
 
@@ -117,14 +117,14 @@ def best_names(answers: Tensor, labels: Tensor, k: int) -> Tensor:
 
 
 def swapped(answers: Tensor, labels: Tensor, k: int) -> list[int]:
-    """Classes that form a cycle: most images of each are called by the next one's name.
+    """Classes that form a cycle: images of each are most often called by the next one's name.
 
-    Empty if there are none, if one has too few images, or if chance explains it because nobody can tell the
-    classes apart. [n], [n] → [2 or more]
+    At least twice as often as by their own. Empty if there are none, if one has too few images, or if chance
+    explains it because nobody can tell the classes apart. [n], [n] → [2 or more]
     """
     table = confusion(answers, labels, k)
     count, (most, called) = table.sum(1), table.max(1)
-    clear = (count >= FEWEST) & (2 * most > count) & (called != torch.arange(k))
+    clear = (count >= FEWEST) & (most >= 2 * table.diagonal()) & (called != torch.arange(k))
     moves = dict(zip(clear.nonzero().flatten().tolist(), called[clear].tolist(), strict=True))
     for first in moves:
         cycle = [first]
