@@ -36,7 +36,7 @@ from polyphony.serve import Student
 from polyphony.serve.description import Description
 from polyphony.serve.export import as_onnx
 from polyphony.serve.price import random_images
-from polyphony.serve.quantise import as_int8, folded_model, layers_of
+from polyphony.serve.quantise import as_int8, choices, folded_model
 
 RESULTS = Path(__file__).parent / "results" / "latency.csv"
 MEMBERS, SHAPE = 4, (3, 32, 32)
@@ -91,7 +91,7 @@ def exported(network: dict[str, object], form: dict[str, object]) -> Iterator[tu
     yield "float32", plain
     yield "float16 weights", as_onnx(made, "uint8", half=True)[0]
     folded = folded_model(onnx.load_model_from_string(plain))
-    _, nodes = next(layers_of(folded).choices())
+    _, nodes = choices(folded)[0]
     yield "int8", as_int8(folded, nodes, random_images(64, SHAPE)).SerializeToString()
 
 

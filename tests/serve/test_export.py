@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import zipfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from students import CLASSES, SHAPE, student_of
 from torch import nn
 
 from polyphony import (
@@ -30,12 +30,9 @@ from polyphony import (
     resnet,
 )
 from polyphony.recipe import foreign_table
-from polyphony.serve import ExportError, Student, export_student, int8
-from polyphony.serve.description import Description
+from polyphony.serve import ExportError, export_student, int8
 from polyphony.serve.export import metadata
 from polyphony.serve.int8 import Int8, Judged
-
-CLASSES, SHAPE = 5, (3, 8, 8)
 
 
 def network(copies: int = 1, extra: int = 0) -> nn.Module:
@@ -75,24 +72,6 @@ FORMS = {
     "dlf": lambda: LatentFactor(network(extra=4), CLASSES, 2, factors=4, draws=3),
     "proxy": lambda: extreme(Dirichlet(network(), offset=1.0)),
 }
-
-
-def student_of(ensemble, temperature=1.7) -> Student:
-    said = {
-        "network": {"kind": "resnet", "depth": 8},
-        "form": {"kind": "batch_ensemble"},
-        "members": 3,
-        "classes": ["a", "b", "c", "d", "ü"],
-        "shape": SHAPE,
-        "temperature": temperature,
-        "method": "kd",
-        "seed": 0,
-        "data": "own",
-        "recipe": "r",
-        "weights": "w",
-        "scores": {"acc": 0.5},
-    }
-    return Student(ensemble.eval(), Description.read(said, "a test"))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +131,7 @@ def test_a_file_says_nothing_of_the_folder_that_a_model_lay_in(tmp_path):
     transformers.ResNetConfig(**sizes).save_pretrained(tmp_path / "mine")
     table = foreign_table(f"transformers:{tmp_path / 'mine'}", tmp_path)
     student = student_of(Single(network()))
-    student = replace(student, description=student.description.model_copy(update={"network": table}))
+    student = student.with_description(network=table)
     said = metadata(student, "uint8")
     assert json.loads(said["network"])["config"]["hidden_sizes"] == [8]
     assert str(tmp_path) not in json.dumps(said)

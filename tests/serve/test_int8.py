@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from students import CLASSES, SHAPE, student_of
 from torch import nn
 
 from polyphony import BatchEnsemble, Hydra, LatentFactor, LoRAEnsemble, Separate, Single, Split, resnet
@@ -18,29 +19,8 @@ from polyphony.metrics import Predictions
 from polyphony.metrics.conformal import two_parts
 from polyphony.runs.samples import Samples
 from polyphony.serve import ExportError, Student
-from polyphony.serve.description import Description
+from polyphony.serve.description import Thresholds
 from polyphony.serve.int8 import Int8, may_be_slow, quantise_student
-from polyphony.serve.thresholds import Thresholds
-
-CLASSES, SHAPE = 5, (3, 8, 8)
-
-
-def student_of(ensemble) -> Student:
-    said = {
-        "network": {"kind": "resnet", "depth": 8},
-        "form": {"kind": "batch_ensemble"},
-        "members": ensemble.members,
-        "classes": ["a", "b", "c", "d", "ü"],
-        "shape": SHAPE,
-        "temperature": 1.7,
-        "method": "kd",
-        "seed": 0,
-        "data": "own",
-        "recipe": "r",
-        "weights": "w",
-        "scores": {"acc": 0.5},
-    }
-    return Student(ensemble.eval(), Description.read(said, "a test"))
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +51,15 @@ def made(student, samples) -> Int8:
     return quantise_student(student, samples)
 
 
-def test_its_answers_are_nearly_those_of_the_student(made, student, samples):
+def answers_of(made: Int8, split: Split) -> dict[str, np.ndarray]:
+    """The outputs of a file by name."""
     session = onnxruntime.InferenceSession(made.data)
-    found = dict(
-        zip(
-            [o.name for o in session.get_outputs()],
-            session.run(None, {"pixels": samples.test.images.numpy()}),
-            strict=True,
-        )
-    )
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"pixels": split.images.numpy()}), strict=True))
+
+
+def test_its_answers_are_nearly_those_of_the_student(made, student, samples):
+    found = answers_of(made, samples.test)
     expected = student.predict(samples.test.images)
     apart = np.abs(found["members"] - expected.members.numpy())
     assert 1e-4 < apart.max() < 0.1
@@ -245,9 +225,7 @@ def test_later_students_answer_in_int8_nearly_as_before(form, samples):
         ensemble(torch.rand(3, 16, *SHAPE))
     student = student_of(ensemble)
     made = quantise_student(student, samples)
-    session = onnxruntime.InferenceSession(made.data)
-    names = [each.name for each in session.get_outputs()]
-    found = dict(zip(names, session.run(None, {"pixels": samples.test.images.numpy()}), strict=True))
+    found = answers_of(made, samples.test)
     expected = student.predict(samples.test.images).members.numpy()
     assert np.ptp(expected, axis=0).max() > 0.05
     apart = np.abs(found["members"] - expected)

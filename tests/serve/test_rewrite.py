@@ -9,7 +9,7 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.helper import make_node, make_tensor_value_info
 
-from polyphony.serve.rewrite import pad_in_int8, pool_for_slices
+from polyphony.serve.quantise import pad_in_int8, pool_for_slices
 
 X = torch.randint(0, 256, (2, 3, 7, 8), dtype=torch.uint8).numpy()
 END = np.iinfo(np.int64).max

@@ -15,7 +15,7 @@ from polyphony import load_student
 from polyphony.runs.rows import SetScore, Threshold
 from polyphony.runs.store import read_table
 from polyphony.serve import AnswerError, Answers, ExportError, export_student
-from polyphony.serve.thresholds import CoverageError, Thresholds
+from polyphony.serve.description import CoverageError, Thresholds
 
 
 def test_sets_are_those_that_the_run_scored(run, student, form, images):

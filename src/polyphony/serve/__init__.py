@@ -1,8 +1,8 @@
 """A trained student as others use it: loaded, asked, exported, packed."""
 
 from polyphony.serve.export import export_student
+from polyphony.serve.graph import ExportError
 from polyphony.serve.load import load_student
 from polyphony.serve.student import AnswerError, Answers, Student
-from polyphony.serve.trace import ExportError
 
 __all__ = ["AnswerError", "Answers", "ExportError", "Student", "export_student", "load_student"]

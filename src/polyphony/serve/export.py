@@ -8,21 +8,26 @@ import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from polyphony._util.files import atomic_path
-from polyphony.serve.graph import SET, Levels
-from polyphony.serve.onnx_file import onnx_model, session
+from polyphony._util.text import extra
+from polyphony.serve.graph import OUTPUTS, SET, ExportError, Levels, one_sentence, quiet, traced
 from polyphony.serve.student import Answers, Student
-from polyphony.serve.trace import ExportError, one_sentence, quiet, traced
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
 
 BATCHES = (1, 2, 7)  # at which a file is compared with the student
 TOLERANCE = 1e-5  # of every number; a temperature below one magnifies rounding, and so this
 HALF_TOLERANCE = 1e-2  # the same of weights rounded to float16
 
-Run = Callable[[Tensor], dict[str, Tensor]]
+Run = Callable[[Tensor], dict[str, Tensor]]  # what a file answers to images, uint8 [n c h w]
 
 
 def export_student(
@@ -43,7 +48,7 @@ def export_student(
         raise ExportError(f"{to} must end in {' or '.join(makers)}")
     check_images(student, images)
     data, run = makers[to.suffix](student, levels, half)
-    compare(student, run, images, levels, HALF_TOLERANCE if half else TOLERANCE)
+    compare(student, run, images, HALF_TOLERANCE if half else TOLERANCE)
     with atomic_path(to) as beside:
         beside.write_bytes(data)
 
@@ -60,21 +65,69 @@ def check_images(student: Student, images: Tensor) -> None:
 def as_onnx(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
     """An ONNX file, and how it runs."""
     with one_sentence(student, "written as ONNX"):
-        model = onnx_model(
-            traced(student, levels, half), metadata(student, levels), f"{student.words}, by Polyphony"
+        program, words = traced(student, levels, half), f"{student.words}, by Polyphony"
+        data = onnx_model(program, metadata(student, levels), words).SerializeToString()
+        return data, runs(data, levels)
+
+
+def onnx_model(program: ExportedProgram, metadata: dict[str, str], words: str) -> onnx.ModelProto:
+    """The program as an ONNX model with this metadata, in which every shared weight is stored once.
+
+    A member's weight stays a product of its factors and the shared weight; onnxruntime computes the products
+    when it loads the file. Exporters by themselves would store the products.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+        from onnxscript.optimizer import optimize_ir
+    except ImportError as error:
+        raise ExportError(f"ONNX needs {error.name}, which is missing: {extra('export')}") from error
+    with quiet():
+        made: Any = torch.onnx.export(
+            program,
+            input_names=["pixels"],
+            output_names=[*OUTPUTS, SET][: len(program.graph_signature.user_outputs)],
+            dynamic_shapes=({0: "batch"},),
+            optimize=False,
+            verbose=False,
         )
-        data = model.SerializeToString()
-        return data, runs(data)
+        optimize_ir(made.model, should_fold=unless_weights)
+    ClearMetadataAndDocStringPass()(made.model)  # where on this machine each line of the code is
+    shorten_names(made.model.graph)
+    made.model.metadata_props.update(metadata)
+    made.model.doc_string = words
+    proto: onnx.ModelProto = made.model_proto
+    del proto.graph.value_info[:]  # shapes, which every runtime infers
+    return proto
 
 
-def runs(data: bytes) -> Run:
-    """How an ONNX file runs."""
-    opened = session(data)
-    names = [each.name for each in opened.get_outputs()]
+def unless_weights(node: onnx_ir.Node) -> bool | None:
+    """Refuse to replace what is computed from weights by its result; otherwise onnxscript decides."""
+    values = [value for value in node.inputs if value is not None and value.is_initializer()]
+    return False if any(value.dtype.is_floating_point() for value in values if value.dtype) else None
 
-    def run(pixels: Tensor) -> dict[str, Tensor]:
-        found = opened.run(names, {"pixels": pixels.numpy()})
-        return {name: torch.from_numpy(each) for name, each in zip(names, found, strict=True)}
+
+def shorten_names(graph: onnx_ir.Graph) -> None:
+    """Name weights by their layer alone and nodes not at all: names are much of a small file."""
+    for node in graph:
+        node.name = ""
+    for name, value in list(graph.initializers.items()):
+        shorter = name.removeprefix("ensemble.").removeprefix("networks.")
+        if shorter not in graph.initializers:
+            value.name = shorter
+
+
+def runs(data: bytes, levels: Levels) -> Run:
+    """How an ONNX file runs, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        answers = session.run(names, {"pixels": pixels_of(images, levels).numpy()})
+        return {name: torch.from_numpy(each) for name, each in zip(names, answers, strict=True)}
 
     return run
 
@@ -85,11 +138,11 @@ def as_pt2(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
     with quiet():
         program = traced(student, levels, half)
         join_buffers(program.state_dict)
-        extra = {"polyphony.json": json.dumps(metadata(student, levels))}
-        torch.export.save(program, buffer, extra_files=extra)
+        extra_files = {"polyphony.json": json.dumps(metadata(student, levels))}
+        torch.export.save(program, buffer, extra_files=extra_files)
         data = compressed(buffer)
-        loaded: Run = torch.export.load(io.BytesIO(data)).module()
-    return data, loaded
+        loaded = torch.export.load(io.BytesIO(data)).module()
+    return data, lambda images: loaded(pixels_of(images, levels))
 
 
 def join_buffers(tensors: dict[str, Tensor]) -> None:
@@ -133,14 +186,13 @@ def metadata(student: Student, levels: Levels) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
 
 
-def compare(student: Student, run: Run, images: Tensor, levels: Levels, tolerance: float) -> None:
-    """An ExportError where a file answers otherwise than the student."""
+def compare(student: Student, run: Run, images: Tensor, tolerance: float) -> None:
+    """Raise an ExportError if a file does not answer as the student does."""
     allowed = tolerance / min(1.0, student.temperature)
     for batch in BATCHES:
         some = images[torch.arange(batch) % len(images)]
-        answers = run(pixels_of(some, levels))
         expected = student.predict(some)
-        for name, found in answers.items():
+        for name, found in run(some).items():
             apart = difference(student, expected, name, found)
             if not apart <= allowed:
                 raise ExportError(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,19 +17,17 @@ from polyphony.metrics import Predictions
 from polyphony.metrics.fidelity import rank_correlation
 from polyphony.runs.samples import Samples
 from polyphony.runs.scores import thresholds
-from polyphony.serve.export import Run, check_images, metadata, pixels_of, runs
-from polyphony.serve.graph import Levels
-from polyphony.serve.onnx_file import onnx_model, require_runtime
-from polyphony.serve.quantise import as_int8, folded_model, layers_of
+from polyphony.serve.description import Thresholds
+from polyphony.serve.export import Run, check_images, metadata, onnx_model, pixels_of, runs
+from polyphony.serve.graph import ExportError, Levels, one_sentence, traced
+from polyphony.serve.quantise import as_int8, choices, folded_model
 from polyphony.serve.student import Student
-from polyphony.serve.thresholds import Thresholds
-from polyphony.serve.trace import ExportError, one_sentence, traced
 
 if TYPE_CHECKING:
     import onnx
 
 ALLOWED = 0.01  # how far the calibrated NLL on test images may rise
-HURTS = 0.002  # on validation images: from here on, fewer layers are made int8
+HURTS = 0.002  # on validation images: if the NLL rises by more, fewer layers are made int8
 BATCH = 64
 
 
@@ -46,6 +43,12 @@ class Judged:
     nll: float
     ece: float
     temperature: float
+
+    @classmethod
+    def of(cls, predictions: Predictions, temperature: float) -> Judged:
+        """The scores of predictions at a temperature."""
+        quality = predictions.quality(temperature)
+        return cls(quality["acc"], quality["nll"], quality["ece"], temperature)
 
 
 @dataclass(frozen=True)
@@ -79,96 +82,79 @@ def quantise_student(student: Student, samples: Samples, levels: Levels = "uint8
     validation NLL by more than 0.002, the first layer and then all but the layers with weights stay in
     float32, and the best is taken.
     """
-    require_runtime()
     for split in (samples.train, samples.valid, samples.test):
         check_images(student, split.images)
     with one_sentence(student, "written as int8"):
         program = traced(with_placeholders(student), levels)
         model = onnx_model(program, {}, f"{student.words}, int8, by Polyphony")
-        plain = runs(model.SerializeToString())
-        words, made = best_choice(folded_model(model), plain, samples, levels)
-        return judged(student, words, made, plain, samples, levels)
+        plain = runs(model.SerializeToString(), levels)
+        in_float, made = best_choice(folded_model(model), plain, samples, levels)
+        return judged(student, in_float, made, plain, samples, levels)
 
 
 def with_placeholders(student: Student) -> Student:
-    """The student with other constants than any network has: `judged` sets them, and onnxruntime would merge
-    those that are equal."""
+    """The student with constants for `judged` to replace.
+
+    No network has such constants: onnxruntime would merge equal ones.
+    """
     told = student.description
     sets = () if told.sets is None else (told.sets,)
     limits = Thresholds(
         coverages=sets, confidences=sets, scores=(1.7182818,) * len(sets), temperature=1.4142136
     )
-    update = {"temperature": 1.1415927, "thresholds": limits if sets else None}
-    return replace(student, description=told.model_copy(update=update))
+    return student.with_description(temperature=1.1415927, thresholds=limits if sets else None)
 
 
 def best_choice(
     model: onnx.ModelProto, plain: Run, samples: Samples, levels: Levels
 ) -> tuple[str, onnx.ModelProto]:
     """What is left in float32, and the int8 model: the first that does not hurt, else the best."""
-    reference = judge(plain, samples.valid, levels).nll
+    reference = fitted_nll(plain, samples.valid)
     tried: list[tuple[float, str, onnx.ModelProto]] = []
-    for words, nodes in layers_of(model).choices():
+    for in_float, nodes in choices(model):
         made = as_int8(model, nodes, pixels_of(samples.train.images, levels))
-        rise = judge(runs(made.SerializeToString()), samples.valid, levels).nll - reference
+        rise = fitted_nll(runs(made.SerializeToString(), levels), samples.valid) - reference
         if rise <= HURTS:
-            return words, made
-        tried.append((rise, words, made))
-    _, words, made = min(tried, key=lambda each: each[0])
-    return words, made
+            return in_float, made
+        tried.append((rise, in_float, made))
+    _, in_float, made = min(tried, key=lambda each: each[0])
+    return in_float, made
 
 
 def judged(
-    student: Student, words: str, made: onnx.ModelProto, plain: Run, samples: Samples, levels: Levels
+    student: Student, in_float: str, made: onnx.ModelProto, plain: Run, samples: Samples, levels: Levels
 ) -> Int8:
-    """The int8 file with its own temperature, and both files' scores on test images."""
-    from onnx import helper
+    """The int8 file with its own temperature and thresholds, and both files' scores on test images."""
+    from onnx import helper, numpy_helper
 
-    quantised = runs(made.SerializeToString())
-    valid, _ = answers(quantised, samples.valid, levels)
-    found, told = valid.fit_temperature(), student.description
-    sides = []
-    for run, temperature in ((plain, student.temperature), (quantised, found)):
-        predictions, information = answers(run, samples.test, levels)
-        sides.append((score(predictions, temperature), information))
-    (before, known), (after, new) = sides
-    limits = Thresholds.of([*thresholds(told.method, told.seed, valid, found)])
-    numbers = {"temperature": found}
+    quantised, told = runs(made.SerializeToString(), levels), student.description
+    valid, _ = answers(quantised, samples.valid)
+    temperature = valid.fit_temperature()
+    limits = Thresholds.of([*thresholds(told.method, told.seed, valid, temperature)])
+    numbers = {"temperature": temperature}
     if limits and told.sets is not None:
         numbers |= {"set_temperature": limits.temperature, "set_log_prob": -limits.score(told.sets)}
-    set_numbers(made, numbers)
-    described = told.model_copy(update={"temperature": found, "thresholds": limits})
-    said = metadata(replace(student, description=described), levels)
-    alike = rank_correlation(known, new)
-    facts = asdict(after) | {"rank_correlation": alike, "images": len(samples.test), "in_float": words}
-    helper.set_model_props(made, said | {"precision": "int8", "int8": json.dumps(facts)})
-    return Int8(made.SerializeToString(), words, before, after, alike, len(samples.test))
-
-
-def set_numbers(model: onnx.ModelProto, numbers: Mapping[str, float]) -> None:
-    """Replace constants of a model, named as the buffers of `AnswerGraph`."""
-    from onnx import numpy_helper
-
-    constants = {each.name: each for each in model.graph.initializer}
+    constants = {each.name: each for each in made.graph.initializer}  # named as the buffers of `AnswerGraph`
     for name, number in numbers.items():
         constants[name].CopyFrom(numpy_helper.from_array(np.array(number, np.float32), name))
+    (before, old), (after, new) = (answers(run, samples.test) for run in (plain, quantised))
+    scores = Judged.of(before, student.temperature), Judged.of(after, temperature)
+    alike, images = rank_correlation(old, new), len(samples.test)
+    facts = asdict(scores[1]) | {"rank_correlation": alike, "images": images, "in_float": in_float}
+    said = metadata(student.with_description(temperature=temperature, thresholds=limits), levels)
+    helper.set_model_props(made, said | {"precision": "int8", "int8": json.dumps(facts)})
+    return Int8(made.SerializeToString(), in_float, *scores, alike, images)
 
 
-def judge(run: Run, split: Split, levels: Levels) -> Judged:
-    """A file's scores on images, at the temperature that suits them best."""
-    predictions, _ = answers(run, split, levels)
-    return score(predictions, predictions.fit_temperature())
+def fitted_nll(run: Run, split: Split) -> float:
+    """The NLL of a file's answers at the temperature that suits them best."""
+    predictions, _ = answers(run, split)
+    return predictions.quality(predictions.fit_temperature())["nll"]
 
 
-def score(predictions: Predictions, temperature: float) -> Judged:
-    """Calibrated scores."""
-    quality = predictions.quality(temperature)
-    return Judged(quality["acc"], quality["nll"], quality["ece"], temperature)
-
-
-def answers(run: Run, split: Split, levels: Levels) -> tuple[Predictions, torch.Tensor]:
+def answers(run: Run, split: Split) -> tuple[Predictions, torch.Tensor]:
     """A file's predictions of images, and the mutual information of each."""
-    found = [run(pixels_of(images, levels)) for images in split.images.split(BATCH)]
+    found = [run(images) for images in split.images.split(BATCH)]
     members = torch.cat([each["members"] for each in found], 1).double()
     logs = members.clamp_min(torch.finfo(torch.float32).tiny).log()
     return Predictions(logs, split.labels), torch.cat([each["mutual_information"] for each in found])

@@ -31,9 +31,8 @@ from polyphony.runs.store import (
     sha256,
     spec_key,
 )
-from polyphony.serve.description import Description
+from polyphony.serve.description import Description, Thresholds
 from polyphony.serve.student import Student
-from polyphony.serve.thresholds import Thresholds
 from polyphony.study.provenance import open_study
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
@@ -49,20 +48,24 @@ def load_student(
 ) -> Student:
     """A student of a run, or of a packed folder, ready to use: with classes, normalisation and temperature.
 
-    Of what is left open, method or seed, it is the one of least calibrated NLL on validation images. The data
-    need not be there. StoreError, one sentence, where the run or the student is not. A packed student whose
-    network or form is Python code is refused, by a CodeError, unless its `code` may be run: a module of the
-    packed folder, or one that Python finds; RecipeError where there is none.
+    Without a method or seed, it is the one with the lowest calibrated NLL on validation images. The data set
+    is not needed. Raises a StoreError if the run or the student is missing. A packed student whose network or
+    form is Python code raises a CodeError unless `code` allows that code to run: a module of the packed
+    folder, or one that Python finds; a RecipeError if there is none.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
-        run = Run.open(folder)
-        choice = choose(run, method, seed)
-        return replace(assemble(*describe(run, choice.method, choice.seed), device), choice=choice.words)
+        return load_from_run(Run.open(folder), method, seed, device)
     student = load_packed(folder, device, code=code)
     if method not in (None, student.description.method) or seed not in (None, student.description.seed):
         raise StoreError(f"{folder} holds another student: {student.words}")
     return student
+
+
+def load_from_run(run: Run, method: str | None, seed: int | None, device: str) -> Student:
+    """A student of a run: the one that is named, or the best (`choose`)."""
+    choice = choose(run, method, seed)
+    return replace(assemble(*describe(run, choice.method, choice.seed), device), choice=choice.words)
 
 
 def load_packed(folder: Path, device: str, *, code: bool) -> Student:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import jinja2
 
 from polyphony._util.files import whole_folder
 from polyphony._util.text import counted
@@ -21,52 +24,10 @@ from polyphony.runs.store import StoreError
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
 from polyphony.serve.int8 import ALLOWED, Int8, quantise_student
-from polyphony.serve.load import CONFIG, WEIGHTS, assemble, choose, describe, trained_student
+from polyphony.serve.load import CONFIG, WEIGHTS, load_from_run, trained_student
 from polyphony.serve.student import Student
 
 GRAPH, GRAPH_INT8, CARD, FIGURE = "model.onnx", "model-int8.onnx", "README.md", "diversity.svg"
-CARD_TEXT = """---
-library_name: polyphony
-pipeline_tag: image-classification
-{licence}
-tags: [image-classification, uncertainty-quantification, ensemble-distillation, onnx]
----
-
-# {name}
-
-{student}, {origin} on the data set
-`{told.data}` of {classes} classes by Polyphony {told.version}. It gives calibrated probabilities,
-their entropy, how far members disagree (mutual information) and each member's own prediction.
-
-| on test images, calibrated | {headings} |
-|---|{rule}
-{table}
-{trust}{picture}
-## How to ask it
-
-With Polyphony{importable}:
-
-```python
-from polyphony import load_student
-
-student = load_student("{name}"{code})
-answers = student.predict(["a.jpg", "b.png"])
-answers.probabilities, answers.entropy, answers.mutual_information, answers.members
-```
-
-With onnxruntime alone, images as uint8 [n, {shape}]:
-
-```python
-import json
-import onnxruntime
-
-session = onnxruntime.InferenceSession("{name}/{graph}")
-classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-probabilities, entropy, mutual_information, members = session.run(None, {{"pixels": pixels}})
-```
-{int8}
-Recipe {told.recipe:.12}, weights {told.weights:.12} (SHA-256).
-"""
 
 
 @dataclass(frozen=True)
@@ -96,21 +57,19 @@ def pack_student(
     if to.exists() and not (packing.force and (to / CONFIG).is_file()):
         raise StoreError(f"{to} exists: only a packed student is replaced, and only by force")
     run = Run.open(folder)
-    choice = choose(run, method, seed)
-    description, weights = describe(run, choice.method, choice.seed)
-    description = description.model_copy(update={"network": description.network.portable()})
-    student = replace(assemble(description, weights, "cpu"), choice=choice.words).licensed(packing.licence)
+    student = load_from_run(run, method, seed, "cpu")
+    description = student.description
+    student = student.with_description(licence=packing.licence, network=description.network.portable())
     quantised = quantise_student(student, samples) if packing.int8 else None
     with whole_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
-        trained = trained_student(run, choice.method, choice.seed).folder
+        trained = trained_student(run, description.method, description.seed).folder
         shutil.copyfile(trained / "weights.safetensors", beside / WEIGHTS)
         keep_code(student.description, beside)
         export_student(student, beside / GRAPH, samples.test.images)
         if quantised:
             quantised.write(beside / GRAPH_INT8, packing.allow)
-        drawn = diversity(run, student.description)
-        if drawn:
+        if drawn := diversity(run, description):
             (beside / FIGURE).write_bytes(drawn)
         said = card(run, student, to.name, figure=bool(drawn), quantised=quantised)
         (beside / CARD).write_text(said, encoding="utf-8")
@@ -135,27 +94,32 @@ def diversity(run: Run, description: Description) -> bytes | None:
 
 def card(run: Run, student: Student, name: str, *, figure: bool, quantised: Int8 | None = None) -> str:
     """The model card: what it is, its scores beside those of the baselines, how to load it."""
-    told, heads, own = student.description, headings(Score), own_code(student.description)
-    rows = compared(run, told.method, told.seed)
-    cells = {label: " | ".join(score_cells(run, *key, list(heads))) for label, key in rows.items()}
-    return CARD_TEXT.format(
+    told, columns = student.description, headings(Score)
+    models = compared(run, told.method, told.seed)
+    return card_template().render(
         name=name,
-        code=", code=True" if own else "",
-        importable=f", where the code `{'`, `'.join(own)}` can be imported" if own else "",
         told=told,
-        licence=f"license: {json.dumps(told.licence.lower())}" if told.licence else "# license: not stated",
         student=student.words[:1].upper() + student.words[1:],
+        code=own_code(told),
+        licence=json.dumps(told.licence.lower()),
         origin=origin(run, told.method),
-        classes=len(told.classes),
-        headings=" | ".join(heads.values()),
-        rule="---:|" * len(heads),
-        table="\n".join(f"| {label} | {each} |" for label, each in cells.items()),
-        trust=trust_rows(run, rows),
-        picture=f"\n![Diversity of the teachers and of the student]({FIGURE})\n" if figure else "",
-        shape=", ".join(map(str, told.shape)),
-        graph=GRAPH,
-        int8=int8_words(quantised) if quantised else "",
+        headings=list(columns.values()),
+        scores={label: score_cells(run, *key, list(columns)) for label, key in models.items()},
+        trust=trust_rows(run, models),
+        figure=FIGURE if figure else "",
+        int8=quantised,
     )
+
+
+@cache
+def card_template() -> jinja2.Template:
+    """The text of a card, in Markdown."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("polyphony.serve", "."),
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    ).get_template("card.md")
 
 
 def compared(run: Run, method: str, seed: int) -> dict[str, tuple[str, int | None]]:
@@ -170,51 +134,28 @@ def compared(run: Run, method: str, seed: int) -> dict[str, tuple[str, int | Non
     return baselines | {"student": (method, seed)}
 
 
-def trust_rows(run: Run, models: Mapping[str, tuple[str, int | None]]) -> str:
-    """Rows for people who act on an answer: errors at 80 % coverage, 90 % prediction sets, and the price."""
-    errors = {
-        (row.model, row.seed): f"{row.error_80:.1%}"
-        for model, _ in models.values()
-        for row in run.scored(model)
-        if row.error_80 is not None
-    }
-    sets = {
-        (row.model, row.seed): f"{row.size:.2f} ({row.coverage:.1%} hold the true class)"
-        for row in run.table(SetScore)
-        if (row.score, row.wanted, row.label) == ("lac", 0.9, None)
-    }
-    rows = {"errors among the 80 % most confident": errors, "classes in a 90 % prediction set": sets}
-    rows |= price_rows(run, models)
-    lines = [
-        f"| {name} | {' | '.join(cells[key] for key in models.values())} |\n"
-        for name, cells in rows.items()
-        if cells.keys() >= {*models.values()}  # runs of early versions have neither
-    ]
-    head = f"\n| on test images | {' | '.join(models)} |\n|---|{'---:|' * len(models)}\n"
-    return head + "".join(lines) if lines else ""
+def trust_rows(run: Run, models: Mapping[str, tuple[str, int | None]]) -> dict[str, list[str]]:
+    """Rows for people who act on an answer: errors at 80 % coverage, 90 % prediction sets, and the price.
 
-
-def price_rows(
-    run: Run, models: Mapping[str, tuple[str, int | None]]
-) -> dict[str, dict[tuple[str, int | None], str]]:
-    """Milliseconds of one image and bytes of the exported file, where the run has measured them."""
+    A row that the run has not measured for all models is left out.
+    """
+    keys = list(models.values())
+    scored = [row for model, _ in keys for row in run.scored(model) if row.error_80 is not None]
+    sets = [row for row in run.table(SetScore) if (row.score, row.wanted, row.label) == ("lac", 0.9, None)]
     exported = [row for row in run.table(Latency) if row.runtime.startswith("onnxruntime")]
-    prices = {row.model: row for row in exported if row.batch == 1 and row.bytes}
-    found = {key: prices[key[0]] for key in models.values() if key[0] in prices}
-    return {
-        "milliseconds for one image, one thread": {k: f"{row.milliseconds:.2f}" for k, row in found.items()},
-        "file (MB, float32)": {k: f"{(row.bytes or 0) / 1e6:.2f}" for k, row in found.items()},
+    priced = {row.model: row for row in exported if row.batch == 1 and row.bytes}
+    prices = {key: priced[key[0]] for key in keys if key[0] in priced}
+    rows = {
+        "errors among the 80 % most confident": {
+            (row.model, row.seed): f"{row.error_80:.1%}" for row in scored
+        },
+        "classes in a 90 % prediction set": {
+            (row.model, row.seed): f"{row.size:.2f} ({row.coverage:.1%} hold the true class)" for row in sets
+        },
+        "milliseconds for one image, one thread": {k: f"{row.milliseconds:.2f}" for k, row in prices.items()},
+        "file (MB, float32)": {k: f"{(row.bytes or 0) / 1e6:.2f}" for k, row in prices.items()},
     }
-
-
-def int8_words(quantised: Int8) -> str:
-    """What a card says of the int8 file."""
-    before, after = quantised.before, quantised.after
-    return (
-        f"\n`{GRAPH_INT8}` is the same student with int8 weights and activations. Calibrated, on"
-        f" {quantised.images:,} test images: accuracy {after.acc:.2%} (float32 {before.acc:.2%}),"
-        f" NLL {after.nll:.4f} (float32 {before.nll:.4f}).\n"
-    )
+    return {name: [cells[key] for key in keys] for name, cells in rows.items() if cells.keys() >= {*keys}}
 
 
 def origin(run: Run, method: str) -> str:

@@ -21,9 +21,9 @@ from polyphony.runs.stage import Trained
 from polyphony.runs.store import write_whole
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
+from polyphony.serve.graph import ExportError
 from polyphony.serve.load import assemble, describe
 from polyphony.serve.student import Student
-from polyphony.serve.trace import ExportError
 
 BATCHES = (1, 64)
 THREADS = 1

@@ -14,9 +14,8 @@ from polyphony._util.text import UserError, counted
 from polyphony.ensembles import Ensemble, evaluating
 from polyphony.metrics import Predictions, lac
 from polyphony.metrics.temperature import temper
-from polyphony.serve.description import Description
+from polyphony.serve.description import Description, Thresholds
 from polyphony.serve.pictures import Picture, batches_of
-from polyphony.serve.thresholds import Thresholds
 from polyphony.training.predict import batch_for
 
 NO_THRESHOLDS = "this student has no thresholds of validation images: evaluate its run again"
@@ -119,7 +118,7 @@ class Student:
 
     def licensed(self, licence: str) -> Student:
         """The same under a licence, which an exported or packed student says."""
-        return replace(self, description=self.description.model_copy(update={"licence": licence}))
+        return self.with_description(licence=licence)
 
     def with_sets(self, coverage: float) -> Student:
         """The same student; a file exported from it has the output `set` with prediction sets.
@@ -129,7 +128,11 @@ class Student:
         if self.description.thresholds is None:
             raise AnswerError(NO_THRESHOLDS)
         self.description.thresholds.score(coverage)
-        return replace(self, description=self.description.model_copy(update={"sets": coverage}))
+        return self.with_description(sets=coverage)
+
+    def with_description(self, **changes: object) -> Student:
+        """The same student, some of whose description is changed."""
+        return replace(self, description=self.description.model_copy(update=changes))
 
     def predict(self, images: Picture | Sequence[Picture], batch: int | None = None) -> Answers:
         """The answers to images: an array of several, one picture, or a list of pictures (`batches_of`).
