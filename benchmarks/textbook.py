@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The ResNet of `polyphony.nn.resnet`, its layers made by `layer`. [(m b) c h w] → [(m b) k]"""
+    """The ResNet of `polyphony.nn`, its layers made by `layer`. [(m b) c h w] → [(m b) k]"""
 
     def __init__(self, depth: int, classes: int, layer: type = Plain, members: int = 1) -> None:
         super().__init__()

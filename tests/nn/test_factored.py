@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony import BatchEnsemble, resnet, wide_resnet
-from polyphony.nn.factored import Factored
+from polyphony.nn.folding import Factored
 
 M = 3
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyphony.nn import Normalize, add_members, resnet, wide_resnet
-from polyphony.nn.resnet import BasicBlock, ResNet
-from polyphony.nn.wide_resnet import WideResNet
+from polyphony.nn.networks import BasicBlock, ResNet, WideResNet
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from polyphony.ensembles.base import Ensemble, SameRows, Seen, as_seen, ask, asking_by, evaluating
-from polyphony.ensembles.batch_ensemble import BatchEnsemble
-from polyphony.ensembles.deep import DeepEnsemble, Single
+from polyphony.ensembles.batch_ensemble import BatchEnsemble, LatentBE
+from polyphony.ensembles.deep import DeepEnsemble, Separate, Single
 from polyphony.ensembles.dirichlet import Dirichlet
 from polyphony.ensembles.hydra import Hydra
-from polyphony.ensembles.latent import LatentBE
 from polyphony.ensembles.latent_factor import LatentFactor
 from polyphony.ensembles.low_rank import LoRAEnsemble
 from polyphony.ensembles.mimo import MIMO
-from polyphony.ensembles.separate import Separate
 
 __all__ = [
     "MIMO",

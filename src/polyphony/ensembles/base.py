@@ -209,6 +209,12 @@ def check_leading(x: Tensor, members: int) -> None:
         raise ValueError(f"inputs [m b …] for {members} members have a leading dimension of {len(x)}")
 
 
+def check_member(j: int, members: int) -> None:
+    """Raise unless j is one of the members."""
+    if not 0 <= j < members:
+        raise IndexError(f"member {j} of {members}")
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """A module in eval mode for a while, then as it was."""

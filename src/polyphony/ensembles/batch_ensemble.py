@@ -1,14 +1,19 @@
-"""The paper's student: members that share all weights but for rank-one factors."""
+"""Members that share all weights but for rank-one factors: the paper's student, and LatentBE."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, check_member
 from polyphony.ensembles.deep import DeepEnsemble
 from polyphony.nn import FACTOR_STD, Size, add_members, merge_member
-from polyphony.nn.factored import factored_members
+from polyphony.nn.folding import factored_members
+from polyphony.nn.rank_one import rank_ones
 
 
 class MembersInside(Ensemble):
@@ -26,8 +31,7 @@ class MembersInside(Ensemble):
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""
-        if not 0 <= j < self.members:
-            raise IndexError(f"member {j} of {self.members}")
+        check_member(j, self.members)
         return merge_member(self.network, j)
 
     def folded(self) -> DeepEnsemble:
@@ -81,3 +85,64 @@ class BatchEnsemble(MembersInside):
             size=size,
         )
         super().__init__(converted, members, size)
+
+
+class LatentBE(Ensemble):
+    """A student of members that ends as one plain network (Nam et al., ICML 2022).
+
+    Its rank-one factors start at one, are pulled together, and are averaged by `merge`.
+
+    What is learnt of a factor is its deviation δ from one, so that weight decay pulls it to one. A mean over
+    M members leaves each an M-th of its gradient, so the gradients of what is a member's own are multiplied
+    by M. For SGD that is M times the learning rate with an M-th of the weight decay on `own_parameters`,
+    which is how `fit` groups them: M g + λ δ = M (g + λ/M δ), and momentum is linear.
+    """
+
+    expects_diversity = False
+
+    def __init__(
+        self,
+        network: nn.Module,
+        members: int,
+        *,
+        keep: tuple[str, ...] = (),
+        branch: str | float | None = None,
+        size: Size | None = None,
+    ) -> None:
+        super().__init__()
+        self.members = members
+        unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
+        self.network = add_members(network, members, rng=unused, keep=keep, branch=branch, size=size)
+        self.run = NetworkRunner(self.network, members, size)
+        for layer in rank_ones(self.network):
+            for name in ("r", "s"):
+                nn.init.ones_(getattr(layer, name))
+                parametrize.register_parametrization(layer, name, AroundOne())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m b c h w] → [m b k]"""
+        check_leading(x, self.members)
+        return self.run.members(self.network, x)
+
+    def merge(self) -> nn.Module:
+        """One plain network, as a copy: factors and biases averaged over members, then folded into W."""
+        averaged = copy.deepcopy(self)
+        for own in averaged.own_parameters():
+            own.data.copy_(own.data.mean(0))  # of deviations, and so of factors
+        return merge_member(averaged.network, 0)
+
+    def own_parameters(self) -> Iterator[nn.Parameter]:
+        """Members' own, members first: deviations of factors, and biases."""
+        for layer in rank_ones(self.network):
+            yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
+
+
+class AroundOne(nn.Module):
+    """A factor from its deviation: 1 + δ."""
+
+    def forward(self, deviation: Tensor) -> Tensor:
+        return 1 + deviation
+
+    def right_inverse(self, factor: Tensor) -> Tensor:
+        """The deviation of a factor."""
+        return factor - 1

@@ -1,13 +1,14 @@
-"""Networks of their own: the teachers, and one network alone."""
+"""Networks that share nothing: the teachers, a student of separate networks, and one network alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, check_member
 from polyphony.nn.folding import fold_norms
 
 
@@ -60,6 +61,37 @@ class DeepEnsemble(Networks):
     def folded(self) -> DeepEnsemble:
         """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""
         return DeepEnsemble([fold_norms(network) for network in self.networks])
+
+
+class Separate(Networks):
+    """M networks that share nothing, each taught by its own teacher.
+
+    Their loss is a mean over members, which leaves each an M-th of its gradient. As `own_parameters` each
+    trains as it would be trained alone.
+
+    Args:
+        networks: Classifiers that take pixels in [0, 1] `[b c h w]` and return logits `[b k]`.
+
+    Examples:
+        >>> student = Separate([resnet(8, classes=10, width=8) for _ in range(4)])
+        >>> student(torch.rand(4, 2, 3, 32, 32)).shape
+        torch.Size([4, 2, 10])
+    """
+
+    scales_gradients = True
+
+    def own_parameters(self) -> Iterator[nn.Parameter]:
+        """All of them."""
+        return self.networks.parameters()
+
+    def member(self, j: int) -> nn.Module:
+        """The network that member j is, as a copy: [b c h w] → [b k]."""
+        check_member(j, self.members)
+        return copy.deepcopy(self.networks[j])
+
+    def folded(self) -> DeepEnsemble:
+        """The same in eval mode, quicker: BatchNorm folded into convolutions where that is safe."""
+        return DeepEnsemble([fold_norms(copy.deepcopy(network).eval()) for network in self.networks])
 
 
 class Single(Ensemble):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony._util.settings import Members, check
-from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
+from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, check_member, share_rows
 from polyphony.nn.conversion import around_one, replace
 from polyphony.nn.probe import without_hooks
 
@@ -64,8 +64,7 @@ class Hydra(Ensemble):
 
     def member(self, j: int) -> nn.Module:
         """The plain network that member j is, as a copy: [b c h w] → [b k]."""
-        if not 0 <= j < self.members:
-            raise IndexError(f"member {j} of {self.members}")
+        check_member(j, self.members)
         return with_head(self.trunk, self.head, self.heads.plain(j))
 
 

@@ -1,16 +1,20 @@
 """Networks and the rank-one layer that gives any of them members."""
 
 from polyphony.nn.adapter import Adapted, adapt
-from polyphony.nn.common import Normalize
-from polyphony.nn.conversion import FACTOR_STD, ConversionError, factors, member_share, merge_member
-from polyphony.nn.distance import factor_distance
+from polyphony.nn.conversion import (
+    FACTOR_STD,
+    ConversionError,
+    factor_distance,
+    factors,
+    member_share,
+    merge_member,
+)
 from polyphony.nn.members import add_members
+from polyphony.nn.networks import Normalize, ResNet, WideResNet, resnet, wide_resnet
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import MemberBatchNorm, RankOneConv2d, RankOneLinear
-from polyphony.nn.resnet import ResNet, resnet
 from polyphony.nn.running import AtOnce, Front, InTurn, Members
 from polyphony.nn.trial import check_members
-from polyphony.nn.wide_resnet import WideResNet, wide_resnet
 
 __all__ = [
     "FACTOR_STD",

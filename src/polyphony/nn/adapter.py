@@ -8,7 +8,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyphony.nn.common import Normalize
+from polyphony.nn.networks import Normalize
 
 Order = Literal["rgb", "bgr"]  # of an image's channels
 

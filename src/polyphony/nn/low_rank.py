@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from polyphony._util.text import suggestion
 from polyphony.nn.conversion import ConversionError, Places, every_module
-from polyphony.nn.factored import FACTORED, Factored
+from polyphony.nn.folding import FACTORED, Factored
 from polyphony.nn.rank_one import EVERYONE, MemberWeights, rows_of
 
 GAIN = 10.0  # of A, Xavier uniform
@@ -103,11 +103,5 @@ def is_attention(name: str, module: nn.Module) -> bool:
 
 def is_match(name: str, pattern: str) -> bool:
     """Whether a module is one that a pattern matches, or inside one."""
-    return any(fnmatchcase(each, pattern) for each in parents(name))
-
-
-def parents(name: str) -> Iterator[str]:
-    """A module's name, and those of all modules that it is in."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
+    parents = accumulate(name.split("."), "{}.{}".format)
+    return any(fnmatchcase(each, pattern) for each in parents)

@@ -40,6 +40,7 @@ UNSUPPORTED = (
     nn.RNNBase,
     nn.RNNCellBase,
 )
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def add_members(
@@ -131,13 +132,9 @@ def unless_kept(places: Places, keep: tuple[str, ...]) -> Places:
     for name in keep:
         if name not in names:
             raise ValueError(f"the network has no layer '{name}' to keep")
-    kept = {module for name, module in places if is_below(name, keep)}
+    inside = tuple(f"{name}." for name in keep)
+    kept = {module for name, module in places if f"{name}.".startswith(inside)}
     return [(name, module) for name, module in places if module not in kept]
-
-
-def is_below(name: str, keep: tuple[str, ...]) -> bool:
-    """Whether a module is one of those kept, or inside one."""
-    return any(f"{name}.".startswith(f"{kept}.") for kept in keep)
 
 
 def convertible(places: Places, member_norm: bool) -> list[str]:
@@ -162,7 +159,7 @@ def refusal(module: nn.Module) -> str | None:
         return f"{kind} has no rank-one form"
     if not isinstance(module, nn.Conv2d | nn.Linear):
         return None
-    if has_hooks(module):
+    if any(getattr(module, hooks) for hooks in HOOKS):
         return "its hooks would be lost"
     return None if has_plain_weight(module) else f"{kind} has no weight of its own of the usual shape"
 
@@ -175,9 +172,3 @@ def has_plain_weight(layer: nn.Conv2d | nn.Linear) -> bool:
     if isinstance(layer, nn.Linear):
         return weight.shape == (layer.out_features, layer.in_features)
     return weight.shape == (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module's call does more than its forward."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in hooks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, TypeVar
@@ -52,36 +52,39 @@ def run(
     """
     calls: list[tuple[str, Tensor]] = []
     branched: list[object] = []
+
+    def note_call(name: str, args: Any, kwargs: Any) -> None:
+        calls.append((name, fingerprint(watched[name], args[0])))
+
+    def note_branch(name: str, args: Any, kwargs: Any) -> None:
+        branched.extend(copied(tree_leaves((args, kwargs))))
+
     with ExitStack() as stack, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        if branch is not None:
-
-            def note_inputs(layer: nn.Module, args: Any, kwargs: Any) -> None:
-                branched.extend(copied(tree_leaves((args, kwargs))))
-
-            hook = branch.register_forward_pre_hook(note_inputs, with_kwargs=True)
-            stack.callback(hook.remove)
-        for name, layer in watched.items():
-
-            def note(layer: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-                calls.append((name, fingerprint(layer, inputs[0])))
-
-            stack.callback(layer.register_forward_pre_hook(note).remove)
+        stack.enter_context(noting({} if branch is None else {"": branch}, note_branch))
+        stack.enter_context(noting(watched, note_call))
         outputs = logits_of(network(x, shared=True) if shared else network(x))
-        return Trace(outputs, calls, branched)
+    return Trace(outputs, calls, branched)
 
 
 def inputs_of(network: nn.Module, x: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """The inputs of layers in a run of a network, of those that are called."""
     inputs: dict[str, Tensor] = {}
+    with noting(layers, lambda name, args, kwargs: inputs.update({name: args[0]})):
+        run(network, x, {})
+    return inputs
+
+
+@contextmanager
+def noting(layers: Mapping[str, nn.Module], note: Callable[[str, Any, Any], None]) -> Iterator[None]:
+    """Meanwhile `note` is called with the name and the arguments of each layer that is about to run."""
     with ExitStack() as stack:
         for name, layer in layers.items():
 
-            def note(layer: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
-                inputs[name] = args[0]
+            def hook(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                note(name, args, kwargs)
 
-            stack.callback(layer.register_forward_pre_hook(note).remove)
-        run(network, x, {})
-    return inputs
+            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
 
 
 @torch.no_grad()
