@@ -1,4 +1,4 @@
-"""Networks that no longer train: BatchNorm folded into convolutions, members as networks that share weights."""
+"""Networks that no longer train: BatchNorm folded into convolutions, members that share their weights."""
 
 from __future__ import annotations
 
