@@ -211,11 +211,9 @@ class Trial:
         return not order.lost and self.fault(order) is None
 
     def works_at_once(self, order: Order) -> bool:
-        """Whether they are also in a larger batch."""
-        return self.works(order) and self.holds_for_more(order)
-
-    def holds_for_more(self, order: Order) -> bool:
-        """Whether rows of a larger batch come in the same order, and none depends on another."""
+        """Whether rows of a larger batch also come in this order, and none depends on another."""
+        if not self.works(order):
+            return False
         x = images(MEMBERS * MORE, tuple(self.x.shape[1:]), self.plain, self.x.dtype)
         try:
             more = Trial(self.plain, x, self.names, self.front)

@@ -136,17 +136,17 @@ def state_dict(found: Any, path: Path, key: str) -> dict[str, Tensor]:
     known = dict(state_dicts(found))
     if key and key not in known:
         raise WeightsError(f"{path}: there are no weights under '{key}', only {listed_keys(known)}")
+    if not known:
+        keys = f" (its keys are {listed_keys(found)})" if isinstance(found, Mapping) and found else ""
+        raise WeightsError(f"{path} holds no weights by name{keys}: save the network's state_dict")
     usual = [name for name in known if all(part in NESTS for part in name.split("."))]
     usual.sort(key=lambda name: [NESTS.index(part) for part in name.split(".")])
-    name = key or ("" if "" in known else next(iter(usual or (known if len(known) == 1 else ())), None))
-    if name is not None and name in known:
-        return known[name]
-    if known:
+    names = [key] if key in known else usual or list(known)
+    if len(names) > 1 and not usual:
         raise WeightsError(
-            f"{path} holds weights under {listed_keys(known)}: pick one, as {path.name}#{next(iter(known))}"
+            f"{path} holds weights under {listed_keys(known)}: pick one, as {path.name}#{names[0]}"
         )
-    keys = f" (its keys are {listed_keys(found)})" if isinstance(found, Mapping) and found else ""
-    raise WeightsError(f"{path} holds no weights by name{keys}: save the network's state_dict")
+    return known[names[0]]
 
 
 def state_dicts(found: Any, *keys: str) -> Iterator[tuple[str, dict[str, Tensor]]]:

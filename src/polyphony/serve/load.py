@@ -98,12 +98,14 @@ def assemble(description: Description, weights: dict[str, Tensor], device: str) 
 
 
 def check_size(description: Description, weights: dict[str, Tensor]) -> None:
-    """Raise for a network larger than the weights there are for it, as soon as that is seen.
+    """Raise a StoreError while the network is being built if it is larger than its weights.
 
-    It is built without numbers where it can be. A module that is given a parameter twice counts twice.
+    It is built without numbers if that works. A parameter that is registered twice counts twice.
     """
     size, most = 0, sum(each.numel() for each in weights.values())
     network = description.own_network
+    if isinstance(network, PythonTable):
+        return
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal size
@@ -113,18 +115,16 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        for device in ("meta", "cpu") if not isinstance(network, PythonTable) else ():
+        for device in ("meta", "cpu"):
             size = 0
-            with suppress(Exception), torch.device(device):  # what else is wrong with it is said later
+            with suppress(Exception), torch.device(device):  # other errors are reported when it is built
                 network.build(len(description.classes), description.shape[0])
-                break
+                return
             if size > 2 * most:
-                break
+                fault = f"it has more than {size:,} numbers, and there are {most:,}"
+                raise StoreError(f"the weights of '{description.method}' do not fit its network: {fault}")
     finally:
         hook.remove()
-    if size > 2 * most:
-        fault = f"it has more than {size:,} numbers, and there are {most:,}"
-        raise StoreError(f"the weights of '{description.method}' do not fit its network: {fault}")
 
 
 def load_samples(folder: Path, data_root: Path | None = None) -> Samples:

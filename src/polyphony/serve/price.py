@@ -122,14 +122,14 @@ def in_pytorch(student: Student) -> Priced:
 
 
 def _rows(run: Run, models: Mapping[str, Sequence[Priced]], x: Tensor) -> Iterator[Latency]:
-    """Prices for one batch; each distinct group of networks is timed once."""
-    groups = {tuple(map(id, parts)): parts for parts in models.values()}
-    works = {str(key): partial(_ask_all, parts, x) for key, parts in groups.items()}
-    times = latencies(works)
+    """Prices for one batch; models of the same networks have the same key and are timed once."""
+    keys = {model: str([id(each) for each in parts]) for model, parts in models.items()}
+    times = latencies({keys[model]: partial(_ask_all, parts, x) for model, parts in models.items()})
     for model, parts in models.items():
-        taken, size = times[str(tuple(map(id, parts)))], sum(each.bytes for each in parts)
-        row = (model, run.params(model), taken, len(x), THREADS)
-        yield Latency(*row, bytes=size, runtime=parts[0].runtime, machine=processor())
+        size, runtime = sum(each.bytes for each in parts), parts[0].runtime
+        yield Latency(
+            model, run.params(model), times[keys[model]], len(x), THREADS, size, runtime, processor()
+        )
 
 
 def _ask_all(parts: Sequence[Priced], x: Tensor) -> None:
