@@ -117,7 +117,7 @@ def test_of_members_norms_the_share_knows_too():
 
 def test_a_layer_called_when_it_is_nobodys_turn_is_an_error():
     converted = add_members(by_hand.TimeMajor(), 2)
-    with pytest.raises(RuntimeError, match="nobody's turn"):
+    with pytest.raises(RuntimeError, match=r"outside `InTurn\.forward`"):
         converted.network(torch.rand(4, 3, 8, 8))
 
 

@@ -87,7 +87,7 @@ def as_seen(batch: Tensor, seen: Seen) -> Tensor:
 
 
 def share_rows(x: Tensor) -> bool:
-    """Whether the members' rows are one and the same in memory, as in x.expand(members, …). [m …]"""
+    """Whether all members have the same rows in memory, as in x.expand(members, …). [m …]"""
     return len(x) == 1 or x.stride(0) == 0
 
 

@@ -14,7 +14,7 @@ from polyphony.ensembles.hydra import Heads, find_head
 from polyphony.nn import Size
 from polyphony.nn.low_rank import LowRank, OwnWeights, adapted_layers, draw_low_rank
 from polyphony.nn.members import convertible, replace_layers
-from polyphony.nn.rank_one import OfMembers
+from polyphony.nn.rank_one import MemberLayer
 from polyphony.nn.trial import find_order
 
 
@@ -63,7 +63,7 @@ class LoRAEnsemble(MembersInside):
         places = [place for place in adapted_layers(network, layers) if place[1] is not classifier]
         names = {network.get_submodule(name): name for name in convertible(places, member_norm=False)}
 
-        def make(layer: nn.Module) -> OfMembers:
+        def make(layer: nn.Module) -> MemberLayer:
             if layer is classifier:
                 bias = None if heads.bias is None else heads.bias.detach()
                 return OwnWeights(classifier, heads.weight.detach(), bias)

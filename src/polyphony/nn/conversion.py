@@ -1,4 +1,4 @@
-"""A network's layers become rank-one layers, and member j becomes a plain network again."""
+"""Replaces a network's layers by layers of members, and makes member j a plain network again."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from polyphony._util.text import UserError
-from polyphony.nn.rank_one import MemberBatchNorm, OfMembers, RankOne, RankOneConv2d, RankOneLinear
+from polyphony.nn.rank_one import (
+    MemberBatchNorm,
+    MemberLayer,
+    RankOneConv2d,
+    RankOneLinear,
+    member_layers,
+    rank_ones,
+)
 from polyphony.nn.running import SHARED, AtOnce, Front, InTurn, Repeat
 
 Places = list[tuple[str, nn.Module]]
 Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer
-Make = Callable[[nn.Module], OfMembers]  # the layer of members that takes a layer's place
+Make = Callable[[nn.Module], MemberLayer]  # the layer of members that takes a layer's place
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
-LOST = -2  # in place of a dimension, as `SHARED`: rows are in no order that can be followed
+LOST = -2  # in place of a dimension, like `SHARED`: the order of the rows is unknown
 
 
 class ConversionError(UserError, ValueError):
@@ -29,7 +36,7 @@ class ConversionError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Order:
-    """In which dimension of its inputs each layer finds members first, or that members run in turn."""
+    """The dimension of each layer's inputs that holds the members, or that members run in turn."""
 
     dims: dict[str, int]
     in_turn: bool = False
@@ -43,7 +50,7 @@ class Order:
 
 
 def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Module:
-    """The network itself with the layers that an order names, but for shared ones, turned into members'."""
+    """Replace the layers that an order names, except shared ones, by what `make` returns. In place."""
     dims = {network.get_submodule(name): dim for name, dim in order.dims.items() if dim != SHARED}
 
     def with_members(module: nn.Module) -> nn.Module | None:
@@ -59,8 +66,8 @@ def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Mo
     return AtOnce(converted, members, order.front) if order.front else converted
 
 
-def of_members(module: nn.Module, members: int, draw: Draw) -> OfMembers:
-    """The layer that takes a layer's place."""
+def of_members(module: nn.Module, members: int, draw: Draw) -> MemberLayer:
+    """The rank-one layer, or the norms of members, that replace a layer."""
     if isinstance(module, nn.Conv2d):
         return RankOneConv2d(module, draw(module))
     if isinstance(module, nn.Linear):
@@ -78,7 +85,7 @@ def draw_factors(
 
 
 def around_one(shape: Sequence[int], weight: Tensor, std: float, rng: torch.Generator | None) -> Tensor:
-    """Numbers from N(1, std²), drawn where the generator is and brought to where a weight lives."""
+    """Numbers from N(1, std²), drawn on the generator's device and moved to the weight's."""
     device = weight.device if rng is None else rng.device
     return torch.empty(shape, device=device).normal_(1, std, generator=rng).to(weight)
 
@@ -86,18 +93,17 @@ def around_one(shape: Sequence[int], weight: Tensor, std: float, rng: torch.Gene
 def merge_member(network: nn.Module, j: int) -> nn.Module:
     """The plain network that member j of a converted network is, as a copy."""
     network = inside(network)
-    layers = [module for module in network.modules() if isinstance(module, OfMembers)]
-    merged = {id(layer): layer.merge(j) for layer in layers}  # instead of copies of them
+    merged = {id(layer): layer.merge(j) for layer in member_layers(network)}  # instead of copies of them
     return without_repeat(copy.deepcopy(network, merged))
 
 
 def inside(network: nn.Module) -> nn.Module:
-    """The network whose layers were converted, less what runs it for all members."""
+    """The network whose layers were converted, without the module that runs it for all members."""
     return network.network if isinstance(network, AtOnce | InTurn) else network
 
 
 def without_repeat(network: nn.Module) -> nn.Module:
-    """A network without the hook that repeats rows for members."""
+    """Remove the hook that repeats rows for members."""
     for module in network.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, Repeat):
@@ -107,9 +113,8 @@ def without_repeat(network: nn.Module) -> nn.Module:
 
 def factors(network: nn.Module) -> Iterator[Tensor]:
     """The rank-one factors r and s of every layer that has them: parameters, or made of some (LatentBE)."""
-    for module in network.modules():
-        if isinstance(module, RankOne):
-            yield from (module.r, module.s)
+    for layer in rank_ones(network):
+        yield from (layer.r, layer.s)
 
 
 def factor_distance(network: nn.Module) -> float:
@@ -139,8 +144,8 @@ def layer_distance(r: Tensor, s: Tensor) -> float:
 
 
 def member_share(network: nn.Module) -> float:
-    """What share of one member's weights is its own: those of rank-one layers, and of norms of its own."""
-    layers = [layer for layer in network.modules() if isinstance(layer, OfMembers)]
+    """The share of one member's weights that is its own: those of rank-one layers and of its own norms."""
+    layers = member_layers(network)
     own = {p for layer in layers for p in layer.parameters()}
     shared = sum(p.numel() for p in network.parameters() if p not in own)
     mine = sum(p.numel() for layer in layers for p in layer.merge(0).parameters())
@@ -148,12 +153,12 @@ def member_share(network: nn.Module) -> float:
 
 
 def every_module(network: nn.Module) -> Places:
-    """Every place a module stands in, so that one used twice is listed twice."""
+    """All modules with their names; a module that is used twice is listed twice."""
     return list(network.named_modules(remove_duplicate=False))
 
 
 def replace(network: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Put convert(module) into every place where it gives one; each module is converted once."""
+    """Replace every module for which `convert` returns another one; each is converted once."""
     converted: dict[nn.Module, nn.Module | None] = {}
     for name, module in every_module(network):
         if module not in converted:

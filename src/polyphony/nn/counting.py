@@ -1,4 +1,4 @@
-"""Operations counted as they are called, on the meta device without doing them."""
+"""Counts operations as they are called; on the meta device without computing them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Counting(TorchDispatchMode):
         return False  # to skip PyTorch's compiler would import it, which takes seconds
 
     def of(self, run: Callable[[], object]) -> Count:
-        """What something that is done with a few images takes."""
+        """The operations that `run` calls, for a few images."""
         self.calls, self.flops = 0, 0
         with self:
             run()
@@ -80,7 +80,7 @@ class Counting(TorchDispatchMode):
 
 @cache
 def aliases(func: Any) -> bool:
-    """Whether what an operation gives is, or looks into, one of its arguments."""
+    """Whether an operation returns one of its arguments, or a view of it."""
     return any(result.alias_info is not None for result in func._schema.returns)
 
 

@@ -16,11 +16,12 @@ from polyphony.nn.conversion import inside, replace, without_repeat
 from polyphony.nn.probe import images, sizes
 from polyphony.nn.rank_one import (
     MemberBatchNorm,
+    MemberLayer,
     MemberWeights,
-    OfMembers,
     RankOne,
     RankOneConv2d,
     is_plain,
+    member_layers,
     run_with,
 )
 
@@ -71,11 +72,11 @@ class MemberTracer(fx.Tracer):
     """Traces the calls of layers of members, not what is inside them."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, OfMembers) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, MemberLayer) or super().is_leaf_module(m, module_qualified_name)
 
 
 def fused(conv: nn.Module, norm: nn.Module) -> nn.Module | None:
-    """The convolution that does what these two do one after the other, if there is one."""
+    """The convolution that computes both layers at once, if there is one."""
     norms = [*norm.norms] if isinstance(norm, MemberBatchNorm) else [norm]
     plain = [each for each in norms if type(each) is nn.BatchNorm2d and each.track_running_stats]
     if len(plain) < len(norms):
@@ -108,7 +109,7 @@ def fused_factors(layer: RankOneConv2d, norms: Sequence[nn.BatchNorm2d]) -> Rank
 
 
 def answers_alike(network: nn.Module, folded: nn.Module) -> bool:
-    """Whether two networks give the same on a few images: a forward may go another way while it is traced."""
+    """Whether two networks give the same logits: a forward may behave differently while it is traced."""
     weight = next(network.parameters())
     if weight.is_meta:
         return True
@@ -132,9 +133,9 @@ def outputs(network: nn.Module, x: Tensor) -> Tensor:
 
 
 class Factored(nn.Module):
-    """The layer that member j of a `MemberWeights` is: its weight is computed of its own at every call.
+    """Member j of a `MemberWeights` as a layer: its weight is computed from its own tensors at every call.
 
-    Like that layer it has the attributes of the layer it was.
+    It has the attributes of the shared layer.
     """
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, bias: Tensor | None, **own: Tensor) -> None:
@@ -181,7 +182,7 @@ class FactoredRankOne(Factored):
         return weight * self.r * self.s
 
 
-FACTORED: dict[type[OfMembers], type[Factored]] = {RankOne: FactoredRankOne}  # other kinds add theirs
+FACTORED: dict[type[MemberLayer], type[Factored]] = {RankOne: FactoredRankOne}  # other kinds add theirs
 
 
 def factored_members(network: nn.Module, members: int) -> list[nn.Module]:
@@ -190,24 +191,19 @@ def factored_members(network: nn.Module, members: int) -> list[nn.Module]:
     They share one copy of all weights and buffers; a layer of members is a `Factored` of its own in each.
     """
     network = without_repeat(copy.deepcopy(inside(network)).eval())
-    for layer in layers_of_members(network):
+    for layer in member_layers(network):
         layer.turn = 0  # so that it takes the rows of one member
     network = fold_norms(network)
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    layers = {id(layer): each_alone(layer) for layer in layers_of_members(network)}
+    layers = {id(layer): each_alone(layer) for layer in member_layers(network)}
     return [
         copy.deepcopy(network, shared | {place: each[j] for place, each in layers.items()})
         for j in range(members)
     ]
 
 
-def layers_of_members(network: nn.Module) -> list[OfMembers]:
-    """All layers that differ between members."""
-    return [module for module in network.modules() if isinstance(module, OfMembers)]
-
-
-def each_alone(layer: OfMembers) -> list[nn.Module]:
-    """The layer that each member has. Biases that are alike, as those of a shared BatchNorm, are one."""
+def each_alone(layer: MemberLayer) -> list[nn.Module]:
+    """The layer of each member. Equal biases, as those from a shared BatchNorm, are one tensor."""
     kind = next((made for of, made in FACTORED.items() if isinstance(layer, of)), None)
     if kind is None or not isinstance(layer, MemberWeights):
         return [layer.merge(j) for j in range(layer.members)]

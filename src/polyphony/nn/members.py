@@ -24,7 +24,7 @@ from polyphony.nn.conversion import (
     of_members,
 )
 from polyphony.nn.probe import Size
-from polyphony.nn.rank_one import OfMembers
+from polyphony.nn.rank_one import MemberLayer
 from polyphony.nn.running import Front
 from polyphony.nn.trial import ORDER, PROVEN, TRIED, find_order, front_at
 
@@ -151,9 +151,9 @@ def convertible(places: Places, member_norm: bool) -> list[str]:
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a layer's members would not be what they claim, if so."""
+    """Why a layer cannot have members, or None."""
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
-    if isinstance(module, OfMembers):
+    if isinstance(module, MemberLayer):
         return "it has members already"
     if isinstance(module, UNSUPPORTED):
         return f"{kind} has no rank-one form"
@@ -165,7 +165,7 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def has_plain_weight(layer: nn.Conv2d | nn.Linear) -> bool:
-    """Whether a layer with another weight in its place can be member j."""
+    """Whether a layer has a weight of the usual shape, which a member's weight can replace."""
     weight = layer._parameters.get("weight")
     if weight is None or isinstance(weight, nn.UninitializedParameter) or any(layer.children()):
         return False

@@ -1,4 +1,4 @@
-"""A network run on a few random images: which it takes, and what of them reaches its layers."""
+"""Runs a network on a few random images: which sizes it accepts, and what reaches its layers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ignores_weight(layer: nn.Conv2d | nn.Linear, x: Tensor) -> bool:
 
 
 def fingerprint(layer: nn.Module, x: Tensor) -> Tensor:
-    """A layer's input with its channels made one number, which the channels of other rows would not give."""
+    """A layer's input with the channels reduced to one number, by which rows are told apart."""
     last = isinstance(layer, nn.Linear | RankOneLinear)
     x = x if last or x.dim() < 2 else x.movedim(1, -1)
     return x @ torch.linspace(1, 2, x.shape[-1], dtype=x.dtype, device=x.device)
@@ -115,7 +115,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy in eval mode with random weights, none of which hides what others do, as zeros would."""
+    """A copy in eval mode with random weights: zeros would hide what other layers compute."""
     try:
         network = copy.deepcopy(network)
     except Exception as error:  # a tensor that was computed with gradients, or whatever else it keeps
@@ -135,7 +135,7 @@ def stand_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def without_hooks(network: nn.Module) -> nn.Module:
-    """A copy that was made, less the user's hooks, which may note down a network's calls."""
+    """Remove the user's hooks from a copy: they may record calls."""
     for module in network.modules():
         module._forward_hooks.clear()
         hooks = module._forward_pre_hooks
@@ -160,9 +160,9 @@ def images(rows: int, size: Size, network: nn.Module, dtype: torch.dtype) -> Ten
 def on_images(
     network: nn.Module, members: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
 ) -> Result:
-    """What `use` makes of a stand-in and random images of so many members, as few as the network takes.
+    """What `use` returns for a stand-in and random images for this many members.
 
-    They are of a size, or of the first that it takes.
+    Few rows are tried first, then more; in the given size, or in the first that the network accepts.
     """
     for dtype in TOLERANCE:
         double = stand_in(network, dtype)
@@ -178,7 +178,7 @@ def on_images(
 def on_random_images(
     network: nn.Module, members: int, size: Size | None, use: Callable[[nn.Module, Tensor], Result]
 ) -> Result:
-    """As `on_images`; a ConversionError where the network runs on none."""
+    """As `on_images`; raises a ConversionError if the network runs on none."""
     try:
         return on_images(network, members, size, use)
     except ConversionError:

@@ -16,22 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-NOBODY = -1  # between two turns
+NOBODY = -1  # outside `InTurn.forward`
 EVERYONE = slice(None)
 Way = Literal["auto", "weights", "activations"]
 """What a rank-one layer scales; `auto`: weights on a CPU, activations elsewhere."""
 
 
-class OfMembers(nn.Module):
-    """A layer that is another one for each member, and knows where in its inputs the members are."""
+class MemberLayer(nn.Module):
+    """A layer that differs between members; it knows which dimension of its inputs holds them."""
 
     members: int
     dim = 0  # members come first in this dimension of the inputs: [… (m b) …]
-    turn: int | None = None  # whose rows all rows are, where members run one after the other (`InTurn`)
+    turn: int | None = None  # the member that all rows belong to, if members run in turn (`InTurn`)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.turn == NOBODY:
-            raise RuntimeError("a layer of members that run in turn was called when it was nobody's turn")
+            raise RuntimeError("a member layer was called outside `InTurn.forward`")
         if self.turn is not None:
             return self.one(x, self.turn)
         return self.all(x.movedim(self.dim, 0)).movedim(0, self.dim) if self.dim else self.all(x)
@@ -49,12 +49,12 @@ class OfMembers(nn.Module):
         raise NotImplementedError
 
 
-class MemberWeights(OfMembers):
-    """A layer that all members share but for what is a member's `own`, [m …] each, and a bias [m o].
+class MemberWeights(MemberLayer):
+    """A layer whose weight all members share; each member has its `own` tensors, [m …], and a bias [m o].
 
-    Member j's weight is made of the shared one and of its own. The layer keeps the attributes of the layer it
-    was, `.weight`, `.stride` and all others: those of the shared layer, and while members run in turn the
-    weight and bias of the one whose turn it is.
+    Member j's weight is computed from the shared weight and its own tensors. The layer has the attributes of
+    the layer that it replaces, such as `.weight` and `.stride`. While members run in turn, `.weight` and
+    `.bias` are those of the current member.
     """
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, **own: Tensor) -> None:
@@ -65,7 +65,7 @@ class MemberWeights(OfMembers):
         bias = None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
         self.register_parameter("bias", bias)
         shared.register_parameter("bias", None)
-        self.shared = shared  # last: from here on it has the shared layer's attributes
+        self.shared = shared  # last: from now on it has the shared layer's attributes
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias") and self.turn not in (None, NOBODY):
@@ -90,7 +90,7 @@ class MemberWeights(OfMembers):
         return self.by_weights(x)
 
     def by_weights(self, x: Tensor) -> Tensor:
-        """One layer for each member, with its weight; of plain linear layers one product."""
+        """Run the layer for each member with its weight; plain linear layers are one matrix product."""
         bias = self._parameters["bias"]
         if isinstance(self.shared, nn.Linear) and is_plain(self.shared):
             rows, weights = torch.stack(split_rows(x, self.members)).flatten(1, -2), self.member_weights().mT
@@ -104,7 +104,7 @@ class MemberWeights(OfMembers):
         return self.run(x, *self.member(j))
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The shared layer's own forward with another weight and bias, which a subclass may prepare first."""
+        """The shared layer's own forward with another weight and bias."""
         return run_with(self.shared, x, weight, bias)
 
     def merge(self, j: int) -> nn.Module:
@@ -121,7 +121,7 @@ class RankOne(MemberWeights):
 
     r: nn.Parameter
     s: nn.Parameter
-    channels: int  # in which dimension of [m b …] they are
+    channels: int  # the dimension of channels in [m b …]
     way: Way = "auto"
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
@@ -138,12 +138,12 @@ class RankOne(MemberWeights):
     def all(self, x: Tensor) -> Tensor:
         on_cpu = x.device.type in ("cpu", "meta")
         by_weights = self.way == "weights" or (self.way == "auto" and on_cpu)
-        if by_weights or not is_plain(self.shared):  # which may do anything with its weight
+        if by_weights or not is_plain(self.shared):  # a forward of its own may use the weight in any way
             return self.by_weights(x)
         return self.by_activations(x)
 
     def by_activations(self, x: Tensor) -> Tensor:
-        """The shared layer alone, its inputs scaled before and its outputs after."""
+        """Run the shared layer once; its inputs are scaled before and its outputs after."""
         bias, rows = self._parameters["bias"], unfold_rows(x, self.members)
         shape = [self.members, *rows.dim() * [1]][: rows.dim()]
         shape[self.channels] = -1
@@ -179,7 +179,7 @@ class RankOneLinear(RankOne):
         return s[:, :, None] * r[:, None, :]
 
 
-class MemberBatchNorm(OfMembers):
+class MemberBatchNorm(MemberLayer):
     """One BatchNorm for each member, statistics over that member's rows alone. [(m b) c …] → [(m b) c …]"""
 
     def __init__(self, norm: nn.Module, members: int) -> None:
@@ -203,8 +203,13 @@ def rank_ones(model: nn.Module) -> list[RankOne]:
     return [layer for layer in model.modules() if isinstance(layer, RankOne)]
 
 
+def member_layers(model: nn.Module) -> list[MemberLayer]:
+    """All layers of a model that differ between members."""
+    return [layer for layer in model.modules() if isinstance(layer, MemberLayer)]
+
+
 def set_way(model: nn.Module, way: Way) -> None:
-    """Let all rank-one layers of a model scale weights or activations: the same function but for rounding."""
+    """Let all rank-one layers scale weights or activations: the results differ by rounding alone."""
     for layer in rank_ones(model):
         layer.way = way
 
@@ -222,7 +227,7 @@ def run_with(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor, bias: Tens
 
 
 def rows_of(own: Tensor, members: slice) -> Tensor:
-    """What some members own; of all of them the tensor itself, since a slice costs kernels in every step."""
+    """Some members' rows; for all members the tensor itself, since slicing costs kernels in each step."""
     return own if members is EVERYONE else own[members]
 
 
@@ -240,7 +245,7 @@ def unfold_rows(x: Tensor, members: int) -> Tensor:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether what a layer computes is PyTorch's own of Conv2d or Linear."""
+    """Whether a layer computes what PyTorch's Conv2d or Linear computes."""
     forward, inner = (
         getattr(getattr(layer, name, None), "__func__", None) for name in ("forward", "_conv_forward")
     )

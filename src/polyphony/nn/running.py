@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from polyphony.nn.rank_one import NOBODY, OfMembers, split_rows
+from polyphony.nn.rank_one import NOBODY, member_layers, split_rows
 
 SHARED = -1  # in place of a dimension: the tensor has no rows, and is the same for all members
 
@@ -84,10 +84,9 @@ class InTurn(Members):
         self.give_turn(NOBODY)
 
     def give_turn(self, j: int) -> None:
-        """From now on all rows are member j's."""
-        for module in self.network.modules():
-            if isinstance(module, OfMembers):
-                module.turn = j
+        """From now on all rows belong to member j."""
+        for layer in member_layers(self.network):
+            layer.turn = j
 
     def turns(self) -> Iterator[nn.Module]:
         """The network as each member in turn."""
@@ -160,13 +159,13 @@ class FrontOnce:
 
 
 def copied(value: Any) -> Any:
-    """Tensors, perhaps nested, of their own memory."""
+    """A value with copies of all tensors in it."""
     return tree_map_only(Tensor, torch.clone, value)
 
 
 @contextmanager
 def forward_by(module: nn.Module, how: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile a module's forward is `how`, which is given the forward it has."""
+    """Replace a module's forward by `how` for a while; `how` gets the original forward first."""
     before = module.__dict__.get("forward")
     module.forward = partial(how, module.forward)
     try:

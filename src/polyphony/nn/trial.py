@@ -1,4 +1,4 @@
-"""Whether members of a network will be what they claim: tried with two, on random images and weights."""
+"""Tests whether each member computes what it computes alone: two members, random images and weights."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def find_order(
     front: Front | None = None,
     options: Sequence[str] = ("keep", "member_norm"),
 ) -> tuple[Order, Size | None]:
-    """In which order rows reach the layers named, such that each member of the whole is what it is alone.
+    """The order in which rows reach these layers, tested: each member computes what it computes alone.
 
-    Rows are followed where all members can run at once; otherwise members run in turn. A ConversionError says
-    where members would differ, and which of the `options` would help. With it comes the size of the images
-    that were tried, if they had numbers.
+    All members run at once if their rows can be followed, otherwise in turn. Raises a ConversionError that
+    says where members would differ, and which of the `options` would help. Also returns the size of the
+    images that were tried, or None on the meta device.
     """
     trial = on_random_images(network, MEMBERS, size, lambda plain, x: Trial(plain, x, names, front))
     order = trial.order()
@@ -104,9 +104,9 @@ def front_at(
 
 
 def check_members(network: nn.Module, members: int, size: Size) -> None:
-    """Raise a ConversionError unless the first and last member of a network are what they are alone.
+    """Raise a ConversionError unless the first and last member compute what they compute alone.
 
-    A network without members of its own is refused where it mixes the rows of a batch.
+    A network without members is rejected if it mixes the rows of a batch.
     """
     if getattr(network, TRIED, None) == size:
         return
@@ -207,7 +207,7 @@ class Trial:
         return fault
 
     def works(self, order: Order) -> bool:
-        """Whether members of a network converted by this order are what they claim."""
+        """Whether members of a network converted by this order compute what they compute alone."""
         return not order.lost and self.fault(order) is None
 
     def works_at_once(self, order: Order) -> bool:
@@ -222,7 +222,7 @@ class Trial:
         return more.order() == order and close(of_member(more.whole.outputs, 0, -1), more.last.outputs)
 
     def stale(self) -> list[str]:
-        """Layers with a forward of their own that give the same whatever their weight is now."""
+        """Layers with a forward of their own whose outputs ignore a change of their weight."""
         own = {
             name: layer
             for name, layer in self.watched(self.plain).items()
@@ -238,7 +238,7 @@ class Trial:
         return Order(dict.fromkeys(self.names, 0), in_turn=True, front=self.front)
 
     def turns_work(self) -> bool:
-        """Whether members in turn are what they claim, and no norm has to see the rows of all."""
+        """Whether members can run in turn, and no norm needs the rows of all members."""
         front = self.front.modules if self.front else ()
         others = {self.plain.get_submodule(name) for name in (*self.names, *front)}
         norms = any(isinstance(module, _BatchNorm) for module in set(self.plain.modules()) - others)
@@ -275,7 +275,7 @@ def leave_out(names: Sequence[str], options: Sequence[str]) -> str:
 
 
 def as_member(whole: Trace, j: int, order: Order) -> Trace:
-    """What one member had in the run of all."""
+    """One member's part of the run of all."""
     outputs = whole.outputs.unflatten(0, (MEMBERS, -1))[j]
     if order.in_turn:
         each = len(whole.calls) // MEMBERS

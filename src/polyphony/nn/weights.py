@@ -1,4 +1,4 @@
-"""Weights that were trained elsewhere: read safely, named as the network names them, or one sentence."""
+"""Reads weights that were trained elsewhere: nothing is executed, and names are matched."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def listed_keys(found: Iterable[object]) -> str:
 
 
 def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-    """The weights without that prefix of all their names which leaves most names that the network has."""
+    """The weights without a common prefix of their names: the one whose removal matches most names."""
     names = [name for name in weights if name != COUNT or name in wanted]
     columns = zip(*(name.split(".")[:-1] for name in names), strict=False)  # as many as the shortest name has
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
@@ -180,7 +180,7 @@ def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str,
 
 
 def completed(named: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with what a file may lack: other names of a tensor that has several, BatchNorm's counts."""
+    """The weights with what a file may omit: other names of tied weights, and BatchNorm's counts."""
     known = {id(wanted[name]): value for name, value in named.items() if name in wanted}
     others = {name: known[id(tensor)] for name, tensor in wanted.items() if id(tensor) in known}
     counts = {name: tensor for name, tensor in wanted.items() if name.endswith(".num_batches_tracked")}
@@ -213,7 +213,7 @@ def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> 
 
 @contextmanager
 def quiet(logging: Any) -> Iterator[None]:
-    """Meanwhile transformers neither reports what it loads nor shows how far it is."""
+    """Hide the log and the progress bars of transformers for a while."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

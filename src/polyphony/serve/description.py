@@ -78,7 +78,7 @@ class Description(Settings):
     members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
     shape: tuple[Side, Side, Side]  # of an image: channels, height, width
-    resize: Resize = "crop"  # how images of another size come to it
+    resize: Resize = "crop"  # how images of another size are resized
     temperature: Annotated[float, Field(ge=TEMPERATURE_BOUNDS[0], le=TEMPERATURE_BOUNDS[1])]
     method: str
     seed: int
@@ -89,12 +89,12 @@ class Description(Settings):
     thresholds: Thresholds | None = None  # of validation images; early runs have none
     sets: float | None = None  # coverage of the output `set` of an exported file; None: no such output
     licence: str = ""  # under which others may use it
-    proof: Proof | None = None  # how members of its network were found to run
+    proof: Proof | None = None  # the result of the trial of its members
     version: str = __version__
 
     @classmethod
     def read(cls, described: Mapping[str, Any], where: object, code_in: Path | None = None) -> Description:
-        """From JSON, with code in a folder if it has any; a StoreError that says what is wrong with it."""
+        """Read JSON, with the user's own code in a folder; raises a StoreError that says what is wrong."""
         context = {"folder": str(code_in.absolute())} if code_in else None
         try:
             return cls.model_validate_json(json.dumps(described), strict=True, context=context)
@@ -104,7 +104,7 @@ class Description(Settings):
             raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
 
     def with_code(self, folder: Path) -> Description:
-        """The same whose own code is taken from a folder, if that is there."""
+        """The same description; the user's own code is imported from a folder, if that exists."""
         if not folder.is_dir():
             return self
         tables = {"network": self.network, "form": self.form}
@@ -125,7 +125,7 @@ class Description(Settings):
         return self.form.resolved().network_table(self.blueprint, self.members)
 
     def to_config(self) -> dict[str, Any]:
-        """As JSON for others, who need not know where code or a model lay on this machine."""
+        """As JSON, without the folders of this machine."""
         try:
             network = self.network.portable()
         except RecipeError:  # then its name must do

@@ -40,8 +40,8 @@ class ExportError(UserError, RuntimeError):
 class AnswerGraph(nn.Module):
     """A student's answers from pixels [b c h w] of its size: uint8, or float32 in [0, 1].
 
-    The same numbers as `Student.predict` gives, in float32: what they mean is said of `Answers`. BatchNorm is
-    folded, normalisation and temperature are inside. With `half`, weights are kept as float16.
+    It computes what `Student.predict` gives (see `Answers`), in float32. BatchNorm is folded, normalisation
+    and temperature are inside. With `half`, weights are stored as float16.
     """
 
     temperature: Tensor
@@ -86,11 +86,11 @@ class AnswerGraph(nn.Module):
 
 
 def store_as_half(ensemble: Ensemble) -> None:
-    """Keep all weights that are no vectors as float16, and widen them where they are used.
+    """Store all weights except vectors as float16, and convert them to float32 where they are used.
 
-    A Conv2d or Linear with a forward of its own keeps float32: members put their weight in its place.
+    A Conv2d or Linear with a forward of its own keeps float32: members replace its weight.
     """
-    halves: dict[nn.Parameter, nn.Parameter] = {}  # of one that several modules share, one
+    halves: dict[nn.Parameter, nn.Parameter] = {}  # a weight that modules share stays one
     for module in list(ensemble.modules()):
         if isinstance(module, nn.Conv2d | nn.Linear) and not is_plain(module):
             continue
@@ -102,13 +102,13 @@ def store_as_half(ensemble: Ensemble) -> None:
 
 
 class Widened(nn.Module):
-    """A weight as float32 that is kept as float16."""
+    """A weight that is stored as float16, as float32."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight.float()
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor]:
-        return (weight.half(),)  # of several, PyTorch lets the type change
+        return (weight.half(),)  # a tuple: only then does PyTorch allow another type
 
 
 def dirichlet_information(log_alpha: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def traced(student: Student, levels: Levels, half: bool = False) -> ExportedProg
     graph = AnswerGraph(student, levels, half)
     example = torch.zeros(2, *student.description.shape, dtype=getattr(torch, levels))
     with torch.no_grad(), quiet(), one_sentence(student, "traced for any number of images"):
-        graph(example)  # what is decided by the first images is decided before
+        graph(example)  # a first run: some networks decide something by their first images
         program: ExportedProgram = torch.export.export(graph, (example,), dynamic_shapes=({0: Dim.DYNAMIC},))
         program = program.run_decompositions({torch.ops.aten.logaddexp.default: logaddexp})
     merge_equal_nodes(program.graph)
@@ -147,7 +147,7 @@ def traced(student: Student, levels: Levels, half: bool = False) -> ExportedProg
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """log(eᵃ + eᵇ) that no large number breaks; ONNX's adds the exponentials."""
+    """log(eᵃ + eᵇ) without overflow; ONNX's adds the exponentials."""
     return torch.maximum(a, b) + (-(a - b).abs()).exp().log1p()
 
 

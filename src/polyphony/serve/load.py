@@ -69,7 +69,7 @@ def load_from_run(run: Run, method: str | None, seed: int | None, device: str) -
 
 
 def load_packed(folder: Path, device: str, *, code: bool) -> Student:
-    """The student of a packed folder. Without `code` one whose network or form is Python code is refused."""
+    """The student of a packed folder; raises a CodeError if it needs Python code and `code` is not set."""
     description = Description.read(read_json(folder / CONFIG), folder / CONFIG, code_in=folder)
     names = own_code(description)
     if names and not code:
@@ -86,7 +86,7 @@ def load_packed(folder: Path, device: str, *, code: bool) -> Student:
 
 
 def assemble(description: Description, weights: dict[str, Tensor], device: str) -> Student:
-    """The student that a description and weights are, as it predicts."""
+    """The student of a description and its weights, ready to predict."""
     check_size(description, weights)
     student = description.build()
     try:
@@ -128,9 +128,9 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
 
 
 def load_samples(folder: Path, data_root: Path | None = None) -> Samples:
-    """The images that a run's students are compared on: those that the run keeps.
+    """The images that students are compared on: those saved with the run.
 
-    With a `data_root`, and of a run that keeps none, all validation and test images of the data set there.
+    With a `data_root`, or if the run has none, all validation and test images of the data set.
     """
     samples = None if data_root else read_samples(folder)
     if samples is not None:
@@ -141,7 +141,7 @@ def load_samples(folder: Path, data_root: Path | None = None) -> Samples:
 
 @dataclass(frozen=True)
 class Choice:
-    """A student, and by how much it was better than others where somebody had to choose."""
+    """A student, and why it was chosen if the user did not name it."""
 
     method: str
     seed: int
@@ -149,7 +149,7 @@ class Choice:
 
 
 def choose(run: Run, method: str | None, seed: int | None) -> Choice:
-    """The student of a method and seed; what is not given is that of the lowest calibrated validation NLL."""
+    """The student of a method and seed; by default those with the lowest calibrated validation NLL."""
     if method is not None and method not in run.methods:
         raise StoreError(f"{run.folder} has no method '{method}'; {suggestion(method, run.methods)}")
     if seed is not None and seed not in run.recipe.seeds:
@@ -169,12 +169,12 @@ def choose(run: Run, method: str | None, seed: int | None) -> Choice:
 
 
 def trained_student(run: Run, method: str, seed: int) -> Trained:
-    """The folder of a student's weights, whatever they were made from."""
+    """The folder of a student's weights."""
     return Trained(run.folder / "students" / method / str(seed))
 
 
 def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, Tensor]]:
-    """What a student of a run says of itself, and its weights; ChangedError for code that is another now."""
+    """A student's description and its weights; raises a ChangedError if its code has changed."""
     trained = trained_student(run, method, seed)
     weights, recipe = trained.weights(), run.recipe
     if (method, seed) not in run.temperatures:
@@ -204,7 +204,7 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
 
 
 def check_code(trained: Trained, description: Description) -> None:
-    """Raise where the student's network or form, the user's own code included, is not what was trained.
+    """Raise a ChangedError if the network or form, or the user's code of them, differs from training.
 
     Runs of version 0.1.0 keep no code, and record a hash of its text.
     """

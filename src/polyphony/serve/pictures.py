@@ -27,13 +27,13 @@ Shape = tuple[int, int, int]  # channels, height, width
 def batches_of(
     images: Picture | Sequence[Picture], shape: Shape, size: int, resize: Resize = "crop"
 ) -> Iterator[Tensor]:
-    """The images as float32 in [0, 1], [b c h w], so many at a time.
+    """The images as float32 in [0, 1], [b c h w], in batches of `size`.
 
     One array holds several images: uint8, or floats in [0, 1], as [n h w c], [n c h w], or grey [n h w]. Else
     one picture or a list: files, PIL images, arrays [h w c], [c h w], [h w]. Files, PIL images and uint8
-    arrays of another size are area-averaged to the shape, cropped to it before or squashed, as the data's
-    reader did; grey becomes colour and colour grey. Floats must have the student's size. DataError, one
-    sentence, for anything else.
+    arrays of another size are cropped or squashed, as the training images were, and area-averaged to the
+    shape; grey becomes colour and colour grey. Floats must have the student's size. Raises a DataError for
+    anything else.
     """
     if isinstance(images, str | Path | Image.Image):
         images = [images]
