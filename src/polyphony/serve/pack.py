@@ -119,7 +119,7 @@ def card_template() -> jinja2.Template:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
-    ).get_template("card.md")
+    ).get_template("card.md.jinja")
 
 
 def compared(run: Run, method: str, seed: int) -> dict[str, tuple[str, int | None]]:
