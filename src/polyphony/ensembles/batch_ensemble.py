@@ -87,7 +87,7 @@ class BatchEnsemble(MembersInside):
         super().__init__(converted, members, size)
 
 
-class LatentBE(Ensemble):
+class LatentBE(MembersInside):
     """A student of members that ends as one plain network (Nam et al., ICML 2022).
 
     Its rank-one factors start at one, are pulled together, and are averaged by `merge`.
@@ -109,20 +109,13 @@ class LatentBE(Ensemble):
         branch: str | float | None = None,
         size: Size | None = None,
     ) -> None:
-        super().__init__()
-        self.members = members
-        unused = torch.Generator()  # no draw is kept, so none is taken from PyTorch's own generator
-        self.network = add_members(network, members, rng=unused, keep=keep, branch=branch, size=size)
-        self.run = NetworkRunner(self.network, members, size)
+        unused = torch.Generator()  # the draws are replaced, so PyTorch's own generator is left alone
+        converted = add_members(network, members, rng=unused, keep=keep, branch=branch, size=size)
+        super().__init__(converted, members, size)
         for layer in rank_ones(self.network):
             for name in ("r", "s"):
                 nn.init.ones_(getattr(layer, name))
                 parametrize.register_parametrization(layer, name, AroundOne())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[m b c h w] → [m b k]"""
-        check_leading(x, self.members)
-        return self.run.members(self.network, x)
 
     def merge(self) -> nn.Module:
         """One plain network, as a copy: factors and biases averaged over members, then folded into W."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyphony._util.settings import Members, check
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, check_member, share_rows
-from polyphony.nn.conversion import around_one, replace
+from polyphony.nn.conversion import normal, replace
 from polyphony.nn.probe import without_hooks
 
 FEW = 2  # images that a network's end is looked for on
@@ -77,9 +77,7 @@ class Heads(nn.Module):
         super().__init__()
         old, bias = classifier.weight.detach(), classifier.bias
         drawn = [
-            fresh_weight(old, rng)
-            if factor_std is None
-            else old * around_one(old.shape, old, factor_std, rng)
+            fresh_weight(old, rng) if factor_std is None else old * normal(old.shape, old, rng, 1, factor_std)
             for _ in range(members)
         ]
         self.weight = nn.Parameter(torch.stack(drawn))

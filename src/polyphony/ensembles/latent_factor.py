@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polyphony._util.settings import Count, Members, check
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
+from polyphony.nn.conversion import normal
 
 START = 0.1  # of L: draws that start small do not upset the network
 
@@ -85,8 +86,3 @@ class LatentFactor(Ensemble):
     def lower(self) -> Tensor:
         """L. [k k]"""
         return self.scale.tril()
-
-
-def normal(shape: tuple[int, ...], like: Tensor, rng: torch.Generator) -> Tensor:
-    """Standard normal numbers, drawn where the generator is, for a place beside other weights."""
-    return torch.empty(shape, device=rng.device).normal_(generator=rng).to(like)

@@ -80,14 +80,16 @@ def draw_factors(
 ) -> tuple[Tensor, Tensor]:
     """r [m i] and s [m o] from N(1, std²), where the weight lives."""
     weight, inputs = layer.weight, layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features
-    r = around_one((members, inputs), weight, std, rng)
-    return r, around_one((members, len(weight)), weight, std, rng)
+    r = normal((members, inputs), weight, rng, 1, std)
+    return r, normal((members, len(weight)), weight, rng, 1, std)
 
 
-def around_one(shape: Sequence[int], weight: Tensor, std: float, rng: torch.Generator | None) -> Tensor:
-    """Numbers from N(1, std²), drawn on the generator's device and moved to the weight's."""
-    device = weight.device if rng is None else rng.device
-    return torch.empty(shape, device=device).normal_(1, std, generator=rng).to(weight)
+def normal(
+    shape: Sequence[int], like: Tensor, rng: torch.Generator | None, mean: float = 0, std: float = 1
+) -> Tensor:
+    """Numbers from N(mean, std²), drawn on the generator's device and moved to a weight's."""
+    device = like.device if rng is None else rng.device
+    return torch.empty(shape, device=device).normal_(mean, std, generator=rng).to(like)
 
 
 def merge_member(network: nn.Module, j: int) -> nn.Module:
