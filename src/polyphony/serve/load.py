@@ -160,11 +160,11 @@ def choose(run: Run, method: str | None, seed: int | None) -> Choice:
     if not meant:
         raise FileError(run.folder / Score.file, "has no validation scores of that student")
     best = meant[0]
-    others = [each for each in meant if (each[0] != best[0] if method is None else each != best)]
+    part = 0 if method is None else 1  # what was chosen: the method, or the seed alone
+    others = [each for each in meant if each[part] != best[part]]
     if not others:
         return Choice(*best)
-    place = "method" if method is None else "seed"
-    next_best = f"{place} {others[0][method is not None]}: {nll[others[0]]:.4f}"
+    next_best = f"{('method', 'seed')[part]} {others[0][part]}: {nll[others[0]]:.4f}"
     return Choice(*best, f"lowest calibrated validation NLL, {nll[best]:.4f} (next {next_best})")
 
 
