@@ -103,10 +103,23 @@ def command(*arguments: str) -> int:
     return int(end.value.code or 0)
 
 
+def test_little_time_is_few_candidates_and_the_time_of_all_is_said(place, capsys):
+    init = ("init", "pictures", "0.pt", "1.pt", "2.pt", "3.pt", "--network", "draft_nets:make")
+    assert command(*init, "--minutes", "0.001") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^4 candidates with 1 seed: about .+ on this machine\.$", said, re.MULTILINE)
+    assert re.search(r"^8 candidates with 3 seeds take .+: --minutes \d+\.$", said, re.MULTILINE)
+    recipe = read_recipe("own.toml")
+    assert (list(recipe.methods), recipe.seeds) == (["mean", "mean-ods", "kd", "ods-3"], (0,))
+    assert command(*init, "--out", "other.toml", "--minutes", "0") == 2
+
+
 def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
     init = ("init", "pictures", "0.pt", "1.pt", "2.pt", "3.pt", "--network", "draft_nets:make")
+    init = (*init, "--minutes", "1000")
     assert command(*init) == 0
     said = capsys.readouterr().out
+    assert "8 candidates with 3 seeds: about " in said
     assert "64 training, 8 validation and 18 test images of 3 classes, 12×12 pixels, colour." in said
     assert "No validation and test images were given" in said
     recipe = read_recipe("own.toml")

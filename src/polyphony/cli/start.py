@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.table import Table
 from rich.text import Text
 
@@ -45,6 +45,13 @@ def init(
     unlabelled: Annotated[
         Path | None, Parameter(help="Images without labels that also teach: a folder, or an .npz.")
     ] = None,
+    minutes: Annotated[
+        float,
+        Parameter(
+            validator=validators.Number(gt=0),
+            help="Time to train all students on this machine. More time: more candidates and seeds.",
+        ),
+    ] = 10.0,
 ) -> None:
     """Write a recipe that distils trained networks, after checking them on validation images.
 
@@ -67,7 +74,7 @@ def init(
     from polyphony.study.pretrained import Preprocessing
 
     preprocessing = Preprocessing(size, numbers("--mean", mean), numbers("--std", std), order)
-    text = draft(images, weights, network, out, preprocessing, terminal.line, unlabelled)
+    text = draft(images, weights, network, out, preprocessing, terminal.line, unlabelled, minutes)
     write_whole(out, text.encode())
     terminal.line(f"Recipe: {out}. Next: polyphony show {out}")
 

@@ -40,7 +40,7 @@ LONG = 100  # characters in a line
 LARGEST_BATCH, FEWEST_STEPS = 64, 8  # of an epoch
 STEPS, EPOCHS = 600, (10, 60)  # for a student that starts from a teacher
 LONGER = 3  # times as many epochs from random weights
-AFFORDABLE = 3600  # seconds for all students on this machine
+MINUTES = 10.0  # to train all students on this machine
 TEMPLATE = """\
 # {members} trained networks, distilled into one student with {members} members.
 #
@@ -74,20 +74,22 @@ mean = {{ form = "single", perturb = "clean", temperature = 4 }}  # one plain ne
 mean-ods = {{ form = "single", perturb = "ods", temperature = 2, step_size = "8/255" }}
 kd = {{ perturb = "clean", temperature = 4 }}
 ods-3 = {{ perturb = "ods", step_size = "3/255" }}
-ods-12 = {{ perturb = "ods", step_size = "12/255" }}
-# Members start far apart (factor_std = 0.5, as in the paper): more diverse, but needs longer training.
-ods-wide = {{ perturb = "ods", step_size = "3/255", form = "batch_ensemble" }}
 """
-BORN = 6  # methods of the template
+MORE = """\
+ods-12 = { perturb = "ods", step_size = "12/255" }
+# Members start far apart (factor_std = 0.5, as in the paper): more diverse, but needs longer training.
+ods-wide = { perturb = "ods", step_size = "3/255", form = "batch_ensemble" }
+"""
 LABELLED = """\
 # Without the images that have no labels, for comparison.
 ods-labelled = { perturb = "ods", step_size = "3/255", share = 0 }
 """
 FRESH = """\
 # From fresh weights: may be better where the teachers have memorised their training images.
-kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = {n} }}
-ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = "batch_ensemble", epochs = {n} }}
+kd-fresh = { perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = LONG }
+ods-fresh = { perturb = "ods", step_size = "3/255", start = "fresh", form = "batch_ensemble", epochs = LONG }
 """
+PLANS = [((MORE, FRESH), 3), ((MORE,), 3), ((MORE, FRESH), 1), ((MORE,), 1), ((), 1)]  # candidates, seeds
 FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
 schedule = "cosine"
@@ -123,13 +125,14 @@ def draft(
     given: Preprocessing,
     say: Say,
     unlabelled: Path | None = None,
+    minutes: float = MINUTES,
 ) -> str:
     """A recipe that distils these networks, which know the classes of these images, into one student.
 
     `network` is "module:function", "module:Class", "timm:NAME" or "transformers:FOLDER"; `file` is the path
-    of the recipe, and modules are looked for beside it; `unlabelled` are images without labels. Each finding
-    goes to `say` as a line, and into the recipe. Raises a RecipeError, WeightsError or DataError if the
-    networks cannot be distilled.
+    of the recipe, and modules are looked for beside it; `unlabelled` are images without labels. The recipe
+    has as many candidates as this machine can train in `minutes`. Each finding goes to `say` as a line, and
+    into the recipe. Raises a RecipeError, WeightsError or DataError if the networks cannot be distilled.
     """
     if len(weights) < 2:
         raise RecipeError(f"an ensemble needs two networks or more, not {counted(len(weights), 'file')}")
@@ -155,7 +158,7 @@ def draft(
         count = len(read_unlabelled(unlabelled, tuple(networks.splits.train.images.shape[1:])))
         tell(f"{count:,} images without labels in {unlabelled}: half of each batch.")
     setting = Setting(networks, source, side, channels, flip, file, unlabelled)
-    return affordable(setting, findings, tell)
+    return affordable(setting, findings, minutes, tell)
 
 
 def tell_images(splits: Splits, say: Say) -> None:
@@ -171,30 +174,50 @@ def tell_images(splits: Splits, say: Say) -> None:
         say("put images that they have not seen in folders 'valid' and 'test' beside 'train'.")
 
 
-def affordable(setting: Setting, findings: list[str], say: Say) -> str:
-    """The text of the recipe with as many candidates and seeds as this machine can train in an hour."""
-    plans = [(fresh, seeds) for seeds in (3, 1) for fresh in (True, False) if setting.convolves or not fresh]
+@dataclass(frozen=True)
+class Offer:
+    """Candidates beside the first four, seeds, and the seconds that all these students take to train."""
+
+    candidates: Sequence[str]
+    seeds: int
+    methods: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.methods} candidates with {counted(self.seeds, 'seed')}"
+
+
+def affordable(setting: Setting, findings: list[str], minutes: float, say: Say) -> str:
+    """The text of the recipe with as many candidates and seeds as this machine can train in the time."""
+    plans = [(more, seeds) for more, seeds in PLANS if setting.convolves or FRESH not in more]
     try:
-        seconds = estimated(setting, written(setting, (), setting.convolves, seeds=1))
+        seconds = estimated(setting, written(setting, (), *plans[0]))
     except RecipeError as fault:  # the user will correct the recipe
         say(f"The time to train students cannot be estimated: {fault}.")
-        return written(setting, findings, fresh=False, seeds=1)
-    born = BORN + (setting.unlabelled is not None)
-    total = {(fresh, seeds): seeds * sum(seconds[: None if fresh else born]) for fresh, seeds in plans}
-    plan = next((plan for plan in plans if total[plan] <= AFFORDABLE), plans[-1])
-    say(f"Estimated time to train all students on this machine: {duration(total[plan])}.")
-    return written(setting, findings, *plan)
+        return written(setting, findings, *plans[-1])
+    offers = []
+    for more, seeds in plans:
+        methods = tomllib.loads(written(setting, (), more, seeds))["methods"]
+        offers.append(Offer(more, seeds, len(methods), seeds * sum(seconds[name] for name in methods)))
+    chosen = next((each for each in offers if each.seconds <= 60 * minutes), offers[-1])
+    say(f"{chosen}: about {duration(chosen.seconds)} on this machine.")
+    if chosen is not offers[0]:
+        needed = offers[0].seconds
+        say(f"{offers[0]} take {duration(needed)}: --minutes {math.ceil(needed / 60)}.")
+    return written(setting, findings, chosen.candidates, chosen.seeds)
 
 
-def estimated(setting: Setting, text: str) -> list[float]:
+def estimated(setting: Setting, text: str) -> dict[str, float]:
     """Seconds for a student of each method on this machine, with others in parallel."""
     folder = setting.file.absolute().parent
     recipe = check({"name": setting.file.stem, **tomllib.loads(text)}, setting.file.name, folder)
     study = Study(recipe, folder, device=choose_device(), data_instead=setting.networks.splits)
-    return [cost.seconds / default_workers(study.device, study.threads()) for cost in costs(study)]
+    at_once = default_workers(study.device, study.threads())
+    return {cost.name: cost.seconds / at_once for cost in costs(study)}
 
 
-def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) -> str:
+def written(setting: Setting, findings: Sequence[str], candidates: Sequence[str], seeds: int) -> str:
+    """The text of the recipe, with these candidates beside the first four."""
     networks = setting.networks
     shape = networks.splits.train.images.shape
     batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
@@ -219,7 +242,7 @@ def written(setting: Setting, findings: Sequence[str], fresh: bool, seeds: int) 
         rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
     )
     text += LABELLED if setting.unlabelled else ""
-    return text + (FRESH.format(n=LONGER * epochs) if fresh else "")
+    return text + "".join(each.replace("LONG", str(LONGER * epochs)) for each in candidates)
 
 
 def check_name(file: Path) -> None:
