@@ -219,6 +219,15 @@ def test_the_line_that_converts_a_file_works(tmp_path, kind, monkeypatch):
     assert all(torch.equal(found[key], value) for key, value in network().state_dict().items())
 
 
+def test_a_damaged_file_of_an_unknown_class_is_one_sentence(tmp_path):
+    torch.save({"model": Namespace(marked="value")}, tmp_path / "a.pt")
+    content = (tmp_path / "a.pt").read_bytes()
+    assert content.count(b"marked") == 1
+    (tmp_path / "a.pt").write_bytes(content.replace(b"marked", b"broken"))  # its checksum is wrong now
+    with pytest.raises(WeightsError, match=r"an object of class argparse\.Namespace; to load it would run"):
+        read_weights(tmp_path / "a.pt")
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_truncated_file_is_called_so(tmp_path, packed):
     path = tmp_path / "a.pt"

@@ -122,7 +122,23 @@ def test_a_packed_student_is_replaced_by_force_and_may_hold_int8(say, run, packe
         for name in ("model.onnx", "model-int8.onnx")
     )
     assert 0 < np.abs(float32 - int8).max() < 0.3
-    assert "`model-int8.onnx` is the same student with int8" in (to / "README.md").read_text()
+    card = (to / "README.md").read_text()
+    size = (to / "model-int8.onnx").stat().st_size / 1e6
+    assert f"`model-int8.onnx` is the same student with int8 weights and activations ({size:.2f} MB" in card
+    assert re.search(r"ECE 0\.\d{4} \(float32 0\.\d{4}\), rank correlation of the mutual information", card)
+
+
+@pytest.mark.parametrize("verb", ["export", "pack"])
+def test_a_rise_is_allowed_to_int8_alone(say, run, verb, tmp_path):
+    told = say(verb, run, "be", "--out", tmp_path / "s.onnx", "--allow", "0.02")
+    assert (told.code, told.err) == (2, "polyphony: --allow belongs to --int8: give both, or neither\n")
+
+
+def test_an_int8_file_is_announced_with_its_own_temperature(say, run, tmp_path):
+    told = say("export", run, "be", "--out", tmp_path / "s.onnx", "--int8", "--allow", "1")
+    assert told.code == 0, told
+    kept = onnxruntime.InferenceSession(tmp_path / "s.onnx").get_modelmeta().custom_metadata_map
+    assert f"temperature {float(kept['temperature']):.3g})" in told.out
 
 
 def spoil_weights(folder):

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 Licence = Annotated[str, Parameter(help="Licence to store with it, for example MIT.")]
 Force = Annotated[bool, flag("Replace an existing file or packed student.")]
 Allow = Annotated[
-    float,
+    float | None,
     Parameter(
-        validator=validators.Number(gte=0), help="How much int8 may raise the calibrated NLL on test images."
+        validator=validators.Number(gte=0),
+        help="How much int8 may raise the calibrated NLL on test images (default: 0.01).",
     ),
 ]
 MOST_FOLDED = 500  # rows of a table whose long cells are folded
@@ -162,9 +163,10 @@ def export(
     ] = "uint8",
     half: Annotated[bool, flag("Store weights as float16: half the bytes, the same speed.")] = False,
     int8: Annotated[
-        bool, flag("Compute in int8, calibrated on training images: smaller and faster.")
+        bool,
+        flag("Compute in int8, calibrated on training images: faster. The file holds each member's weights."),
     ] = False,
-    allow: Allow = 0.01,
+    allow: Allow = None,
     sets: Annotated[
         float | None,
         Parameter(help="Add an output `set`: classes that hold the true one with this probability, say 0.9."),
@@ -180,6 +182,7 @@ def export(
     """
     if half and int8:
         raise UsageError("give --half or --int8, not both")
+    refuse_useless(allow, int8)
     if int8 and to.suffix != ".onnx":
         raise UsageError(f"int8 files are ONNX files: give --out a name that ends in .onnx, not {to.name}")
     if to.suffix not in (".onnx", ".pt2"):
@@ -193,11 +196,12 @@ def export(
     show_choice(student)
     samples = load_samples(folder, data)
     if int8:
-        from polyphony.serve.int8 import quantise_student
+        from polyphony.serve.int8 import ALLOWED, quantise_student
 
         quantised = quantise_student(student, samples, pixels)
         show_int8(quantised)
-        quantised.write(to, allow)
+        quantised.write(to, ALLOWED if allow is None else allow)
+        student = student.with_description(temperature=quantised.after.temperature)
     else:
         export_student(student, to, samples.test.images, pixels, half)
     size = f"{to.stat().st_size / 1e6:.1f} MB"
@@ -212,7 +216,7 @@ def pack(
     to: Annotated[Path, output("Folder to write.")],
     seed: Seed = None,
     int8: Annotated[bool, flag("Add the student in int8, model-int8.onnx.")] = False,
-    allow: Allow = 0.01,
+    allow: Allow = None,
     licence: Licence = "",
     force: Force = False,
     data: DataRoot = None,
@@ -221,18 +225,26 @@ def pack(
 
     It holds config.json, model.safetensors, model.onnx, a model card (README.md) and your own code, if any.
     """
+    refuse_useless(allow, int8)
     refuse_existing(to, force)
     from polyphony._util.text import listed
+    from polyphony.serve.int8 import ALLOWED
     from polyphony.serve.load import load_samples
     from polyphony.serve.pack import Packing, pack_student
 
-    packing = Packing(licence, int8, allow, force)
+    packing = Packing(licence, int8, ALLOWED if allow is None else allow, force)
     student, quantised = pack_student(folder, method, seed, to, load_samples(folder, data), packing)
     show_choice(student)
     if quantised:
         show_int8(quantised)
     code = sorted(str(path.relative_to(to)) for path in to.rglob("*.py"))
     terminal.line(f"{to}: {student.words}{f', with its code, {listed(code)}' if code else ''}.")
+
+
+def refuse_useless(allow: float | None, int8: bool) -> None:
+    """Raise a UsageError if a rise of the NLL is allowed to a file that is not int8."""
+    if allow is not None and not int8:
+        raise UsageError("--allow belongs to --int8: give both, or neither")
 
 
 def refuse_existing(to: Path, force: bool) -> None:

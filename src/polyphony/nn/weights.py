@@ -7,7 +7,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,8 @@ def conversion(file: Path, load: str, taken: str) -> str:
 def pickled_weights(file: Path) -> str:
     """How Python takes the weights out of what a file of torch.save holds: ".state_dict()", "['model']"."""
     content = b""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            content = b"".join(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    with suppress(Exception), zipfile.ZipFile(file) as archive:  # an old format, or a damaged file
+        content = b"".join(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
     if content[2:3] == b"c":  # the first thing is a class
         return ".state_dict()"
     for key in NESTS:
