@@ -16,6 +16,7 @@ from polyphony.report.score_tables import unknown_tables
 from polyphony.report.tables import PageTable
 from polyphony.report.trust_tables import (
     MOST_GROUPS,
+    calibration_table,
     group_tables,
     lowest,
     selective_table,
@@ -57,6 +58,26 @@ def run(small_run: Path, tmp_path: Path) -> Run:
 
 def cells(table: PageTable) -> list[dict[str, str]]:
     return [dict(zip(table.header, (cell.text for cell in row), strict=True)) for row in table.rows]
+
+
+def test_errors_of_calibration_are_means_over_seeds(run):
+    assert not calibration_table(run).rows  # of a run of an earlier version
+    rows = [
+        replace(score, adaptive_ece=0.01 * at, class_wise_ece=0.001 * at)
+        for at, score in enumerate(run.scores)
+    ]
+    write_table(run.folder, Score, rows)
+    run = Run.open(run.folder)
+    table = cells(calibration_table(run))
+    assert [row["Model"] for row in table] == run.models
+    for row in table:
+        for heading, column, kind in (
+            ("ECE ↓", "ece", "calibrated"),
+            ("adaptive ECE ↓", "adaptive_ece", "calibrated"),
+            ("class-wise ECE, as predicted ↓", "class_wise_ece", "standard"),
+        ):
+            scored = run.scored(row["Model"], calibration=kind)
+            assert row[heading] == f"{fmean(getattr(score, column) for score in scored):.4f}"
 
 
 def test_selective_prediction_is_that_of_scores_csv(run):

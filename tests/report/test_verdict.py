@@ -71,6 +71,14 @@ def test_a_student_worse_than_one_teacher_is_not_praised_for_diversity(scored):
     assert found.students["kd-ods"].startswith("Worse than your best network (NLL 1.200 against 0.412)")
 
 
+@pytest.mark.parametrize(("start", "words"), [("fresh", "start from a teacher"), ("teacher", "lower")])
+def test_advice_is_what_the_recipe_does_not_do_yet(scored, start, words, monkeypatch):
+    run = scored(kd_ods={"nll": 1.2, "dee": 0.5}, best_teacher=ONE)
+    monkeypatch.setattr(type(run.recipe), "starts_from_teacher", lambda recipe, name: start == "teacher")
+    (note,) = (note for note in verdict(run).notes if note.startswith("Worse"))
+    assert f"Train longer (student.epochs), {words} " in note
+
+
 def test_a_student_better_than_one_teacher_gets_no_advice(scored):
     good = {name: GOOD | {"kld": 0.2} for name in ("kd", "kd_gaussian", "kd_ods", "scratch")}
     notes = " ".join(verdict(scored(**good, best_teacher=ONE, teachers={**ALL, "kld": 0.5})).notes)

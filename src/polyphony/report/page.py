@@ -36,7 +36,13 @@ from polyphony.report.score_tables import (
 )
 from polyphony.report.style import INKS, looks_of
 from polyphony.report.tables import PageTable
-from polyphony.report.trust_tables import group_tables, selective_table, set_tables, unlabelled_table
+from polyphony.report.trust_tables import (
+    calibration_table,
+    group_tables,
+    selective_table,
+    set_tables,
+    unlabelled_table,
+)
 from polyphony.report.verdict import advice, verdict
 from polyphony.runs.run import Run
 
@@ -69,7 +75,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
             member_predictions,
         ),
     ),
-    ("More on quality", "quality", (dee_curves, other_costs, reliability_diagrams)),
+    ("More on quality", "quality", (dee_curves, other_costs, reliability_diagrams, calibration_table)),
     (
         "Unknown and corrupted images",
         "unseen",

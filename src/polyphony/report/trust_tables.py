@@ -46,6 +46,25 @@ def selective_table(run: Run) -> PageTable:
     return PageTable.from_rows("selective", caption, body)
 
 
+def calibration_table(run: Run) -> PageTable:
+    """Three errors of calibration, with the fitted temperature and as predicted."""
+    columns = {"ECE": "ece", "adaptive ECE": "adaptive_ece", "class-wise ECE": "class_wise_ece"}
+    body = []
+    for model in run.models if any(row.adaptive_ece is not None for row in run.scores) else ():
+        cells = {"Model": model}
+        for words, kind in (("", "calibrated"), (", as predicted", "standard")):
+            scored = run.scored(model, calibration=kind)
+            for heading, column in columns.items():
+                cells[f"{heading}{words} ↓"] = number([getattr(row, column) for row in scored], 4)
+        body.append(cells)
+    caption = (
+        "Calibration on test images, means over seeds: the mean distance between confidence and accuracy."
+        " ECE: over 15 bins of equal width. Adaptive ECE: over bins of equally many images. Class-wise ECE:"
+        " of the probability of each class, mean over classes."
+    )
+    return PageTable.from_rows("calibration", caption, body)
+
+
 def set_tables(run: Run) -> list[PageTable]:
     """Coverage and size of prediction sets: of all images, then by class."""
     rows = run.table(SetScore)

@@ -181,9 +181,12 @@ def _worse(run: Run) -> list[str]:
     names = [name for name in run.methods if is_worse(run, name)]
     if not names:
         return []
+    start = ' start from a teacher (student.start = "teacher"),'
+    if all(map(run.recipe.starts_from_teacher, names)):
+        start = " lower student.learning_rate,"
     return [
-        f"Worse than one teacher: {listed(names)}. Train longer (student.epochs), start from a teacher"
-        ' (student.start = "teacher"), or take a larger network.'
+        f"Worse than one teacher: {listed(names)}. Train longer (student.epochs),{start} or take a larger"
+        " network."
     ]
 
 
