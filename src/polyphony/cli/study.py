@@ -193,10 +193,12 @@ def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Stu
 
 
 def preview(study: Study, upto: str) -> None:
-    """Show what a study would do."""
+    """Show what a study would do; every model is built once, so that one that cannot be is refused."""
+    from polyphony.study.cost import sketched
     from polyphony.study.fingerprints import fingerprints
     from polyphony.study.plan import Upto, part, plan
 
+    sketched(study)
     show_plan(part(plan(study, fingerprints(study)), Upto[upto]), study.folder)
 
 
