@@ -159,7 +159,7 @@ def test_show_prints_the_recipe_the_parameters_and_the_cost_and_writes_nothing(s
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 
 
-@pytest.mark.parametrize("recipe", ["digits", "students-desk"])
+@pytest.mark.parametrize("recipe", ["digits", "students-cifar10"])
 def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, tmp_path, recipe):
     study = Study(read_recipe(recipe, ["seeds=[0, 1, 2]"]), tmp_path)
     numbers = {

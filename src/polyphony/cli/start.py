@@ -23,7 +23,7 @@ def recipes() -> None:
     A recipe is a TOML file that describes a study. Copy one to begin a recipe of your own.
     """
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, path in shipped().items():
+    for name, path in sorted(shipped().items(), key=lambda item: item[0] not in ("demo", "digits")):
         table.add_row(Text(name, style="bold", no_wrap=True), Text(headline(path)))
     terminal.console.print(table)
     terminal.say(f"\nFiles: {next(iter(shipped().values())).parent}")
