@@ -92,3 +92,16 @@ def test_disagreement_on_unlabelled_images_is_as_kept(pages):
         (row,) = csv.DictReader(file)
     words = f"{float(row['kld']):.3f} on the unlabelled images, {float(row['valid_kld']):.3f} on validation"
     assert words in " ".join(pages[1].split())
+
+
+@pytest.mark.parametrize(
+    "model", ["best teacher", "teachers", "kd-long", "ods-long", "kd-unlabelled", "ods-unlabelled"]
+)
+def test_a_row_of_selective_prediction_is_what_the_kept_scores_say(model):
+    def mean(name: str) -> float:
+        return column(UNLABELLED / "scores.csv", name, model).mean()
+
+    shares = [1 - mean("acc"), mean("error_90"), mean("error_80"), mean("coverage_5")]
+    areas = [f"{mean('aurc'):.4f}", f"{mean('excess_aurc'):.4f}", f"{mean('error_auroc'):.3f}"]
+    page = (DOCS / "trust.md").read_text(encoding="utf-8")
+    assert cells(page, model) == [*(f"{100 * each:.1f} %" for each in shares), *areas]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,18 +37,25 @@ class Moments:
         return self.squares / (self.count - 1)
 
 
-def signal_to_noise(moments: Moments) -> float:
+class Snr(NamedTuple):
+    """A signal-to-noise ratio without the noise of the samples' mean, and by the paper's literal formula."""
+
+    unbiased: float
+    literal: float
+
+
+def signal_to_noise(moments: Moments) -> Snr:
     """‖E[G]‖₂ / √‖Var[G]‖₂ with elementwise variance, estimated from samples.
 
-    The samples' mean has noise of its own, of the squared length Σ Var / samples. It is taken off, which
-    leaves an unbiased estimate of ‖E[G]‖²; 0 where noise explains all of the length.
+    The samples' mean has noise of its own, of the squared length Σ Var / samples. `unbiased` subtracts it,
+    which leaves an unbiased estimate of ‖E[G]‖²; it is 0 if noise explains all of the length.
     """
     variance = moments.variance
-    signal = float(moments.mean.square().sum()) - float(variance.sum()) / moments.count
-    noise = float(variance.norm().sqrt())
+    length, noise = float(moments.mean.square().sum()), float(variance.norm().sqrt())
+    signals = (max(0.0, length - float(variance.sum()) / moments.count), length)
     if not noise:
-        return float("inf") if signal > 0 else 0.0
-    return math.sqrt(max(0.0, signal)) / noise
+        return Snr(*(float("inf") if signal > 0 else 0.0 for signal in signals))
+    return Snr(*(math.sqrt(signal) / noise for signal in signals))
 
 
 def gradient_snr(
@@ -60,7 +68,7 @@ def gradient_snr(
     rng: torch.Generator,
     samples: int = 100,
     watch: Watch = Unwatched(),
-) -> float:
+) -> Snr:
     """The SNR of G(x, ε) = ∇_θ (L_KD(S(x+ε), T(x+ε)) − L_KD(S(x), T(x))) over draws of ε, for one batch x.
 
     L_KD is Algorithm 1's, at temperature τ, the mean over members and examples; θ are all parameters of the

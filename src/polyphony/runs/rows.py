@@ -239,8 +239,9 @@ class GradientSnr(TableRow):
     file: ClassVar[str] = "analysis/snr.csv"
     perturbation: str
     step_size: float
-    snr: float
+    snr: float  # without the noise of the samples' mean
     samples: int
+    literal: float | None = None  # by the paper's formula as printed
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def measure_snr(study: Study, student: Student, noise: str, scale: float, watch:
         SNR_SAMPLES,
         watch,
     )
-    return [GradientSnr(noise, step_size, found, SNR_SAMPLES)]
+    return [GradientSnr(noise, step_size, found.unbiased, SNR_SAMPLES, found.literal)]
 
 
 def transfer_job(study: Study) -> Job:
