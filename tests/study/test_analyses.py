@@ -70,7 +70,8 @@ def test_jacobians_are_those_of_the_saved_models(analysed):
 
 def test_snr_covers_both_perturbations_around_the_recipes_step(analysed):
     columns, rows = table(analysed, "snr")
-    assert columns == ["perturbation", "step_size", "snr", "samples"]
+    assert columns == ["perturbation", "step_size", "snr", "samples", "literal"]
+    assert all(float(row["literal"]) >= float(row["snr"]) for row in rows)
     sizes = [20 / 255 * scale for scale in (1 / 4, 1 / 2, 1, 2, 4)]
     assert [(row["perturbation"], float(row["step_size"])) for row in rows] == [
         *(("gaussian", pytest.approx(size)) for size in sizes),
