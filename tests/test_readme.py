@@ -48,3 +48,32 @@ def test_the_table_of_the_demo_is_what_its_kept_scores_say(model):
     shown = "4 teachers" if model == "teachers" else model
     text = README.read_text(encoding="utf-8")
     assert re.search(rf"^ {shown} +[\d.]+ +{nll:.3f} .* {100 * acc:.2f} +{ece:.3f} ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "teachers",
+        "best teacher",
+        "mean-ods",
+        "hydra-ods",
+        "front-2-ods",
+        "be-t4-clean",
+        "separate-small-clean",
+    ],
+)
+def test_the_table_of_costs_is_what_the_kept_files_say(model):
+    kept = README.parent / "docs" / "results" / "students" / "fashion"
+    with (kept / "scores.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if (r["split"], r["calibration"]) == ("test", "calibrated")]
+    with (kept / "analysis" / "latency.csv").open() as file:
+        (price,) = (row for row in csv.DictReader(file) if row["model"] == model)
+    nll, kld = (fmean(float(row[name]) for row in rows if row["model"] == model) for name in ("nll", "kld"))
+    (teachers,) = (float(row["kld"]) for row in rows if row["model"] == "teachers")
+    share = f"{100 * kld / teachers:.0f} % " if kld else ""
+    line = (
+        f" | {int(price['params']) / 1000:.0f} k | {int(price['bytes']) / 1000:,.0f} kB"
+        f" | {float(price['milliseconds']):.3f} | {share}| {nll:.3f} |"
+    )
+    name = {"teachers": "| four teachers", "best teacher": "| best teacher"}.get(model, f"(`{model}`)")
+    assert name + line in README.read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyphony._util.settings import Count, NotNegative, Share, check
+from polyphony.compute.devices import full_precision
 from polyphony.compute.parallel import gather
 from polyphony.distill.distribution import DistributionLoss
 from polyphony.distill.labels import accuracy
@@ -64,7 +65,7 @@ class DistillFactors(DistributionLoss):
         x_tilde, *labelled = drawn
         begins = student.steps < self.first * self.steps
         mean, features = student.parts(x_tilde)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             logits = all_teachers(self.teachers, x_tilde).to(mean)
             logits, lower = logits - logits.mean(-1, keepdim=True), student.lower()
             contrasts, latents = apart(logits), apart(student.latents)
