@@ -229,9 +229,9 @@ def test_a_bad_recipe_is_one_sentence_and_leaves_no_folder(
 
 def test_a_study_without_its_data_is_refused_but_can_be_shown(say, refused, tmp_path):
     settings = ["--device", "cpu", "--data", tmp_path / "nowhere", "--set", "teachers.network.width=2"]
-    missing = say("study", "cifar10-desk", "--out", "run", *settings)
+    missing = say("study", "evidence-2-cifar10", "--out", "run", *settings)
     refused(missing, "cifar10 is not in", "'polyphony data get cifar10'")
-    said = say("show", "cifar10-desk", *settings)
+    said = say("show", "evidence-2-cifar10", *settings)
     assert said.code == 0, said
     assert "Counted with the official 5,000 training images" in said.err.replace("\n", " ")
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []

@@ -199,7 +199,7 @@ def test_every_shipped_recipe_states_its_cost_and_what_to_expect(name):
 
 
 def test_the_demo_is_shipped():
-    assert {"digits", "cifar10-desk"} <= shipped().keys()
+    assert {"digits", "demo"} <= shipped().keys()
     digits = read_recipe("digits")
     assert digits.data.name == "digits"
     assert len(digits.seeds) == 5

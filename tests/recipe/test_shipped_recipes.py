@@ -108,7 +108,6 @@ def test_a_dirichlet_student_is_as_large_as_one_teacher(name, members):
 def test_every_recipe_of_the_paper_is_shipped_and_those_of_small_studies():
     evidence = {f"evidence-{data}" for data in ("digits", "fashion", "cifar10", "cifar100")}
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | evidence | {
-        "cifar10-desk",
         "digits",
         "demo",
         "evidence-2-cifar10",

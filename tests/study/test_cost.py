@@ -67,7 +67,7 @@ def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
         assert on_meta.of(partial(step, model, CrossEntropy(), x.to("meta"))).flops == expected
 
 
-@pytest.mark.parametrize("recipe", ["students-fashion", "cifar10-desk"])
+@pytest.mark.parametrize("recipe", ["students-fashion", "evidence-2-cifar10"])
 def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
     study = Study(read_recipe(recipe, SMALL), Path("nowhere")).outlined()
     without, real = (estimates(study, sketched_on(device, study)) for device in ("meta", "cpu"))

@@ -31,7 +31,7 @@ VERBS = {
         Verb(study.study, "study digits --set student.epochs=20"),
         Verb(study.teach, "teach digits"),
         Verb(study.distill, "distill digits"),
-        Verb(study.evaluate, "evaluate runs/cifar10-desk --ood svhn --corrupted cifar10-c"),
+        Verb(study.evaluate, "evaluate runs/students-cifar10 --ood svhn --corrupted cifar10-c"),
         Verb(sweep.sweep, "sweep digits --method kd-ods --temperature 1,4"),
     ),
     "Use": (
