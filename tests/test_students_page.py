@@ -105,3 +105,18 @@ def test_a_row_of_selective_prediction_is_what_the_kept_scores_say(model):
     areas = [f"{mean('aurc'):.4f}", f"{mean('excess_aurc'):.4f}", f"{mean('error_auroc'):.3f}"]
     page = (DOCS / "trust.md").read_text(encoding="utf-8")
     assert cells(page, model) == [*(f"{100 * each:.1f} %" for each in shares), *areas]
+
+
+@pytest.mark.parametrize("model", ["best teacher", "teachers", "mean", "mean-ods", "kd", "ods-3"])
+def test_a_row_of_the_example_of_own_networks_is_what_the_kept_scores_say(model):
+    def mean(name: str) -> float:
+        return column(DOCS / "results" / "own" / "scores.csv", name, model).mean()
+
+    page = (DOCS / "own.md").read_text(encoding="utf-8")
+    assert cells(page, model) == [
+        f"{mean('nll'):.3f}",
+        f"{100 * mean('acc'):.1f} %",
+        f"{mean('error_auroc'):.3f}",
+        f"{100 * mean('error_80'):.1f} %",
+        f"{mean('kld'):.3f}" if mean("kld") else "",
+    ]
