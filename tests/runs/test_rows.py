@@ -52,7 +52,7 @@ def test_tables_have_the_columns_that_were_promised():
         "analysis/unlabelled.csv": "n,kld,valid_kld",
         "analysis/thresholds.csv": "model,seed,coverage,confidence,temperature,score",
         "analysis/jacobians.csv": "split,model,seed,member,example,cosine",
-        "analysis/snr.csv": "perturbation,step_size,snr,samples",
+        "analysis/snr.csv": "perturbation,step_size,snr,samples,literal",
         "analysis/factors.csv": "model,seed,distance",
         "analysis/latency.csv": "model,params,milliseconds,batch,threads,bytes,runtime,machine",
         "analysis/dee.csv": "split,calibration,size,nll",
