@@ -183,10 +183,7 @@ def export(
     if half and int8:
         raise UsageError("give --half or --int8, not both")
     refuse_useless(allow, int8)
-    if int8 and to.suffix != ".onnx":
-        raise UsageError(f"int8 files are ONNX files: give --out a name that ends in .onnx, not {to.name}")
-    if to.suffix not in (".onnx", ".pt2"):
-        raise UsageError(f"{to} must end in .onnx or .pt2: give --out another name")
+    refuse_suffix(to, int8)
     refuse_existing(to, force)
     from polyphony.serve import export_student, load_student
     from polyphony.serve.load import load_samples
@@ -245,6 +242,14 @@ def refuse_useless(allow: float | None, int8: bool) -> None:
     """Raise a UsageError if a rise of the NLL is allowed to a file that is not int8."""
     if allow is not None and not int8:
         raise UsageError("--allow belongs to --int8: give both, or neither")
+
+
+def refuse_suffix(to: Path, int8: bool) -> None:
+    """Raise a UsageError if a file's name does not end as its format needs."""
+    if int8 and to.suffix != ".onnx":
+        raise UsageError(f"int8 files are ONNX files: give --out a name that ends in .onnx, not {to.name}")
+    if to.suffix not in (".onnx", ".pt2"):
+        raise UsageError(f"{to} must end in .onnx or .pt2: give --out another name")
 
 
 def refuse_existing(to: Path, force: bool) -> None:
