@@ -14,10 +14,12 @@ from polyphony.data import DataError, Options, Split
 from polyphony.data.options import (
     apportion,
     area_average,
+    first_images,
     last,
     last_of_each_class,
     rank_in_class,
     stratified,
+    training_rows,
     trim,
 )
 
@@ -83,7 +85,7 @@ def test_per_class_then_limit_keep_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "limit", "kept"),
+    ("labels", "limit", "classes_of_the_first"),
     [
         (torch.arange(200).repeat_interleave(450), 5000, 12),  # TinyImageNet's order
         (torch.arange(200).repeat_interleave(450), 50_000, 112),
@@ -92,17 +94,33 @@ def test_per_class_then_limit_keep_the_first() -> None:
         (torch.tensor([0] * 40 + [1] * 900 + [2] * 60), 500, 2),
     ],
 )
-def test_the_first_images_of_data_in_order_of_class_are_refused(labels, limit: int, kept: int) -> None:
+def test_a_limit_draws_from_data_sorted_by_class(labels, limit: int, classes_of_the_first: int) -> None:
     split = Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
     classes = len(labels.unique())
-    with pytest.raises(DataError, match=rf"the first {limit:,} .* {kept} of the {classes} .* use per_class"):
-        trim(split, Options(limit=limit))
-    shuffled = split[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
-    assert len(trim(shuffled, Options(limit=limit))) == limit
+    message = rf"the first {limit:,} x images have only {classes_of_the_first} of the {classes} classes"
+    with pytest.raises(DataError, match=message):
+        first_images(split, limit, "x")
+    rows, left_out = training_rows(labels, Options(limit=limit, seed=1))
+    assert sorted([*rows.tolist(), *left_out.tolist()]) == list(range(len(labels)))
+    assert rows.tolist() == sorted(rows.tolist())
+    exact = labels.bincount() * limit / len(labels)
+    assert (labels[rows].bincount() - exact).abs().max() < 1
+    assert trim(split, Options(limit=limit, seed=1)).labels.equal(labels[rows])
+    assert rows.equal(training_rows(labels, Options(limit=limit, seed=1))[0])
+    assert not rows.equal(training_rows(labels, Options(limit=limit, seed=2))[0])
+    assert len(labels[left_out[:limit]].unique()) == classes  # in random order, for `unlabelled`
     assert trim(split, Options(per_class=20)).labels.bincount().tolist() == [20] * classes
 
 
-@settings(derandomize=True)  # one draw in very many would be refused
+def test_per_class_then_a_limit_draw_from_the_first_of_each_class() -> None:
+    labels = torch.arange(5).repeat_interleave(10)
+    rows, left_out = training_rows(labels, Options(per_class=4, limit=10))
+    assert labels[rows].bincount().tolist() == [2] * 5
+    assert (rows % 10 < 4).all()
+    assert sorted([*rows.tolist(), *left_out.tolist()]) == list(range(50))
+
+
+@settings(derandomize=True)  # one order in very many would be sorted by class
 @given(
     weights=st.lists(st.integers(1, 100), min_size=2, max_size=40),
     limit=st.integers(1, 300),

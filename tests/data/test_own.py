@@ -52,18 +52,48 @@ def test_train_and_test_folders_are_kept_apart(class_folders: Path, tmp_path: Pa
         load(str(both))
 
 
-def test_the_first_test_images_of_class_folders_are_no_sample(tmp_path: Path) -> None:
+@pytest.fixture
+def parts_of_class_folders(tmp_path: Path) -> Path:
+    """Folders train, valid and test, each with 10 pictures of 2 classes; all 60 levels of red differ."""
+    folder = tmp_path / "parts"
+    for p, part in enumerate(("train", "valid", "test")):
+        for k, name in enumerate(("apple", "pear")):
+            (folder / part / name).mkdir(parents=True)
+            for i in range(10):
+                colour = (100 * k + 30 * p + i, 0, 0)
+                Image.new("RGB", (4, 4), colour).save(folder / part / name / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("option", "part", "first"), [("limit", "train", 0), ("valid", "valid", 30), ("test", "test", 60)]
+)
+def test_a_number_of_class_folders_images_is_a_draw_by_seed(
+    option: str, part: str, first: int, parts_of_class_folders: Path
+) -> None:
+    def drawn(seed: int) -> splits.Split:
+        return getattr(load(str(parts_of_class_folders), Options(**{option: 6}, seed=seed)), part)
+
+    split, levels = drawn(0), drawn(0).images[:, 0, 0, 0].tolist()
+    assert split.labels.tolist() == [0, 0, 0, 1, 1, 1]  # in the order of the folders
+    assert levels == sorted(set(levels))
+    assert [level // 100 for level in levels] == split.labels.tolist()
+    assert all(first <= level % 100 < first + 10 for level in levels)
+    assert drawn(0).fingerprint == split.fingerprint
+    assert len({drawn(seed).fingerprint for seed in range(5)}) > 1
+
+
+def test_more_images_than_the_first_class_has_are_still_the_first(parts_of_class_folders: Path) -> None:
+    test = load(str(parts_of_class_folders), Options(test=12)).test
+    assert levels(test) == [*range(60, 70), 160, 161]
+
+
+def test_the_first_unknown_images_in_order_of_class_are_rejected(tmp_path: Path) -> None:
     order = np.arange(60) // 30
     images = np.zeros((60, 4, 4), np.uint8)
     np.savez(tmp_path / "mine.npz", images=images, labels=order, test_images=images, test_labels=order)
     source, like = str(tmp_path / "mine.npz"), load("digits").test
-    with pytest.raises(
-        DataError, match=r"the first 25 test images are of 1 of the 2 classes only, .* test out"
-    ):
-        load(source, Options(test=25))
-    with pytest.raises(
-        DataError, match=r"the first 25 mine images are of 1 of the 2 classes only, .* all of them"
-    ):
+    with pytest.raises(DataError, match=r"the first 25 mine images have only 1 of the 2 .* all of them"):
         load_unknown(source, like, limit=25)
     assert len(load(source, Options(test=35)).test) == 35
     assert len(load_unknown(source, like)) == 60

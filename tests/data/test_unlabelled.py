@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from polyphony.data import DataError, Options, load, outline
-from polyphony.data.options import left_out, trim
+from polyphony.data.options import training_rows, trim
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_number_takes_training_images_that_are_left_out(options) -> None:
     whole = load("digits").train
     splits = load("digits", Options(unlabelled=50, **options))
     used = {image.numpy().tobytes() for image in splits.train.images}
-    rows = left_out(whole, Options(**options))
+    _, rows = training_rows(whole.labels, Options(**options))
     assert torch.equal(splits.unlabelled.images, whole.images[rows[:50]])
     assert torch.equal(splits.train.images, trim(whole, Options(**options)).images)
     assert len(rows) + len(splits.train) == len(whole)

@@ -7,7 +7,6 @@ from hashlib import md5
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from polyphony._util.text import suggestion
 from polyphony.data.cache import cached
@@ -17,10 +16,11 @@ from polyphony.data.files import DataError, MissingDataError, data_root, file_md
 from polyphony.data.options import (
     Options,
     converted,
-    first_images,
-    held_out,
+    holdout_size,
     left_without_labels,
+    sample,
     stratified,
+    take_rows,
     trim,
 )
 from polyphony.data.own import own, read_unlabelled
@@ -148,14 +148,13 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
         ("test", "test", 5, stratified),
         ("valid", "validation", 10, dataset.holdout),
     ):
-        asked = getattr(options, part)
+        count, train = getattr(options, part), parts["train"]
         if part not in parts:
-            labels = parts["train"].labels
-            rest, aside = holdout(labels, held_out(len(labels), share, asked, what), options.seed)
-            parts[part], parts["train"] = _rows(parts["train"], aside), _rows(parts["train"], rest)
-        elif asked is not None:
-            advice = f"leave the option {part} out or shuffle them"
-            parts[part] = first_images(parts[part], asked, what, advice)
+            size = holdout_size(len(train), share, count, what)
+            rest, split_off = holdout(train.labels, size, options.seed)
+            parts[part], parts["train"] = take_rows(train, split_off), take_rows(train, rest)
+        elif count is not None:
+            parts[part] = sample(parts[part], count, options.seed)
     unlabelled = left_without_labels(parts["train"], options)
     parts["train"] = trim(parts["train"], options)
     train, valid, test = (converted(parts[part], options) for part in ("train", "valid", "test"))
@@ -165,13 +164,6 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
     return Splits(
         dataset.name, whole.classes, train, valid, test, whole.origin, resize, unlabelled, set_aside
     )
-
-
-def _rows(split: Split, rows: Tensor) -> Split:
-    """Rows of a split; consecutive rows are not copied."""
-    if len(rows) and bool((rows.diff() == 1).all()):
-        return split[int(rows[0]) : int(rows[-1]) + 1]
-    return split[rows]
 
 
 VERDICTS = {  # the origin of data in one sentence

@@ -20,30 +20,30 @@ LUMA = (19595, 38470, 7471)  # 65536ths of red, green and blue in grey
 
 
 class Options(Settings):
-    """How much of a data set to use. None leaves a part as the data set's own rule has it."""
+    """How much of a data set to use. None means the data set's own default."""
 
     per_class: Count | None = None
     """Number of training images of every class (default: all)."""
     limit: Count | None = None
     """Number of training images (default: all)."""
     resolution: Annotated[Count, Field(le=LARGEST_SIDE)] | None = None
-    """Side of the images in pixels; they are area-averaged to it (default: as they are)."""
+    """Side in pixels; images are resized to it by area averaging (default: not resized)."""
     valid: Count | None = None
     """Number of validation images; without such a split they are set aside (default: a tenth)."""
     test: Count | None = None
     """Number of test images; without such a split they are set aside (default: a fifth)."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
-    """Seed of the split, if the data set has no fixed one."""
+    """Seed of random splits and draws; ignored if the data set has fixed ones."""
     coarse: bool = False
     """CIFAR-100 only: 20 superclasses as labels."""
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
     """Images without labels: a folder, an .npz, or a number of left-out training images."""
     channels: Literal[1, 3] | None = None
-    """1 for grey images, 3 for colour (default: as they are read)."""
+    """1 for grey images, 3 for colour (default: the channels of the files)."""
 
 
 Holdout = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
-"""(labels [n], how many to split off, seed) → (rows that stay, rows split off)"""
+"""(labels [n], number of rows to split off, seed) → (rows that stay, rows split off)"""
 
 
 def last(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -56,15 +56,15 @@ def last_of_each_class(labels: Tensor, count: int, seed: int) -> tuple[Tensor, T
     """Split off the last rows of every class, `count` in all: TinyImageNet's last 50 of each 500."""
     shares = apportion(torch.bincount(labels), count)
     from_the_end = rank_in_class(labels.flip(0)).flip(0)
-    aside = from_the_end < shares[labels]
-    return torch.where(~aside)[0], torch.where(aside)[0]
+    split_off = from_the_end < shares[labels]
+    return torch.where(~split_off)[0], torch.where(split_off)[0]
 
 
 def stratified(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split off `count` random rows, in proportion to the classes; both parts are shuffled."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    kept, aside = last_of_each_class(labels[order], count, seed)
-    return order[kept], order[aside]
+    rest, split_off = last_of_each_class(labels[order], count, seed)
+    return order[rest], order[split_off]
 
 
 def apportion(counts: Tensor, total: int) -> Tensor:
@@ -77,7 +77,7 @@ def apportion(counts: Tensor, total: int) -> Tensor:
 
 
 def rank_in_class(labels: Tensor) -> Tensor:
-    """How many earlier rows have the same label. [n] → [n]"""
+    """For each row, the number of earlier rows with the same label. [n] → [n]"""
     order = torch.argsort(labels, stable=True)
     starts = torch.cumsum(torch.bincount(labels), 0) - torch.bincount(labels)
     ranks = torch.empty_like(labels)
@@ -90,27 +90,63 @@ def first_of_each_class(split: Split, count: int) -> Split:
     return split[torch.where(rank_in_class(split.labels) < count)[0]]
 
 
+def take_rows(split: Split, rows: Tensor) -> Split:
+    """The rows of a split; consecutive rows are not copied."""
+    if len(rows) and bool((rows.diff() == 1).all()):
+        return split[int(rows[0]) : int(rows[-1]) + 1]
+    return split[rows]
+
+
+def first_lack_classes(labels: Tensor, count: int) -> bool:
+    """Whether the first `count` rows lack classes because the rows are sorted by class.
+
+    Sorted means: the rows of each class are together, and a class has two or more rows on average. In any
+    other order, a few rows may lack a class by chance.
+    """
+    classes = len(labels.unique())
+    is_sorted = 1 + int((labels.diff() != 0).sum()) == classes and len(labels) >= 2 * classes
+    return is_sorted and len(labels[:count].unique()) < classes
+
+
+def sample(split: Split, count: int, seed: int) -> Split:
+    """The first `count` images; a stratified random draw of `count` if the first ones lack classes.
+
+    Drawn images stay in the order of the split.
+    """
+    if not first_lack_classes(split.labels, count):
+        return split[:count]
+    _, drawn = stratified(split.labels, count, seed)
+    return split[drawn.sort().values]
+
+
+def training_rows(labels: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The rows that `per_class`, then `limit` select, and the rows that they leave out. [n] → [a], [n − a]
+
+    `limit` selects as `sample` does. After a draw, the rows that it leaves out are in random order.
+    """
+    within = rank_in_class(labels) < (options.per_class or len(labels))
+    rows, beyond = torch.where(within)[0], torch.where(~within)[0]
+    limit = options.limit or len(rows)
+    if first_lack_classes(labels[rows], limit):
+        rest, drawn = stratified(labels[rows], limit, options.seed)
+        return rows[drawn].sort().values, torch.cat([rows[rest], beyond])
+    return rows[:limit], torch.cat([rows[limit:], beyond]).sort().values
+
+
 def trim(split: Split, options: Options) -> Split:
     """The training split with `per_class`, then `limit` applied."""
-    if options.per_class is not None:
-        split = first_of_each_class(split, options.per_class)
-    if options.limit is not None:
-        split = first_images(split, options.limit, "training", "use per_class instead of limit")
-    return split
-
-
-def left_out(split: Split, options: Options) -> Tensor:
-    """The rows of the training split that `trim` leaves out. → [n]"""
-    kept = rank_in_class(split.labels) < (options.per_class or len(split))
-    kept &= kept.cumsum(0) <= (options.limit or len(split))
-    return torch.where(~kept)[0]
+    rows, _ = training_rows(split.labels, options)
+    return split[rows] if options.per_class else take_rows(split, rows)
 
 
 def left_without_labels(train: Split, options: Options) -> Split | None:
-    """The first training images that the options leave out, with label −1; None if none are wanted."""
+    """The first training images that the options leave out, with label −1; None if none are wanted.
+
+    Raises a DataError if the options leave out too few images.
+    """
     if not isinstance(options.unlabelled, int):
         return None
-    rows = left_out(train, options)
+    _, rows = training_rows(train.labels, options)
     if len(rows) < options.unlabelled:
         raise DataError(
             f"{options.unlabelled:,} unlabelled images were asked for, but per_class and limit leave out"
@@ -119,39 +155,33 @@ def left_without_labels(train: Split, options: Options) -> Split | None:
     return converted(train[rows[: options.unlabelled]], options).without_labels()
 
 
-def first_images(split: Split, count: int, what: str, advice: str) -> Split:
-    """The first `count` images; DataError with the advice if they lack classes because of the images' order.
-
-    This happens if the images of each class are together, two or more of a class on average. In another
-    order a few images may lack a class.
-    """
+def first_images(split: Split, count: int, what: str) -> Split:
+    """The first `count` images; DataError if they lack classes because the images are sorted by class."""
     if count < 1:
-        raise DataError(f"{count} {what} images are none; take one or more")
+        raise DataError(f"{count} {what} images are too few; take one or more")
     part = split[:count]
-    classes, kept = len(split.labels.unique()), len(part.labels.unique())
-    in_order_of_class = 1 + int((split.labels.diff() != 0).sum()) == classes
-    if kept < classes and in_order_of_class and len(split) >= 2 * classes:
+    if first_lack_classes(split.labels, count):
         raise DataError(
-            f"the first {len(part):,} {what} images are of {kept} of the {classes} classes only, "
-            f"because the images are in the order of their classes; {advice}"
+            f"the first {len(part):,} {what} images have only {len(part.labels.unique())} of the"
+            f" {len(split.labels.unique())} classes, because the images are sorted by class; take all of them"
         )
     return part
 
 
 def converted(split: Split, options: Options) -> Split:
-    """The split's images in the options' resolution (area-averaged) and channels; itself if equal."""
+    """The split in the options' resolution (area-averaged) and channels; unchanged if it has both already."""
     images, side, channels = split.images, options.resolution, options.channels
     if side is not None and images.shape[-2:] != (side, side):
         images = area_average(images, side, side)
     if channels is not None and images.shape[1] != channels:
-        found, images = images, room(len(images), channels, *images.shape[2:])
-        for some, into in zip(found.split(CHUNK), images.split(CHUNK), strict=True):
-            into.copy_(with_channels(some, channels))
+        source, images = images, room(len(images), channels, *images.shape[2:])
+        for chunk, target in zip(source.split(CHUNK), images.split(CHUNK), strict=True):
+            target.copy_(with_channels(chunk, channels))
     return split if images is split.images else Split(images, split.labels)
 
 
 def area_average(images: Tensor, height: int, width: int) -> Tensor:
-    """Every pixel is the mean over the area it covers, rounded. uint8 [n c h w] → [n c height width]"""
+    """Resize: a new pixel is the rounded mean over its area. uint8 [n c h w] → [n c height width]"""
     rows, columns = _overlaps(images.shape[-2], height), _overlaps(images.shape[-1], width)
     out = room(len(images), images.shape[1], height, width)
     largest = images.shape[1] * max(images.shape[2], height) * max(images.shape[3], width)
@@ -172,19 +202,19 @@ def channels_first(images: Tensor) -> Tensor | None:
 
 
 def with_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey as colour, or colour as grey as Pillow has it. [n 1|3 h w] → [n channels h w], of the same type"""
+    """Convert grey to colour, or colour to grey as Pillow does. [n 1|3 h w] → [n channels h w], same dtype"""
     if images.shape[1] == channels:
         return images
     if images.shape[1] == 1:
         return images.expand(-1, channels, -1, -1)
     if channels != 1:
-        raise DataError(f"images of {images.shape[1]} channels cannot be brought to {channels}")
+        raise DataError(f"images of {images.shape[1]} channels cannot be converted to {channels}")
     grey = torch.einsum("nchw,c->nhw", images.double(), torch.tensor(LUMA).double() / 65536)[:, None]
     return (grey + 0.5).floor().to(torch.uint8) if images.dtype == torch.uint8 else grey.to(images.dtype)
 
 
 def _overlaps(length: int, side: int) -> Tensor:
-    """[side length]: the share of output cell i that input cell j covers; rows sum to one."""
+    """The share of output cell i that input cell j covers; rows sum to one. → [side length]"""
     scale = length / side
     edges = torch.arange(side, dtype=torch.float64)[:, None] * scale
     cells = torch.arange(length, dtype=torch.float64)[None]
@@ -192,11 +222,11 @@ def _overlaps(length: int, side: int) -> Tensor:
     return (covered.clamp_(min=0) / scale).float()
 
 
-def held_out(n: int, share: int, asked: int | None, what: str) -> int:
-    """`asked`, or one in `share` of n images; DataError if none of them would be left."""
-    count = math.ceil(n / share) if asked is None else asked
-    if count >= n:
+def holdout_size(n: int, share: int, count: int | None, what: str) -> int:
+    """How many of n images to split off: `count`, or one in `share`. DataError if none would be left."""
+    size = math.ceil(n / share) if count is None else count
+    if size >= n:
         raise DataError(
-            f"{count} {what} images were asked for, but there are only {n} images to take them from"
+            f"{size} {what} images were asked for, but there are only {n} images to take them from"
         )
-    return count
+    return size

@@ -28,7 +28,7 @@ def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | 
     whole = contents(dataset, place, path, Options(resolution=height) if crop else EVERYTHING)
     split = whole.parts["test"] if "test" in whole.parts else arrange(dataset, whole, EVERYTHING).test
     if limit is not None:
-        split = first_images(split, limit, dataset.name, "take all of them")
+        split = first_images(split, limit, dataset.name)
     images = with_channels(split.images, channels)
     if images.shape[-2:] != (height, width):
         images = area_average(images, height, width)
@@ -62,7 +62,7 @@ class Corrupted:
         n = len(split) // len(SEVERITIES)
         block = split[(severity - 1) * n : severity * n]
         if self.options.test is not None:
-            block = first_images(block, self.options.test, "corrupted", "take all of them")
+            block = first_images(block, self.options.test, "corrupted")
         return converted(block, self.options)
 
 
