@@ -201,14 +201,14 @@ def test_a_loss_of_ones_own_compares_logits(run):
     names = run("loss")
     teachers, student, digits = names["loss"].teachers, names["student"], names["digits"]
     x = digits.train.images[:6] / 255
-    seen = torch.arange(6).expand(4, 6)
+    assignment = torch.arange(6).expand(4, 6)
     logits = student(x.expand(4, *x.shape)).detach()
     expected = sum(
         float((logits[j, i] - teachers(x[i : i + 1].expand(4, 1, *x.shape[1:]))[j, 0]).square().sum())
         for j in range(4)
         for i in range(6)
     ) / (4 * 6 * 10 * 4.0**2)
-    assert float(names["loss"].imitation(logits, x, seen)) == pytest.approx(expected, rel=1e-4)
+    assert float(names["loss"].imitation(logits, x, assignment)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_form_of_a_recipe_has_that_loss(tmp_path: Path):

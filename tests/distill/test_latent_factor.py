@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cases import CLASSES, MEMBERS, network, seeded, teachers
 from polyphony.distill import DistillFactors
-from polyphony.distill.latent_factor import apart, discrepancy, expected_square, posterior
+from polyphony.distill.latent_factor import deviations, discrepancy, expected_square, posterior
 from polyphony.ensembles import DeepEnsemble, LatentFactor, Single
 
 DOUBLE = torch.float64
@@ -83,8 +83,8 @@ def test_the_discrepancy_is_that_of_draws():
 
 def test_what_is_apart_from_the_mean_has_the_variance_of_one():
     each = numbers(3, 200_000, seed=8)
-    assert float(apart(each).square().mean()) == pytest.approx(1, abs=0.01)
-    assert float(apart(each).mean(0).abs().max()) < 1e-12
+    assert float(deviations(each).square().mean()) == pytest.approx(1, abs=0.01)
+    assert float(deviations(each).mean(0).abs().max()) < 1e-12
 
 
 def test_members_are_draws_by_the_formula_and_the_network_runs_once():
@@ -118,12 +118,14 @@ def test_the_loss_is_what_the_formulas_give_in_both_phases():
     for steps, begins in ((0, True), (5, False)):
         student.steps.fill_(steps)
         before = student.variance.clone()
-        found = posterior(apart(logits), features, student.lower().detach(), before)
-        error = expected_square(apart(logits), features, student.lower().detach(), found)
+        found = posterior(deviations(logits), features, student.lower().detach(), before)
+        error = expected_square(deviations(logits), features, student.lower().detach(), found)
         if begins:
-            z = apart(student.latents)
+            z = deviations(student.latents)
             fitted = torch.einsum("bq,mkq->mbk", features, student.lower() @ z)
-            expected = (square + (apart(logits) - fitted).square().mean()) / 2 + 3 * discrepancy(z.flatten(1))
+            expected = (square + (deviations(logits) - fitted).square().mean()) / 2 + 3 * discrepancy(
+                z.flatten(1)
+            )
         else:
             expected = (square + error) / 2
         parts = DistillFactors(given, 10, first=0.3, penalty=3.0)(student, x, y, seeded())
@@ -138,7 +140,7 @@ def test_what_it_cannot_do_is_one_sentence():
         DistillFactors(DeepEnsemble([network(1)]), 10)(student, x, y, seeded())
     with pytest.raises(ValueError, match="is made for 1 teachers, not 2"):
         DistillFactors(teachers(), 10)(student, x, y, seeded())
-    with pytest.raises(TypeError, match="into a LatentFactor, not a Single"):
+    with pytest.raises(TypeError, match="needs a LatentFactor student, not a Single"):
         DistillFactors(teachers(), 10)(Single(network(1)), x, y, seeded())
     with pytest.raises(ValueError, match="gives 3 outputs, not 3 and 8"):
         LatentFactor(network(3), CLASSES, 2)(torch.rand(16, 2, 1, 5, 5))

@@ -275,7 +275,7 @@ def test_a_limit_shortens_long_gradients_of_examples_and_leaves_the_rest(limit):
         nll = losses.dirichlet_nll(at[0], log_p)
         return 2 * nll, nll
 
-    limited, nll = losses.limited(loss, z, limit)
+    limited, nll = losses.limit_gradient(loss, z, limit)
     (found,) = torch.autograd.grad(1000 * limited, z)  # the limit does not see what a loss is multiplied by
     for whole, short in zip(free[0], found[0], strict=True):
         length = 2 * 6 * float(whole.norm())  # the loss is a mean over six
@@ -291,6 +291,6 @@ def test_the_limit_of_an_examples_gradient_does_not_depend_on_the_number_of_memb
         value = 100 * at.square().sum(-1).mean()  # a mean over three members and four examples
         return value, value
 
-    limited, _ = losses.limited(loss, z, 0.5)
+    limited, _ = losses.limit_gradient(loss, z, 0.5)
     (found,) = torch.autograd.grad(limited, z)
     torch.testing.assert_close(3 * 4 * found.norm(dim=-1), torch.full((3, 4), 0.5, dtype=z.dtype))

@@ -197,7 +197,7 @@ def test_a_student_without_concentrations_is_refused(make):
 )
 def test_a_student_with_the_other_losss_concentrations_is_refused(make, offset):
     x, y = batch()
-    with pytest.raises(ValueError, match=f"make it with Dirichlet.network, offset={1 - offset:g}."):
+    with pytest.raises(ValueError, match=f"use Dirichlet.network, offset={1 - offset:g}."):
         make(teachers())(Dirichlet(small(9), offset), x, y, seeded())
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from polyphony.ensembles import BatchEnsemble, Single, as_seen, evaluating
+from polyphony.ensembles import BatchEnsemble, Single, member_rows, evaluating
 from polyphony.ensembles.base import share_rows
 from polyphony.nn import resnet
 
@@ -20,7 +20,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def test_every_member_sees_the_rows_assigned_to_it(members, rows, size, shared):
     batch = torch.rand(size, 2, 3, generator=seeded())
     seen = torch.randint(size, (1 if shared else members, rows), generator=seeded(1)).expand(members, rows)
-    found = as_seen(batch, seen)
+    found = member_rows(batch, seen)
     for j in range(members):
         for row in range(rows):
             assert torch.equal(found[j, row], batch[seen[j, row]])
@@ -28,12 +28,12 @@ def test_every_member_sees_the_rows_assigned_to_it(members, rows, size, shared):
 
 def test_rows_that_all_members_share_are_not_copied_for_each():
     batch = torch.rand(5, 2, 3, 3, generator=seeded())
-    shared = as_seen(batch, BatchEnsemble(resnet(8, 3), 4).assign(5, seeded()))
+    shared = member_rows(batch, BatchEnsemble(resnet(8, 3), 4).assign(5, seeded()))
     assert share_rows(shared)
     assert shared.untyped_storage().nbytes() == batch.untyped_storage().nbytes()
     assert torch.equal(shared, batch[None].repeat(4, 1, 1, 1, 1))
     assert not share_rows(shared.clone())
-    assert share_rows(as_seen(batch, Single(resnet(8, 3)).assign(5, seeded())))
+    assert share_rows(member_rows(batch, Single(resnet(8, 3)).assign(5, seeded())))
 
 
 def test_evaluating_gives_every_part_its_mode_back_even_after_an_error():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyphony.data import Augmentation, Split
 from polyphony.distill import CrossEntropy
-from polyphony.ensembles import MIMO, as_seen
+from polyphony.ensembles import MIMO, member_rows
 from polyphony.nn import resnet, wide_resnet
 from polyphony.training.fit import Plan, fit
 
@@ -155,7 +155,7 @@ def test_labels_follow_their_images():
     student = MIMO(nn.Identity(), 3, batch_repetition=2)
     x = torch.arange(5.0).view(5, 1, 1, 1)
     seen = student.assign(5, seeded())
-    assert torch.equal(as_seen(x, seen).flatten(1).long(), as_seen(torch.arange(5), seen))
+    assert torch.equal(member_rows(x, seen).flatten(1).long(), member_rows(torch.arange(5), seen))
 
 
 def test_it_learns_stripes_from_shuffled_images():

@@ -1,4 +1,4 @@
-"""The losses of students: Algorithm 1, its relatives, and training without teachers."""
+"""Losses: distillation by Algorithm 1, other kinds of distillation, and cross-entropy on labels."""
 
 from __future__ import annotations
 

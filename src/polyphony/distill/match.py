@@ -1,4 +1,4 @@
-"""The step size at which the teachers disagree as they do on held-out images."""
+"""Choosing the step size by the teachers' disagreement on validation images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble
 from polyphony.training.predict import predict
 
-STEP_SIZES = (1e-4, 0.5)  # within which a step size is matched
+STEP_SIZES = (1e-4, 0.5)  # range of the search
 MATCH_IMAGES = 1000
 MATCH_STEPS = 12
 
@@ -28,17 +28,18 @@ def match_step_size(
 ) -> float:
     """The step size at which teachers disagree on perturbed training images as much as on validation images.
 
-    It is found by bisection of log η on at most 1,000 images of each split, with the same draws at each step:
-    the mean-KLD on perturbed training images is `share` times that on validation images. If no step within
-    `STEP_SIZES` gets there, the result is the nearer end of that range.
+    At the result, the teachers' mean-KLD on perturbed training images is `share` times the mean-KLD on
+    validation images. The search is a bisection of log η on at most 1,000 images of each split, with the same
+    random draws at each step. If no step size within `STEP_SIZES` reaches the goal, the result is close to
+    the nearer end of that range.
 
     Args:
-        make: Makes the perturbation of a step size.
+        make: Returns the perturbation with a step size.
         teachers: The deep ensemble.
         splits: Training and validation images.
         temperature: τ of the distillation.
-        rng: Source of the draws.
-        share: Which share of the disagreement on validation images to reach.
+        rng: Source of the random draws.
+        share: Share of the disagreement on validation images to reach.
 
     Examples:
         >>> teachers = DeepEnsemble([resnet(8, classes=10, channels=1, width=4) for _ in range(2)])

@@ -13,34 +13,33 @@ from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.perturb import ODS, Clean, Perturbation
-from polyphony.ensembles import DeepEnsemble, Ensemble, SameRows, Seen, as_seen
-from polyphony.training.graphs import Drawn, TwoPart
+from polyphony.ensembles import Assignment, DeepEnsemble, Ensemble, SameRows, member_rows
+from polyphony.training.graphs import Draws, TwoPart
 
-Passes = Literal["one", "two"]  # of the student in a step: labels on perturbed inputs too, or on clean ones
+Passes = Literal["one", "two"]  # of the student in a step: one for both losses, or one for each
 
 
 @dataclass(frozen=True)
 class Distill(TwoPart):
     """(1 − α) CE on clean inputs + α KD on perturbed inputs, member j from teacher j (Algorithm 1).
 
-    Call it as `loss(student, x, y, rng)`: it returns "loss", "ce", "kd" and "acc", means over members and
-    examples.
+    `loss(student, x, y, rng)` returns "loss", "ce", "kd" and "acc": means over members and examples.
 
     Args:
         teachers: The frozen ensemble, with as many members as the student.
-        alpha: α, the share of the distillation loss.
-        temperature: τ of the distillation.
-        perturb: Where teachers and student are compared.
-        passes: Passes of the student in a step. With "one" the labels' loss is on perturbed inputs too, at
-            half of the cost; Mixup needs it, and LatentBE students are distilled so (with α = 1).
-        unlabelled: Whether images with the label −1 have no labels' loss.
+        alpha: α, the weight of the distillation loss.
+        temperature: τ of the distillation loss.
+        perturb: Makes the perturbed inputs x̃, on which the student imitates its teachers.
+        passes: Passes of the student in a step. "two": the cross-entropy is on clean inputs. "one": it is on
+            the perturbed inputs too, which saves a pass. Recipes train LatentBE students with "one".
+        unlabelled: Whether the batch may have unlabelled images (label −1). The cross-entropy ignores them.
 
     Examples:
         >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(4)])
         >>> loss = Distill(teachers, temperature=1.0, perturb=ODS(step_size=1 / 255))
         >>> student = BatchEnsemble(resnet(8, classes=10), members=4)
-        >>> parts = loss(student, torch.rand(2, 3, 32, 32), torch.tensor([3, 5]), torch.Generator())
-        >>> sorted(parts)
+        >>> terms = loss(student, torch.rand(2, 3, 32, 32), torch.tensor([3, 5]), torch.Generator())
+        >>> sorted(terms)
         ['acc', 'ce', 'kd', 'loss']
     """
 
@@ -56,63 +55,61 @@ class Distill(TwoPart):
         check(Temperature, temperature=self.temperature)
         check(Passes, passes=self.passes)
 
-    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        seen = student.assign(len(x), rng, x.device)
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
+        assignment = student.assign(len(x), rng, x.device)
         x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
-        return seen, x_tilde, *labelled_share(y, self.unlabelled)
+        return assignment, x_tilde, *labelled_share(y, self.unlabelled)
 
-    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
-        seen, x_tilde, *labelled = drawn
-        clean, perturbed = answers(student, x, x_tilde, seen, self.passes)
-        labels = as_seen(y, seen)
-        ce, kd = losses.cross_entropy(clean, labels, *labelled), self.imitation(perturbed, x_tilde, seen)
+    def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
+        assignment, x_tilde, *labelled = draws
+        x = x_tilde if self.passes == "one" else x  # inputs of the cross-entropy
+        labels = member_rows(y, assignment)
+        clean = student(member_rows(x, assignment))
+        perturbed = clean if x_tilde is x else student(member_rows(x_tilde, assignment))
+        ce = losses.cross_entropy(clean, labels, *labelled)
+        kd = self.imitation(perturbed, x_tilde, assignment)
         loss = (1 - self.alpha) * ce + self.alpha * kd
         return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels, *labelled)}
 
-    def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
-        """The distance of members from their teachers on the rows they see. [m rows k], [b c h w] → []"""
-        return losses.distillation(logits, taught(self.teachers, x, seen), self.temperature)
+    def imitation(self, logits: Tensor, x: Tensor, assignment: Assignment) -> Tensor:
+        """The distillation loss: `logits` are the student's on its rows of x. [m rows k], [b c h w] → []"""
+        targets = own_teacher_logits(self.teachers, x, assignment)
+        return losses.distillation(logits, targets, self.temperature)
 
 
 @dataclass(frozen=True)
 class DistillMean(Distill):
     """(1 − α) CE on clean inputs + α KD from the teachers' mean prediction on perturbed inputs.
 
-    As `Distill`, but all members have one target, so that a `Single` student may have any number of teachers.
+    It has the arguments of `Distill`. All members have the same target, so a `Single` student can learn from
+    any number of teachers.
     """
 
     perturb: Perturbation = Clean()
 
-    def imitation(self, logits: Tensor, x: Tensor, seen: Seen) -> Tensor:
-        """The distance of members from the teachers' mean. [m rows k], [b c h w] → []"""
-        targets = all_teachers(self.teachers, x)
-        targets = targets[:, None] if isinstance(seen, SameRows) else gather(targets, dim=1)[:, seen]
+    def imitation(self, logits: Tensor, x: Tensor, assignment: Assignment) -> Tensor:
+        """The distillation loss with the teachers' mean as the target. [m rows k], [b c h w] → []"""
+        targets = all_teacher_logits(self.teachers, x)
+        if isinstance(assignment, SameRows):
+            targets = targets[:, None]
+        else:
+            targets = gather(targets, dim=1)[:, assignment]
         return losses.mean_distillation(logits, targets, self.temperature)
 
 
-def answers(
-    student: Ensemble, x: Tensor, x_tilde: Tensor, seen: Seen, passes: Passes
-) -> tuple[Tensor, Tensor]:
-    """The student's logits for the labels' loss and for the distillation loss, in as few passes as possible.
+@torch.no_grad()
+def own_teacher_logits(teachers: DeepEnsemble, x: Tensor, assignment: Assignment) -> Tensor:
+    """The logits of teacher j on the rows of member j. [b c h w] → [m rows k]
 
-    2 × [b c h w] → 2 × [m rows k]
+    Teachers run once on each image, also if a member gets an image several times.
     """
-    labelled = x_tilde if passes == "one" else x
-    logits = student(as_seen(labelled, seen))
-    return logits, logits if x_tilde is labelled else student(as_seen(x_tilde, seen))
+    if isinstance(assignment, SameRows):
+        return teachers(x.expand(assignment.members, *x.shape))
+    logits = gather(teachers(x.expand(len(assignment), *x.shape)), dim=1)
+    return logits.gather(1, assignment[..., None].expand(-1, -1, logits.shape[-1]))
 
 
 @torch.no_grad()
-def taught(teachers: DeepEnsemble, x: Tensor, seen: Seen) -> Tensor:
-    """Teacher j's logits on the rows that member j sees; it runs once for each example. [m rows k]"""
-    members = seen.members if isinstance(seen, SameRows) else len(seen)
-    targets = teachers(x.expand(members, *x.shape))
-    if isinstance(seen, SameRows):
-        return targets
-    return gather(targets, dim=1).gather(1, seen[..., None].expand(-1, -1, targets.shape[-1]))
-
-
-def all_teachers(teachers: DeepEnsemble, x: Tensor) -> Tensor:
-    """Every teacher's logits on the same inputs. [b c h w] → [M b k]"""
-    with torch.no_grad():
-        return teachers.ask_all(x)
+def all_teacher_logits(teachers: DeepEnsemble, x: Tensor) -> Tensor:
+    """The logits of every teacher on the same images. [b c h w] → [M b k]"""
+    return teachers.ask_all(x)

@@ -1,4 +1,4 @@
-"""Perturbations x → x̃. `step_size` is the RMS change of a pixel in all of them.
+"""Perturbations x → x̃. In all of them `step_size` is the RMS change of a pixel.
 
 A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the student,
 the temperature τ and a generator. It returns pixels of the same shape.
@@ -25,13 +25,13 @@ from polyphony.distill.losses import check_labels
 from polyphony.ensembles import DeepEnsemble as Teachers
 from polyphony.ensembles import Ensemble, evaluating
 
-StepSize = Annotated[NotNegative, BeforeValidator(fraction)]  # a number, or a text such as "1/255"
+StepSize = Annotated[NotNegative, BeforeValidator(fraction)]  # a number, or a string such as "1/255"
 
 
 class Perturbation(Protocol):
     """x [b c h w], y [b] → x̃ [b c h w]. Any callable with these arguments is a perturbation.
 
-    `student` is the ensemble in training; it is None where there is none, as in `match_step_size`.
+    `student` is the ensemble in training, or None if there is none, as in `match_step_size`.
     """
 
     def __call__(
@@ -40,23 +40,23 @@ class Perturbation(Protocol):
 
 
 class BuiltIn(Settings):
-    """A perturbation that a recipe knows by its `kind`; its other fields are the keys of its table."""
+    """A perturbation that a recipe names by its `kind`; the other fields are the keys of its table."""
 
     reads_temperature: ClassVar[bool] = False  # does it depend on the temperature of the distillation?
     needs_student: ClassVar[bool] = False  # does it use the student's gradients?
-    takes_source: ClassVar[bool] = False  # may networks other than the teachers give its directions?
+    takes_source: ClassVar[bool] = False  # can it take directions from networks other than the teachers?
 
     @property
     def takes_step(self) -> bool:
-        """Whether it takes a step whose size its table does not set."""
+        """Whether it has a step size that its table does not set."""
         return "step_size" in type(self).model_fields and "step_size" not in self.model_fields_set
 
     def build(self, step_size: float) -> Self:
-        """A copy with this step size, unless its table sets another."""
+        """A copy with this step size; unchanged if it has none, or if its table sets it."""
         return self.model_copy(update={"step_size": step_size}) if self.takes_step else self
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """Its kind, the settings that are not its kind's defaults, and a step size that its table sets."""
+        """Its kind, settings that differ from the defaults, and the step size if its table sets it."""
         default = type(self)(kind=self.kind)  # type: ignore[call-arg, attr-defined]
         always = self.model_fields_set & {"step_size"} | {"kind"}
         return {name: value for name, value in self if name in always or value != getattr(default, name)}
@@ -88,16 +88,16 @@ class Gaussian(BuiltIn):
 
 
 class ODS(BuiltIn):
-    """A step that moves one random teacher's output towards a random guide w ~ U(−1, 1)^K (§2.4, §3.1).
+    """A step that moves one random teacher's output along a random guide w ~ U(−1, 1)^K (§2.4, §3.1).
 
-    `scale_by_confidence` multiplies each example's step by the teacher's confidence. This is ConfODS, the
-    kind "confods" of a recipe.
+    `scale_by_confidence` multiplies each example's step by the teacher's confidence. This is ConfODS; its
+    kind in a recipe is "confods".
 
     Examples:
         >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(2)])
         >>> x = torch.full((3, 3, 16, 16), 0.5)
-        >>> moved = ODS(step_size=4 / 255)(x, torch.zeros(3), teachers, None, 1.0, torch.Generator())
-        >>> round(float((moved - x).square().mean().sqrt()) * 255, 2)  # RMS change of a pixel
+        >>> x_tilde = ODS(step_size=4 / 255)(x, torch.zeros(3), teachers, None, 1.0, torch.Generator())
+        >>> round(float((x_tilde - x).square().mean().sqrt()) * 255, 2)  # RMS change of a pixel
         4.0
     """
 
@@ -111,7 +111,7 @@ class ODS(BuiltIn):
 
     @model_validator(mode="before")
     @classmethod
-    def _knows_confods(cls, table: Any) -> Any:
+    def _complete_confods(cls, table: Any) -> Any:
         if isinstance(table, dict) and (table.get("kind") == "confods" or table.get("scale_by_confidence")):
             return table | {"kind": "confods", "scale_by_confidence": True}
         return table
@@ -131,7 +131,7 @@ class ODS(BuiltIn):
 class Adversarial(BuiltIn):
     """A step that raises one random teacher's classification loss at τ (appendix, non-targeted attack).
 
-    For an image without a label (−1), the teacher's own answer is the label.
+    For an unlabelled image (label −1), the label is the teacher's own prediction.
     """
 
     reads_temperature: ClassVar[bool] = True
@@ -149,11 +149,11 @@ class Adversarial(BuiltIn):
 
 
 class Diversify(BuiltIn):
-    """A step that makes two teachers disagree where two members do not yet (Nam et al., ICML 2022).
+    """A step to where two teachers disagree but the student's members do not yet (Nam et al., ICML 2022).
 
-    For two random members i ≠ j, along ∇ₓ [CE(T_i(x), T_j(x)) − CE(S_i(x), S_j(x))], where the first of each
-    pair is a fixed target. The student runs in eval mode and in float32, and does not change. Predictions
-    are at `temperature` (default: 1, as in the authors' code); the τ of the distillation plays no part.
+    For two random members i ≠ j, the direction is ∇ₓ [CE(T_i(x), T_j(x)) − CE(S_i(x), S_j(x))]; the first of
+    each pair is a fixed target. The student runs in eval mode and in float32, and does not change. Softmax is
+    at `temperature` (default: 1, as in the authors' code); the τ of the distillation is ignored.
     """
 
     needs_student: ClassVar[bool] = True
@@ -167,29 +167,31 @@ class Diversify(BuiltIn):
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         if student is None:
-            raise SettingError("a diversifying perturbation needs a student")
+            raise SettingError("the perturbation Diversify needs a student")
         i, j = two_members(teachers.members, student.members, rng)
         x = x.detach().requires_grad_()
         with torch.enable_grad(), full_precision(x.device), evaluating(student):
-            ours = student.ask_all(x)
-            pairs = ((teachers.ask(i, x.detach()), teachers.ask(j, x)), (ours[i], ours[j]))
-            scaled = [[v.detach().float() / self.temperature for v in pair] for pair in pairs]
+            members = student.ask_all(x)
+            teacher_pair = teachers.ask(i, x.detach()), teachers.ask(j, x)
+            member_pair = members[i], members[j]
+            scaled = [
+                [v.detach().float() / self.temperature for v in pair] for pair in (teacher_pair, member_pair)
+            ]
             up, down = disagreement_seeds(scaled)
-            (_, theirs), (_, mine) = pairs
-            seeds = (up.to(theirs.dtype), -down.to(mine.dtype))
-            (gradient,) = torch.autograd.grad((theirs, mine), x, seeds)
+            seeds = (up.to(teacher_pair[1].dtype), -down.to(member_pair[1].dtype))
+            (gradient,) = torch.autograd.grad((teacher_pair[1], member_pair[1]), x, seeds)
         return step(x.detach(), unit_rms(gradient.float()), self.step_size)
 
 
 class Mixup(BuiltIn):
-    """Each image mixed with another of its batch: λ x + (1 − λ) x', λ ~ Beta(a, a) drawn once for the batch.
+    """Mixes each image with another of its batch: λ x + (1 − λ) x', with one λ ~ Beta(a, a) for the batch.
 
-    It needs no gradient. Labels are not mixed: the student learns the teachers' answers on x̃.
+    Labels are not mixed: the student learns the teachers' predictions on x̃.
     """
 
     kind: Literal["mixup"] = Field(default="mixup", repr=False)
     concentration: Positive = 1.0
-    """a of Beta(a, a), from which the mixing weight is drawn."""
+    """a of Beta(a, a), the distribution of the mixing weight."""
 
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
@@ -200,7 +202,7 @@ class Mixup(BuiltIn):
 
 @dataclass(frozen=True)
 class Chain:
-    """Perturbations in sequence: each starts from the result of the one before."""
+    """Applies perturbations one after the other, each to the result of the one before."""
 
     perturbations: Sequence[Perturbation]
 
@@ -214,7 +216,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class WithSource:
-    """A perturbation that takes its directions from `source`, not from the teachers (§4.2)."""
+    """A perturbation with directions from `source` instead of the teachers (§4.2)."""
 
     perturb: Perturbation
     source: Teachers
@@ -228,36 +230,36 @@ class WithSource:
 def applied(
     perturb: Perturbation, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """x, y → x̃ with the other arguments fixed, for `predict(before=…)`."""
+    """The function x, y → x̃ with the other arguments fixed, for `predict(before=…)`."""
     return lambda x, y: perturb(x, y, teachers, student, temperature, rng)
 
 
 def ods_seed(logits: Tensor, guide: Tensor) -> Tensor:
-    """The direction of ∇_z wᵀ softmax(z), to float accuracy however confident z is. [b k], [b k] → [b k]
+    """The direction of ∇_z wᵀ softmax(z), accurate however confident z is. [b k], [b k] → [b k]
 
-    ∂/∂z_i = p_i (w_i − Σ_j p_j w_j). With k = argmax z the guide may be shifted to d = w − w_k, so that no
-    large terms cancel; the others are scaled by their own maximum, so that none underflows; and component k
-    is minus their sum, since a softmax's Jacobian has zero row sums.
+    ∂/∂z_i = p_i (w_i − Σ_j p_j w_j). With k = argmax z the guide is shifted to d = w − w_k, so that no large
+    terms cancel. `zero_sum_direction` prevents underflow and computes component k.
     """
     top = logits.argmax(-1, keepdim=True)
     d = guide - guide.gather(-1, top)
     m = (logits.softmax(-1) * d).sum(-1, keepdim=True)
-    return completed(logits, top, d - m)
+    return zero_sum_direction(logits, top, d - m)
 
 
 def adversarial_seed(logits: Tensor, labels: Tensor) -> Tensor:
-    """The direction of ∇_z −log softmax(z)_y = p − e_y, to float accuracy for any p_y. [b k], [b] → [b k]"""
+    """The direction of ∇_z −log softmax(z)_y = p − e_y, accurate for any p_y. [b k], [b] → [b k]"""
     check_labels(logits, labels)
-    return completed(logits, labels[:, None], torch.ones_like(logits))
+    return zero_sum_direction(logits, labels[:, None], torch.ones_like(logits))
 
 
-def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
+def zero_sum_direction(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
     """The unit vector along v with v_j = p_j slope_j for j ≠ pivot and v_pivot = −Σ_{j≠pivot} v_j. [b k]
 
-    Zeros if all slopes are zero (all entries of the guide that count are equal).
+    The rows of a softmax's Jacobian sum to zero, so v_pivot needs no difference of large terms. The others
+    are scaled by their largest probability, so that not all of them underflow. Zeros if all slopes are zero.
     """
     if logits.shape[-1] < 2:
-        raise SettingError("the networks have one class: there is no direction in which they could differ")
+        raise SettingError("the networks have only one class: a perturbation needs two or more")
     others = logits.scatter(-1, pivot, -torch.inf)
     v = (others - others.amax(-1, keepdim=True)).exp() * slope
     v = v.scatter(-1, pivot, -v.sum(-1, keepdim=True))
@@ -267,9 +269,9 @@ def completed(logits: Tensor, pivot: Tensor, slope: Tensor) -> Tensor:
 def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """∇_z CE(softmax(t), softmax(z)) = softmax(z) − softmax(t) for each pair (t, z). 2 × [b k] → [b k] each
 
-    All pairs of an example are scaled by one number, so that none underflows and their sum has the right
-    direction. With k = argmax z, component k, where confident predictions would cancel, is minus the sum of
-    the others.
+    All pairs of an example are scaled by the same number: this prevents underflow and keeps the direction of
+    their sum. With k = argmax z, component k is minus the sum of the others: a difference would cancel for
+    confident predictions.
     """
     tops = [z.argmax(-1, keepdim=True) for _, z in pairs]
     others = [
@@ -282,18 +284,18 @@ def disagreement_seeds(pairs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def two_members(teachers: int, members: int, rng: Rng) -> tuple[int, int]:
-    """Two different members drawn at random; their teachers have the same numbers."""
+    """Two different random members, and so two teachers. Raises a ValueError if that is impossible."""
     if members != teachers or members < 2:
         raise ValueError(
-            f"a diversifying perturbation needs two members or more, each with a teacher: there are {members}"
-            f" members and {teachers} teachers"
+            "the perturbation Diversify needs two members or more and a teacher for each:"
+            f" there are {members} members and {teachers} teachers"
         )
     i, j = torch.randperm(members, generator=rng)[:2].tolist()
     return i, j
 
 
 def beta(concentration: float, rng: Rng) -> float:
-    """A draw from Beta(a, a), by NumPy: PyTorch's takes no generator."""
+    """A draw from Beta(a, a), by NumPy: PyTorch's Beta accepts no generator."""
     seed = int(torch.randint(2**63 - 1, (), generator=rng))
     return float(np.random.default_rng(seed).beta(concentration, concentration))
 
@@ -308,13 +310,13 @@ def logits_of_one(teachers: Teachers, x: Tensor, rng: Rng) -> tuple[Tensor, Tens
 
 
 def ascent(x: Tensor, logits: Tensor, seed: Tensor) -> Tensor:
-    """Jᵀ seed, scaled to unit RMS per pixel for each image: one backward pass to the input. [b c h w]"""
+    """The direction Jᵀ seed with unit RMS per pixel, by one backward pass to the input. [b c h w]"""
     (gradient,) = torch.autograd.grad(logits, x, seed.to(logits.dtype))
     return unit_rms(gradient.float())
 
 
 def unit_rms(direction: Tensor) -> Tensor:
-    """Each image's direction with a root mean square of one; zeros stay zeros."""
+    """Scale each image's direction to a root mean square of one; zeros stay zeros."""
     tiny = torch.finfo(direction.dtype).tiny
     pixels = (1, 2, 3)
     direction = direction / direction.abs().amax(pixels, keepdim=True).clamp_min(tiny)

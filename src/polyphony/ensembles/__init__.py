@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from polyphony.ensembles.base import Ensemble, SameRows, Seen, as_seen, ask, asking_by, evaluating
+from polyphony.ensembles.base import (
+    Assignment,
+    Ensemble,
+    SameRows,
+    ask,
+    asking_by,
+    evaluating,
+    member_rows,
+)
 from polyphony.ensembles.batch_ensemble import BatchEnsemble, LatentBE
 from polyphony.ensembles.deep import DeepEnsemble, Separate, Single
 from polyphony.ensembles.dirichlet import Dirichlet
@@ -13,6 +21,7 @@ from polyphony.ensembles.mimo import MIMO
 
 __all__ = [
     "MIMO",
+    "Assignment",
     "BatchEnsemble",
     "DeepEnsemble",
     "Dirichlet",
@@ -22,11 +31,10 @@ __all__ = [
     "LatentFactor",
     "LoRAEnsemble",
     "SameRows",
-    "Seen",
     "Separate",
     "Single",
-    "as_seen",
     "ask",
     "asking_by",
     "evaluating",
+    "member_rows",
 ]

@@ -27,7 +27,7 @@ class SameRows:
     members: int
 
 
-Seen = SameRows | Tensor  # Tensor [m rows]: indices in the whole batch
+Assignment = SameRows | Tensor  # which rows each member gets; Tensor [m rows]: indices in the whole batch
 
 
 class Ensemble(nn.Module):
@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
         """Where its weights are, and so its inputs; the CPU for one without any."""
         return next((weight.device for weight in self.parameters()), torch.device("cpu"))
 
-    def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Seen:
+    def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Assignment:
         """Which examples of a batch of `size` rows each member sees: by default all, in order.
 
         An ensemble whose members see different examples returns their indices in the whole batch, the rows of
@@ -75,15 +75,15 @@ class Ensemble(nn.Module):
         def __call__(self, x: Tensor) -> Tensor: ...
 
 
-def as_seen(batch: Tensor, seen: Seen) -> Tensor:
+def member_rows(batch: Tensor, assignment: Assignment) -> Tensor:
     """Each member's rows of a batch. [b …] → [m rows …]
 
     Where all members see the same rows it is a view, so that an ensemble may notice (`share_rows`) and do
     once what is the same for all.
     """
-    if isinstance(seen, SameRows):
-        return batch.expand(seen.members, *batch.shape)
-    return gather(batch)[seen]
+    if isinstance(assignment, SameRows):
+        return batch.expand(assignment.members, *batch.shape)
+    return gather(batch)[assignment]
 
 
 def share_rows(x: Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""Losses in two parts, the draws and the rest, so that torch.compile can compile the rest as one graph.
+"""Losses in two parts: random draws, then a computation that torch.compile compiles as one graph.
 
-A graph cannot draw from a generator that is an argument, nor choose one of several networks by a draw. So all
-draws, perturbations included, happen before the graph. The network that gives a perturbation its direction,
-with its backward pass to the pixels, is a graph of its own.
+A graph cannot draw from a generator that is an argument, and it cannot choose a network by a draw. So all
+draws, perturbations included, happen before the graph. If a perturbation needs gradients of a network, that
+network with its backward pass to the pixels is a graph of its own.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.parallel import Group
 from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
 
-Drawn = tuple[Any, ...]  # tensors, and which rows members see (`ensembles.Seen`)
+Draws = tuple[Any, ...]  # tensors, and which rows each member gets (`ensembles.Assignment`)
 
 BACKEND = "inductor"  # of torch.compile
-MOST_GRAPHS = 256  # graphs of one function: one for each size of batch and each kind of teacher
+MAX_GRAPHS = 256  # of one function: one for each batch size and each kind of teacher
 
 
 class CompileError(UserError, RuntimeError):
-    """PyTorch cannot compile a training here; the message says why."""
+    """PyTorch cannot compile this training on this machine; the message says why."""
 
 
 class TwoPart:
-    """A loss in two parts: what it draws for a batch, and a function of that.
+    """Base of losses in two parts: `draw` makes the random choices for a batch, `compute` uses them.
 
-    Networks that the second part needs besides the student are its field `teachers`, an ensemble.
+    The only networks that `compute` may use are the student and the field `teachers`, an ensemble.
     """
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        """The loss and other reports, means over members and examples."""
-        return self.given(student, x, y, self.draw(student, x, y, rng))
+        """The loss ("loss") and other terms for the log: means over members and examples."""
+        return self.compute(student, x, y, self.draw(student, x, y, rng))
 
-    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Drawn:
-        """Everything that depends on draws, perturbed inputs included; without gradients."""
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
+        """Everything random: perturbed inputs, and which rows each member gets. Without gradients."""
         raise NotImplementedError
 
-    def given(self, student: Ensemble, x: Tensor, y: Tensor, drawn: Drawn) -> dict[str, Tensor]:
-        """The loss itself, without draws."""
+    def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
+        """The loss and other terms, given the draws."""
         raise NotImplementedError
 
 
 class Compiled:
-    """A loss whose second part is one graph; results are equal to rounding.
+    """A loss whose `compute` is one graph of torch.compile; results differ only by rounding.
 
-    Make one for each training: it drops what was compiled for other models.
+    Make one for each training: making one drops all graphs compiled before.
     """
 
     def __init__(self, loss: object, group: Group) -> None:
@@ -60,46 +60,46 @@ class Compiled:
         if group.size > 1:
             raise SettingError("a training of several processes cannot be compiled: leave out compile")
         torch.compiler.reset()
-        self.loss, self.is_settled = loss, False
-        self.graph, self.ask = as_graph(loss.given), as_graph(ask)
+        self.loss, self.is_checked = loss, False
+        self.graph, self.ask = as_graph(loss.compute), as_graph(ask)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
-        if not self.is_settled:
-            self.settle(student, x)
+        if not self.is_checked:
+            self.check_images(student, x)
         with compiling():
-            with asking_by(self.ask, self.asked(student)):  # a perturbation uses them too
-                drawn = self.loss.draw(student, x, y, rng)
-            parts: dict[str, Tensor] = self.graph(student, x, y, drawn)
-        return parts
+            with asking_by(self.ask, self.ensembles(student)):  # perturbations run these networks too
+                draws = self.loss.draw(student, x, y, rng)
+            terms: dict[str, Tensor] = self.graph(student, x, y, draws)
+        return terms
 
-    def settle(self, student: Ensemble, x: Tensor) -> None:
-        """Let ensembles check their first images now: a graph cannot do it."""
-        for ensemble in self.asked(student):
-            with evaluating(ensemble):  # which changes nothing in it
+    def check_images(self, student: Ensemble, x: Tensor) -> None:
+        """Run all ensembles once: they check the first images of a size, which a graph cannot do."""
+        for ensemble in self.ensembles(student):
+            with evaluating(ensemble):  # in eval mode a pass does not change the ensemble
                 ensemble.ask_all(x)
-        self.is_settled = True
+        self.is_checked = True
 
-    def asked(self, student: Ensemble) -> set[Ensemble]:
-        """The ensembles that the loss uses: the student, its teachers, the source of its directions."""
+    def ensembles(self, student: Ensemble) -> set[Ensemble]:
+        """The ensembles that the loss uses: the student, the teachers, the source of the perturbation."""
         perturb = getattr(self.loss, "perturb", None)
         return {student, getattr(self.loss, "teachers", student), getattr(perturb, "source", student)}
 
 
 def as_graph(function: Callable[..., Any]) -> Any:
-    """Compile a function, one graph for each shape of its arguments; results do not depend on order."""
+    """Compile a function: one graph for each shape, so that results do not depend on which came first."""
     return torch.compile(function, fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Allow many graphs, and report what PyTorch cannot compile as a CompileError."""
+    """Allow many graphs, and raise a CompileError if PyTorch cannot compile one."""
     import torch._dynamo as dynamo  # takes half a second
     import torch._functorch.config as functorch
 
     try:
-        at_once = functorch.patch(force_non_lazy_backward_lowering=True)  # raises errors in gradients here
-        with dynamo.config.patch(recompile_limit=MOST_GRAPHS), at_once, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The .grad attribute")  # PyTorch reads it
+        eager_backward = functorch.patch(force_non_lazy_backward_lowering=True)  # so its errors occur here
+        with dynamo.config.patch(recompile_limit=MAX_GRAPHS), eager_backward, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute")  # PyTorch itself reads it
             yield
     except dynamo.exc.TorchDynamoException as error:
         why = first_line(getattr(error, "inner_exception", error))  # the compiler's message, if it has one
