@@ -18,7 +18,7 @@ from polyphony.distill.perturb import ODS, Chain
 from polyphony.nn import MemberBatchNorm
 from polyphony.recipe import Recipe, RecipeError, read_recipe, shipped
 from polyphony.recipe.points import toml
-from polyphony.recipe.python import PythonTable, own_faults_named
+from polyphony.recipe.python import PythonTable, report_user_errors
 from polyphony.recipe.sources import changed_definition, copy_files, fingerprint
 
 MODULE = """
@@ -312,7 +312,7 @@ def test_the_line_of_a_fault_may_be_in_a_module_beside_it(folder):
     network = table.make(classes=2, channels=1, what="raise ValueError('boom')")
     with (
         pytest.raises(RecipeError, match=r"own_blocks\.py, line 12, raised ValueError: boom"),
-        own_faults_named(),
+        report_user_errors(),
     ):
         network(torch.zeros(1, 1, 8, 8))
     (folder / "own_blocks.py").write_text("def")

@@ -161,13 +161,13 @@ def test_a_method_may_have_a_schedule_of_its_own(small):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("methods.kd.form=mino", "methods.kd.form knows no kind 'mino'; did you mean 'mimo'?"),
+        ("methods.kd.form=mino", "methods.kd.form has no kind 'mino'; did you mean 'mimo'?"),
         ("methods.kd.form.batch=2", "methods.kd.form needs the key 'kind': one of batch_ensemble, mimo"),
         ("methods.kd={form = {kind = 'mimo', batch_repeat = 2}}", "did you mean 'batch_repetition'?"),
         ("methods.scratch.form=latent_be", "methods.scratch: a latent_be student learns from teachers"),
         ("methods.scratch.form=dirichlet", "methods.scratch: a dirichlet student learns from teachers"),
-        ("methods.kd.perturb=odss", "methods.kd.perturb knows no kind"),
-        ("methods.kd.perturb=mixup+", "methods.kd.perturb knows no kind"),
+        ("methods.kd.perturb=odss", "methods.kd.perturb has no kind"),
+        ("methods.kd.perturb=mixup+", "methods.kd.perturb has no kind"),
         ("methods.kd={perturb = 'diversify', step_size = 'match'}", "methods.kd.step_size cannot be matched"),
         ("members=1", "methods.kd-ods.step_size cannot be matched: one teacher does not disagree"),
         ("methods.kd={perturb = 'diversify', form = 'single'}", "needs a student with two members or more"),
@@ -277,7 +277,7 @@ def test_an_override_below_a_value_is_refused(small):
         ("data.qqq=1", "small.toml: data has no key 'qqq'; known are augment, channels,"),
         (
             "teachers.network.kind=resent",
-            "small.toml: teachers.network knows no kind 'resent'; did you mean 'r",
+            "small.toml: teachers.network has no kind 'resent'; did you mean 'r",
         ),
         (
             "teachers.network={depth=8}",

@@ -11,7 +11,7 @@ from torch import nn
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Distillation, Recipe, RecipeError, read_recipe
 from polyphony.recipe.perturbations import Perturb
-from polyphony.recipe.points import PAPER, Point, concerns, plan_sweep, read_values, text_of
+from polyphony.recipe.points import PAPER, Point, plan_sweep, read_values, text_of, uses
 from polyphony.recipe.read import kinds_of, tables_in
 from polyphony.recipe.table import as_step_size
 from polyphony.report import paper
@@ -125,7 +125,7 @@ def test_only_what_a_form_heeds_is_swept():
     recipe = read_recipe("digits", [forms])
     swept = plan_sweep(recipe, None, {})
     assert (swept.method, swept.varied) == ("far", ("temperature",))  # it has no α: it never sees labels
-    with pytest.raises(RecipeError, match="alpha does not concern the method 'far'"):
+    with pytest.raises(RecipeError, match="the method 'far' does not use alpha"):
         plan_sweep(recipe, "far", {"alpha": "0.5,1"})
     with pytest.raises(RecipeError, match="the method 'end2' has no α, temperature or step size"):
         plan_sweep(recipe, "end2", {})
@@ -133,7 +133,7 @@ def test_only_what_a_form_heeds_is_swept():
         "digits", ["methods={both={form='hydra', perturb='mixup+ods'}, mix={perturb='mixup'}}"]
     )
     assert plan_sweep(both, None, {"step_size": "1/255,2/255"}).method == "both"
-    with pytest.raises(RecipeError, match="step_size does not concern the method 'mix'"):
+    with pytest.raises(RecipeError, match="the method 'mix' does not use step_size"):
         plan_sweep(both, "mix", {"step_size": "1/255"})
 
 
@@ -147,7 +147,7 @@ def test_a_temperature_that_only_a_perturbation_reads_is_swept_where_images_depe
     step = settings.perturbation(0.1)
     cold, hot = (step(x, y, teachers, None, t, torch.Generator().manual_seed(1)) for t in (0.5, 8.0))
     recipe = read_recipe("digits", [f"methods={{far={{form='{form}', perturb='{perturb}'}}}}"])
-    assert concerns(recipe, "far", "temperature") == (not torch.equal(cold, hot))
+    assert uses(recipe, "far", "temperature") == (not torch.equal(cold, hot))
 
 
 def linear(rng: torch.Generator) -> nn.Module:
@@ -162,7 +162,7 @@ def linear(rng: torch.Generator) -> nn.Module:
 
 def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
     recipe = read_recipe("digits", ["methods={far={form='dirichlet', perturb='gaussian'}}"])
-    with pytest.raises(RecipeError, match="temperature does not concern the method 'far'"):
+    with pytest.raises(RecipeError, match="the method 'far' does not use temperature"):
         plan_sweep(recipe, "far", {"temperature": "1,4"})
     with pytest.raises(RecipeError, match="give values of step_size"):
         plan_sweep(recipe, "far", {})
@@ -179,7 +179,7 @@ def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
         (None, {"step_size": "x"}, "step_size must be a number or a fraction above 0"),
         (None, {"step_size": "-1/255"}, "step_size must be a number or a fraction above 0"),
         ("kdods", {}, "digits has no method 'kdods'; did you mean 'kd-ods'?"),
-        ("kd", {"step_size": "1/255"}, "step_size does not concern the method 'kd'"),
+        ("kd", {"step_size": "1/255"}, "the method 'kd' does not use step_size"),
         ("scratch", {"alpha": "1"}, "the method 'scratch' has no α, temperature or step size to sweep"),
     ],
 )

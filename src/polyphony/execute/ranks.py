@@ -21,7 +21,7 @@ from polyphony.execute.board import Board, Failed, Finished, Relay
 from polyphony.execute.job import Job
 from polyphony.execute.processes import SHUTDOWN_SECONDS, context, next_event, sendable
 from polyphony.execute.runner import Here, run_job
-from polyphony.recipe import own_faults_named
+from polyphony.recipe import report_user_errors
 from polyphony.training.fit import Unwatched
 from polyphony.training.tally import DivergedError
 
@@ -70,7 +70,7 @@ def follow(group: Group) -> None:
         job, threads = order
         torch.set_num_threads(threads)
         try:
-            with arithmetic(), own_faults_named():  # as `run_job` does
+            with arithmetic(), report_user_errors():  # as `run_job` does
                 job.run(Unwatched())
         except GoneError:
             raise

@@ -14,7 +14,7 @@ import torch
 from polyphony.compute.devices import arithmetic
 from polyphony.execute.board import Board, JobWatch
 from polyphony.execute.job import Graph, Job
-from polyphony.recipe import own_faults_named
+from polyphony.recipe import report_user_errors
 
 
 class Runner(Protocol):
@@ -39,7 +39,7 @@ class JobError(RuntimeError):
 
 def run_job(job: Job, board: Board) -> None:
     board.started(job.name, job.epochs)
-    with arithmetic(), own_faults_named():  # exact, unless a training sets something else
+    with arithmetic(), report_user_errors():  # exact, unless a training sets something else
         job.run(JobWatch(board, job.name))
     board.finished(job.name)
 

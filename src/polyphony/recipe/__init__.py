@@ -6,7 +6,7 @@ from polyphony.recipe.form_table import Blueprint, FormTable
 from polyphony.recipe.forms import Form
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.networks import foreign_table
-from polyphony.recipe.python import own_code, own_faults_named
+from polyphony.recipe.python import own_code, report_user_errors
 from polyphony.recipe.read import check, read_recipe
 from polyphony.recipe.schema import ROUNDING, Data, PretrainedTeachers, Recipe
 from polyphony.recipe.table import RecipeError
@@ -28,7 +28,7 @@ __all__ = [
     "check",
     "foreign_table",
     "own_code",
-    "own_faults_named",
     "read_recipe",
+    "report_user_errors",
     "shipped",
 ]

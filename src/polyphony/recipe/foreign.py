@@ -14,15 +14,15 @@ from polyphony._util.settings import Settings
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
 from polyphony.nn.adapter import Order
-from polyphony.recipe.python import PythonTable, explained, seeded
+from polyphony.recipe.python import PythonTable, as_recipe_error, seeded
 from polyphony.recipe.table import RecipeError
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
 PositiveNumbers = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 Side = Annotated[int, Field(gt=0, le=10**4)]
 
-FEW = 2  # images that a network is tried on
-SIZES = {  # names of a network's arguments
+TEST_IMAGES = 2
+SIZES = {  # names that a network's arguments usually have
     "classes": (
         "classes",
         "num_classes",
@@ -34,13 +34,13 @@ SIZES = {  # names of a network's arguments
     ),
     "channels": ("channels", "in_channels", "in_chans", "num_channels", "n_channels", "input_channels"),
 }
-PLAIN = {"mean": 0.0, "std": 1.0}  # of a network that takes pixels as they are
+PLAIN = {"mean": 0.0, "std": 1.0}  # no normalisation
 
 
 class NetworkTable(Settings):
-    """A network by its kind. It takes pixels in [0, 1], and normalises them itself."""
+    """A network by its kind. The network takes pixels in [0, 1] and normalises them itself."""
 
-    width_key: ClassVar[str] = ""  # the key that sets its width, if it has one
+    width_key: ClassVar[str] = ""  # the key of its width; empty if it has none
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> nn.Module:
         """The network with fresh weights."""
@@ -62,16 +62,16 @@ class NetworkTable(Settings):
 
 
 class ForeignTable(NetworkTable):
-    """A network of another library. Its preprocessing is its own, or set here."""
+    """A network of another library. The recipe can change its preprocessing."""
 
     mean: Numbers | None = None
     """Mean of the pixels in [0, 1], one number or one for each channel."""
     std: PositiveNumbers | None = None
     """Standard deviation of the pixels."""
     size: Side | None = None
-    """Side to which images are resized in front of the network, in pixels."""
+    """Side in pixels: images are resized to it before the network."""
     order: Order | None = None
-    """Order of the channels that the network expects."""
+    """Order of the colour channels that the network expects."""
 
     @model_validator(mode="after")
     def _has_mean_and_std_together(self) -> ForeignTable:
@@ -80,10 +80,10 @@ class ForeignTable(NetworkTable):
         return self
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        """The network itself, with random weights from PyTorch's global generator."""
+        """The library's network, with random weights from PyTorch's global generator."""
         raise NotImplementedError
 
-    def given(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, Any]:
         """`mean`, `std`, `size` and `order`, if the recipe sets them."""
         return self.model_dump(include={"mean", "std", "size", "order"}, exclude_none=True)
 
@@ -94,79 +94,79 @@ class ForeignTable(NetworkTable):
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> Adapted:
         with seeded(rng):
             network = self.make_network(classes, channels)
-        known = self.expects(network) | self.given()
-        mean, std = (repeated(known.get(key, (default,)), channels) for key, default in PLAIN.items())
-        order: Order = "rgb" if channels % 3 else known.get("order", "rgb")  # grey images have none
-        return adapt(network, mean, std, known.get("size"), order)
+        settings = self.expects(network) | self.preprocessing()
+        mean, std = (repeated(settings.get(key, (default,)), channels) for key, default in PLAIN.items())
+        order: Order = "rgb" if channels % 3 else settings.get("order", "rgb")  # grey images have none
+        return adapt(network, mean, std, settings.get("size"), order)
 
     def fitted(
         self, classes: int, shape: Size, rng: torch.Generator | None = None, copies: int = 1
     ) -> Adapted:
-        """The same. A RecipeError if it rejects such images, or returns another number of logits."""
+        """The same; raises a RecipeError if the network rejects such images or has other outputs."""
         network = self.build(copies * classes, copies * shape[0], rng)
         network.shape = (copies * shape[0], *shape[1:])
-        images = torch.zeros(FEW, *network.shape)
-        if images.is_meta:  # a device on which models are counted
+        images = torch.zeros(TEST_IMAGES, *network.shape)
+        if images.is_meta:  # only the cost is counted
             return network
         sides = " × ".join(map(str, network.shape))
-        refused = explained(f"'{self.label}' cannot take images of {sides}")
-        with refused, torch.no_grad(), evaluating(network):
-            found = tuple(network(images).shape)
-        if found != (FEW, copies * classes):
+        rejected = as_recipe_error(f"'{self.label}' cannot take images of {sides}")
+        with rejected, torch.no_grad(), evaluating(network):
+            output = tuple(network(images).shape)
+        if output != (TEST_IMAGES, copies * classes):
             raise RecipeError(
-                f"'{self.label}' answers {FEW} images with {list(found)},"
-                f" not with [{FEW}, {copies * classes}]"
+                f"'{self.label}' answers {TEST_IMAGES} images with {list(output)},"
+                f" not with [{TEST_IMAGES}, {copies * classes}]"
             )
         return network
 
     def normalize(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Does nothing: its normalisation was set when it was built."""
+        """Does nothing: `build` sets the normalisation."""
 
 
 def repeated(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """Statistics of an image's channels, repeated for a network that takes several images at once."""
+    """One value per channel; values are repeated for grey statistics and for several images at once."""
     if channels % len(values):
         raise RecipeError(f"mean and std are given for {len(values)} channels, but images have {channels}")
     return tuple(values) * (channels // len(values))
 
 
 class PythonNetwork(PythonTable, ForeignTable):
-    """The user's network: a function or class, called with `args` and the sizes that it has arguments for."""
+    """The user's network: a function or class, called with `args` and with the sizes that it takes."""
 
     kind: Literal["python"]
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
         sizes = {"classes": classes, "channels": channels}
-        with self.explained():
-            named = self.named(sizes)
+        with self.as_recipe_error():
+            arguments = self.size_arguments(sizes)
         try:
-            network = self.make(**sizes if named is None else named)
-        except RecipeError as fault:
-            if named is not None or "unexpected keyword argument" not in str(fault):
+            network = self.make(**sizes if arguments is None else arguments)
+        except RecipeError as error:
+            if arguments is not None or "unexpected keyword argument" not in str(error):
                 raise
             network = self.make(num_classes=classes)  # as in torchvision's functions
         if not isinstance(network, nn.Module):
             raise RecipeError(f"'{self.name}' makes a {type(network).__name__}, not a torch.nn.Module")
         return network
 
-    def named(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The sizes by the names of the maker's arguments; None if it does not name them.
+    def size_arguments(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The sizes under the names that the function or class has for them; None if its names are unknown.
 
-        A RecipeError if it needs another argument.
+        Raises a RecipeError if it requires another argument that `args` does not set.
         """
         try:
             parameters = inspect.signature(self.load()).parameters.values()
         except (TypeError, ValueError):
             return None
-        names = [each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY]
-        found = {name: size for key, size in sizes.items() for name in names if name in SIZES[key]}
-        if not found and any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
+        arguments = {name: size for key, size in sizes.items() for name in names if name in SIZES[key]}
+        if not arguments and any(one.kind is one.VAR_KEYWORD for one in parameters):
             return None
-        for each in parameters:
-            optional = each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-            if not optional and each.name not in {*found, *self.args}:
+        for one in parameters:
+            optional = one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            if not optional and one.name not in {*arguments, *self.args}:
                 raise RecipeError(
-                    f"'{self.name}' needs a value for '{each.name}': give it in args, or name a function"
+                    f"'{self.name}' needs a value for '{one.name}': give it in args, or name a function"
                     f" 'def make(classes, channels): return {self.label}(…)'"
                 )
-        return {name: size for name, size in found.items() if name not in self.args}
+        return {name: size for name, size in arguments.items() if name not in self.args}

@@ -1,4 +1,4 @@
-"""What all forms of a student have in common, and the blueprint of their networks."""
+"""The base class of all forms of a student, and the blueprint of their networks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Keep = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]  # layers that memb
 
 
 def as_branch(value: object) -> object:
-    """The name of a layer, or a number above 0 and below 1."""
-    share = isinstance(value, float) and 0 < value < 1
-    if value is None or share or (isinstance(value, str) and value):
+    """Returns the name of a layer, a number above 0 and below 1, or None; raises a ValueError otherwise."""
+    is_share = isinstance(value, float) and 0 < value < 1
+    if value is None or is_share or (isinstance(value, str) and value):
         return value
     raise ValueError("must be the name of a layer, or a number above 0 and below 1")
 
@@ -41,14 +41,14 @@ Width = Annotated[int, Field(gt=0, le=4096)]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Makes the networks of a student: the network's table, sizes of the data, a teacher's weights if any."""
+    """Builds a student's networks: the network's table, sizes of the data, perhaps a teacher's weights."""
 
     table: NetworkTable
     classes: int
     shape: Size  # of an image: channels, height, width
     statistics: tuple[Sequence[float], Sequence[float]] | None = None  # mean and std, if not in the weights
-    weights: dict[str, Tensor] | None = None  # a teacher's, to start from
-    proven: Order | None = None  # how its members run, if an earlier test has shown it
+    weights: dict[str, Tensor] | None = None  # of a teacher, to start from
+    proven: Order | None = None  # the result of an earlier conversion check: how its members run
 
     def network(self, rng: torch.Generator | None = None, copies: int = 1, extra: int = 0) -> nn.Module:
         """A network with inputs and outputs for `copies` members, and `extra` outputs."""
@@ -63,19 +63,19 @@ class Blueprint:
 
 
 class FormTable(Settings):
-    """The base of all forms: members learn one-to-one, and predict as they were trained."""
+    """The base of all forms. By default member j learns from teacher j, and all members predict."""
 
     needs_teachers: ClassVar[bool] = False  # it cannot learn from labels alone
     trains_as_one: ClassVar[bool] = False  # it has one member in training
     own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
-    mixes_members: ClassVar[bool] = False  # a member's answer depends on what the others see
+    mixes_members: ClassVar[bool] = False  # a member's answer depends on the inputs of the others
     one_to_one: ClassVar[bool] = True  # member j learns from teacher j, if there are as many
-    takes_teacher: ClassVar[bool] = True  # may start from a teacher's weights
-    distils_by: ClassVar[type[Distill]] = Distill
+    takes_teacher: ClassVar[bool] = True  # it may start from a teacher's weights
+    distils_by: ClassVar[type[Distill]] = Distill  # its loss with teachers
     words: ClassVar[str] = ""  # its name in tables of a report (default: its label)
 
     def resolved(self) -> FormTable:
-        """The form itself, or the one that the user's module makes."""
+        """The form itself, or the form that the user's module makes."""
         return self
 
     def from_teacher(self) -> FormTable:
@@ -91,7 +91,7 @@ class FormTable(Settings):
         return 1 if self.trains_as_one else members
 
     def network_table(self, blueprint: Blueprint, members: int) -> NetworkTable:
-        """The network that it is built from: the blueprint's, unless the form chooses another."""
+        """The table of the student's network: the blueprint's, unless the form chooses another."""
         return blueprint.table
 
     def student(self, blueprint: Blueprint, members: int, rng: torch.Generator | None) -> Ensemble:
@@ -103,13 +103,13 @@ class FormTable(Settings):
         raise NotImplementedError
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        """What it minimises, in a training of `steps` steps."""
+        """The loss of a training with teachers that has `steps` steps."""
         return self.distils_by(
             teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0
         )
 
     def trained(self, student: Ensemble) -> Ensemble:
-        """What predicts after training."""
+        """The model that predicts after training."""
         return student
 
 

@@ -1,4 +1,4 @@
-"""The forms of a student: how it is built, its loss with teachers, what predicts after training."""
+"""The forms of a student: how it is built, its distillation loss, its model after training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Cost = Literal["multiply-adds", "parameters"]
 
 
 class BatchEnsembleForm(FactorForm):
-    """Members by rank-one factors, the paper's student."""
+    """Members that share weights and differ by rank-one factors: the paper's student."""
 
     words: ClassVar[str] = "BatchEnsemble"
     kind: Literal["batch_ensemble"] = "batch_ensemble"
@@ -52,7 +52,7 @@ class BatchEnsembleForm(FactorForm):
     keep: Keep = ()
     """Names of layers that members share unchanged."""
     branch: Branch = None
-    """Layer before which everything is shared and runs once; or the share of the multiply-adds to share."""
+    """First layer with members; all layers before it are shared. Or: the share of multiply-adds to share."""
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         std = FACTOR_STD if self.factor_std is None else self.factor_std
@@ -61,13 +61,13 @@ class BatchEnsembleForm(FactorForm):
 
 
 class MIMOForm(FormTable):
-    """Members by inputs and outputs of their own in one network."""
+    """One network with separate inputs and outputs for each member."""
 
     mixes_members: ClassVar[bool] = True
     words: ClassVar[str] = "MIMO"
     kind: Literal["mimo"]
     batch_repetition: Annotated[int, Field(gt=0, le=1000)] = 1
-    """How often each image is in a batch."""
+    """How many times a batch holds each image."""
     input_repetition: Share = 0.0
     """Share of the rows in which all members see the same image."""
 
@@ -80,7 +80,7 @@ class MIMOForm(FormTable):
 
 
 class HydraForm(FactorForm):
-    """Members by classifiers of their own on one trunk; fresh ones without a `factor_std`."""
+    """One shared trunk with a classifier for each member; fresh classifiers without `factor_std`."""
 
     words: ClassVar[str] = "Hydra"
     kind: Literal["hydra"]
@@ -92,7 +92,7 @@ class HydraForm(FactorForm):
 
 
 class SingleForm(FormTable):
-    """One network, which learns the teachers' mean."""
+    """One network that learns the teachers' mean prediction."""
 
     trains_as_one: ClassVar[bool] = True
     distils_by: ClassVar[type[Distill]] = DistillMean
@@ -104,15 +104,15 @@ class SingleForm(FormTable):
 
 
 class LatentBEForm(FormTable):
-    """Rank-one factors while it trains, averaged into one network at the end."""
+    """Members with rank-one factors during training, merged into one network at the end."""
 
-    needs_teachers: ClassVar[bool] = True  # nothing else tells its members apart
+    needs_teachers: ClassVar[bool] = True  # only their teachers make its members differ
     words: ClassVar[str] = "LatentBE, merged"
     kind: Literal["latent_be"]
     keep: Keep = ()
     """Names of layers that members share unchanged."""
     branch: Branch = None
-    """Layer before which everything is shared and runs once; or the share of the multiply-adds to share."""
+    """First layer with members; all layers before it are shared. Or: the share of multiply-adds to share."""
 
     def predictors(self, members: int) -> int:
         return 1
@@ -128,7 +128,7 @@ class LatentBEForm(FormTable):
 
 
 class DistributionForm(FormTable):
-    """One network that learns the distribution of the teachers' predictions, by a loss without labels."""
+    """Base of forms: one network learns the distribution of the teachers' predictions, without labels."""
 
     needs_teachers: ClassVar[bool] = True
     trains_as_one: ClassVar[bool] = True
@@ -136,7 +136,7 @@ class DistributionForm(FormTable):
 
 
 class DirichletForm(DistributionForm):
-    """One network that gives a distribution over the teachers' predictions (EnD²)."""
+    """One network that predicts a Dirichlet distribution over the teachers' predictions (EnD²)."""
 
     words: ClassVar[str] = "Dirichlet (EnD²)"
     kind: Literal["dirichlet"]
@@ -151,7 +151,7 @@ class DirichletForm(DistributionForm):
 
 
 class ProxyDirichletForm(DistributionForm):
-    """The same, towards a proxy of the teachers' distribution by reverse KL: for many classes."""
+    """A Dirichlet student for many classes: its target is a proxy of the teachers, its loss reverse KL."""
 
     words: ClassVar[str] = "Dirichlet (proxy)"
     kind: Literal["proxy_dirichlet"]
@@ -178,13 +178,13 @@ class SeparateForm(FormTable):
     width: Width | None = None
     """Width of each member: the student's network with another `width` (WideResNet: `widen`)."""
     match_cost: Cost | None = None
-    """Choose the width at which all members together cost as much as the BatchEnsemble of the network."""
+    """Choose the width at which all members together cost as much as a BatchEnsemble of the network."""
     match_branch: Branch = None
     """With `match_cost`: the `branch` of that BatchEnsemble."""
 
     @model_validator(mode="after")
     def _has_one_size(self) -> SeparateForm:
-        if sum(each is not None for each in (self.network, self.width, self.match_cost)) > 1:
+        if sum(size is not None for size in (self.network, self.width, self.match_cost)) > 1:
             raise ValueError("network, width and match_cost exclude each other: give one of them")
         if self.match_branch is not None and self.match_cost is None:
             raise ValueError("match_branch needs match_cost")
@@ -194,16 +194,16 @@ class SeparateForm(FormTable):
         if self.width is not None:
             return with_width(blueprint.table, self.width)
         if self.match_cost is not None:
-            return matched(blueprint, members, self.match_cost, self.match_branch)
+            return with_matched_cost(blueprint, members, self.match_cost, self.match_branch)
         return self.network or blueprint.table
 
     def student(self, blueprint: Blueprint, members: int, rng: torch.Generator | None) -> Ensemble:
-        own = replace(blueprint, table=self.network_table(blueprint, members))
-        return Separate([own.network(rng) for _ in range(members)])
+        member = replace(blueprint, table=self.network_table(blueprint, members))
+        return Separate([member.network(rng) for _ in range(members)])
 
 
 class LowRankForm(FactorForm):
-    """Members by matrices of low rank, W + B_j A_j, and classifiers of their own (LoRA-Ensemble)."""
+    """Members with weights W + B_j A_j of low rank and separate classifiers (LoRA-Ensemble)."""
 
     words: ClassVar[str] = "LoRA-Ensemble"
     kind: Literal["low_rank"]
@@ -214,11 +214,11 @@ class LowRankForm(FactorForm):
     head: str | None = None
     """Name of the classifier; every member has its own (default: the last Linear)."""
     freeze: bool | None = None
-    """Train A, B and the classifiers alone (default: if the student starts from a teacher)."""
+    """Train only A, B and the classifiers (default: if the student starts from a teacher)."""
 
     def from_teacher(self) -> FormTable:
-        frozen = self if self.freeze is not None else self.model_copy(update={"freeze": True})
-        return super(LowRankForm, frozen).from_teacher()
+        form = self if self.freeze is not None else self.model_copy(update={"freeze": True})
+        return super(LowRankForm, form).from_teacher()
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         settings = self.model_dump(include={"rank", "layers", "head", "factor_std"})
@@ -226,16 +226,16 @@ class LowRankForm(FactorForm):
 
 
 class LatentFactorForm(DistributionForm):
-    """One network whose members are draws from a distribution over functions (DLF)."""
+    """One network that predicts a distribution over functions; its members are draws from it (DLF)."""
 
     one_to_one: ClassVar[bool] = False
     takes_teacher: ClassVar[bool] = False
     words: ClassVar[str] = "latent factors (DLF)"
     kind: Literal["dlf"]
     factors: Width = 8
-    """Factors q: outputs of the network besides the classes'."""
+    """Number of factors q: the network has so many outputs besides one per class."""
     draws: Members = 16
-    """Members that are drawn to predict."""
+    """Number of members to draw for a prediction."""
 
     def predictors(self, members: int) -> int:
         return self.draws
@@ -251,7 +251,7 @@ class LatentFactorForm(DistributionForm):
 
 
 class PythonForm(PythonTable, FormTable):
-    """The user's form: the name of a `FormTable`; `args` are its settings."""
+    """The user's form: `name` is a `FormTable` or a function that returns one; `args` are its settings."""
 
     kind: Literal["python"]
 
@@ -280,38 +280,38 @@ Form = Annotated[
 
 
 def with_width(table: NetworkTable, width: int) -> NetworkTable:
-    """The same network of another width; a ValueError if it has no such key."""
+    """The same network with another width; raises a ValueError if its width cannot be set."""
     return table.replace(**{width_key(table): width})
 
 
 def width_key(table: NetworkTable) -> str:
-    """The key that sets how wide a network is."""
+    """The key of a network's width; raises a ValueError if it has none."""
     if not table.width_key:
         raise ValueError(f"the network '{table.label}' has no width to change: give form.network instead")
     return table.width_key
 
 
-def matched(blueprint: Blueprint, members: int, cost: Cost, branch: Branch) -> NetworkTable:
-    """The network in the width whose M copies come nearest to the cost of the BatchEnsemble."""
+def with_matched_cost(blueprint: Blueprint, members: int, cost: Cost, branch: Branch) -> NetworkTable:
+    """The network with the width at which M copies cost nearly as much as the BatchEnsemble."""
     table = blueprint.table
     widest: int = getattr(table, width_key(table))
 
-    def separate(width: int) -> float:
+    def cost_of_copies(width: int) -> float:
         network = replace(blueprint, table=with_width(table, width)).network()
         return members * cost_of(Single(network), cost, blueprint)
 
     with torch.device("meta"):
         goal = cost_of(BatchEnsemble(blueprint.network(), members, branch=branch), cost, blueprint)
-        above = bisect_left(range(1, widest + 1), goal, key=separate) + 1
-        near = {width: separate(width) for width in (above - 1, above) if 1 <= width <= widest}
-    return with_width(table, min(near, key=lambda width: abs(log(near[width] / goal))))
+        above = bisect_left(range(1, widest + 1), goal, key=cost_of_copies) + 1
+        costs = {width: cost_of_copies(width) for width in (above - 1, above) if 1 <= width <= widest}
+    return with_width(table, min(costs, key=lambda width: abs(log(costs[width] / goal))))
 
 
 def cost_of(student: Ensemble, cost: Cost, blueprint: Blueprint) -> float:
-    """Parameters of a student, or its operations for an image."""
+    """The number of a student's parameters, or of its floating-point operations on a few images."""
     if cost == "parameters":
         return sum(weight.numel() for weight in student.parameters())
     images = torch.zeros(FEW, *blueprint.shape)
     with torch.no_grad():
-        student.eval().ask_all(images)  # the first images of a size decide how it runs
+        student.eval().ask_all(images)  # the first images of a size decide how members run: not counted
         return Counting().of(lambda: student.ask_all(images)).flops

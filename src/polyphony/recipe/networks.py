@@ -25,24 +25,24 @@ from polyphony._util.settings import as_spec
 from polyphony._util.text import SettingError, extra
 from polyphony.nn import ResNet, WideResNet, resnet, wide_resnet
 from polyphony.recipe.foreign import ForeignTable, NetworkTable, PythonNetwork
-from polyphony.recipe.python import explained
+from polyphony.recipe.python import as_recipe_error
 from polyphony.recipe.table import RecipeError, beside
 
-DEEPEST = 2_000
-# Parts of names of settings that make a library read a file, ask a server or run code from there.
+MAX_DEPTH = 2_000
+# Settings whose name contains one of these make a library read a file, ask a server or run code from there.
 FETCHING = ("pretrained", "checkpoint_path", "cache_dir", "auto_map", "remote", "url")
-NUMBERS = ("pretrained_window_size", "pretrained_window_sizes")  # settings of Swin V2, which are numbers
+NUMBERS = ("pretrained_window_size", "pretrained_window_sizes")  # exceptions: numbers, of Swin V2
 
 
-def depths(least: int, words: str) -> AfterValidator:
-    """A validator of depths: the smallest, or any multiple of six more."""
+def depths(smallest: int, rule: str) -> AfterValidator:
+    """A validator that accepts the depths smallest, smallest + 6, smallest + 12, …"""
 
-    def has_whole_stages(depth: int) -> int:
-        if depth not in range(least, DEEPEST + 1, 6):
-            raise ValueError(f"must be {words}")
+    def check_depth(depth: int) -> int:
+        if depth not in range(smallest, MAX_DEPTH + 1, 6):
+            raise ValueError(f"must be {rule}")
         return depth
 
-    return AfterValidator(has_whole_stages)
+    return AfterValidator(check_depth)
 
 
 class ResNetTable(NetworkTable):
@@ -74,22 +74,22 @@ class WideResNetTable(NetworkTable):
 
 
 def harmless(value: Any, name: str = "name") -> Any:
-    """The value; a ValueError if it could make a library read or run anything but its own code."""
+    """Returns the value; raises a ValueError if it could make a library read files or run other code."""
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, inner in value.items():
             fetches = key not in NUMBERS and any(part in key.lower() for part in FETCHING)
-            if each and (key.startswith("_") or fetches):
+            if inner and (key.startswith("_") or fetches):
                 raise ValueError(f"{key} would make the library read other files: leave it out")
-            harmless(each, key)
-    for each in value if isinstance(value, list) else ():
-        harmless(each, name)
+            harmless(inner, key)
+    for inner in value if isinstance(value, list) else ():
+        harmless(inner, name)
     if isinstance(value, str) and not re.fullmatch(r"[\w.+-]*", value):
         raise ValueError(f"{name} = {value!r} is not a plain word: paths, addresses and sources are rejected")
     return value
 
 
 class TimmNetwork(ForeignTable):
-    """A network of timm by name; `args` go to timm.create_model. Nothing else is read or downloaded."""
+    """A network of timm by name; `args` go to timm.create_model. No file is read or downloaded."""
 
     kind: Literal["timm"]
     name: Annotated[str, AfterValidator(harmless)]
@@ -102,29 +102,26 @@ class TimmNetwork(ForeignTable):
         return self.name
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
-        timm = needed("timm")
-        with explained(f"timm cannot make '{self.name}'"):
-            known = timm.get_pretrained_cfg(self.name) if self.size else None
-            sizes = {"img_size": self.size} if known and known.fixed_input_size else {}
+        timm = import_extra("timm")
+        with as_recipe_error(f"timm cannot make '{self.name}'"):
+            config = timm.get_pretrained_cfg(self.name) if self.size else None
+            sizes = {"img_size": self.size} if config and config.fixed_input_size else {}
             sizes |= {"num_classes": classes, "in_chans": channels}
             network: nn.Module = timm.create_model(self.name, pretrained=False, **sizes | self.args)
         return network
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
-        own: dict[str, Any] = getattr(network, "pretrained_cfg", {})
-        size = {"size": own["input_size"][-1]} if own.get("fixed_input_size") else {}
-        return {key: own[key] for key in ("mean", "std") if own.get(key)} | size
+        config: dict[str, Any] = getattr(network, "pretrained_cfg", {})
+        size = {"size": config["input_size"][-1]} if config.get("fixed_input_size") else {}
+        return {key: config[key] for key in ("mean", "std") if config.get(key)} | size
 
 
 class TransformersNetwork(ForeignTable):
-    """An image classifier of transformers: the folder or id of a model, or the `config` of a new one.
-
-    A folder is looked for beside the recipe.
-    """
+    """An image classifier of transformers: the folder or id of a model, or the `config` of a new one."""
 
     kind: Literal["transformers"]
     name: str | None = None
-    """Folder or id of a model; a folder is looked for beside the recipe first."""
+    """Folder or id of a model; a folder may be relative to the recipe's folder."""
     config: Annotated[dict[str, Any], AfterValidator(harmless)] | None = None
     """Configuration of a network with fresh weights, instead of `name`."""
 
@@ -145,52 +142,54 @@ class TransformersNetwork(ForeignTable):
 
     def make_network(self, classes: int, channels: int) -> nn.Module:
         config = self.configuration({"num_labels": classes, "num_channels": channels})
-        with explained(f"transformers cannot make '{self.label}'"):
+        with as_recipe_error(f"transformers cannot make '{self.label}'"):
             if self.size and hasattr(config, "image_size"):
                 config.image_size = self.size
             config.architectures = config.architectures or []  # the class, if a type has several
-            network: nn.Module = needed("transformers").AutoModelForImageClassification.from_config(config)
+            classifiers = import_extra("transformers").AutoModelForImageClassification
+            network: nn.Module = classifiers.from_config(config)
         return network
 
     def configuration(self, sizes: dict[str, int]) -> Any:
-        """The model's configuration, from its name or its table; code that comes with a model is not run."""
-        auto = needed("transformers").AutoConfig
-        with explained(f"transformers cannot make '{self.label}'"):
+        """The model's configuration, from `name` or `config`; code that comes with a model is not run."""
+        auto = import_extra("transformers").AutoConfig
+        with as_recipe_error(f"transformers cannot make '{self.label}'"):
             if self.name is not None:
-                refuse_missing_folder(self.name)
+                reject_missing_folder(self.name)
                 return auto.from_pretrained(self.name, trust_remote_code=False, **sizes)
             table = dict(self.config or {})
             return auto.for_model(table.pop("model_type"), **table | sizes)
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """The content of the model's files instead of their folder."""
+        """The settings; of a named model, the content of its files instead of their folder."""
         if self.name is None:
             return super().spec(only)
-        return {key: as_spec(value) for key, value in self.described.items()}
+        return {key: as_spec(value) for key, value in self.description.items()}
 
     @cached_property
-    def described(self) -> dict[str, Any]:
-        """The keys of a table that describes a named model without its files; these are read once."""
+    def description(self) -> dict[str, Any]:
+        """The table that describes a named model without its files, which are read once."""
         configuration = self.configuration({})
-        told, known = json.loads(configuration.to_json_string()), expected(str(self.name))
+        values = json.loads(configuration.to_json_string())
+        preprocessing = saved_preprocessing(str(self.name))
         if image_size(configuration):
-            known.pop("size", None)  # the configuration's comes first, as in `expects`
-        kept = told.keys() - {"id2label", "label2id", "transformers_version", "dtype"}
-        config = {key: told[key] for key in sorted(kept) if told[key] is not None and not key.startswith("_")}
-        return {"kind": self.kind, "config": config, **known | self.given()}
+            preprocessing.pop("size", None)  # the configuration's size comes first, as in `expects`
+        keys = sorted(values.keys() - {"id2label", "label2id", "transformers_version", "dtype"})
+        config = {key: values[key] for key in keys if values[key] is not None and not key.startswith("_")}
+        return {"kind": self.kind, "config": config, **preprocessing | self.preprocessing()}
 
     def portable(self) -> TransformersNetwork:
         if self.name is None:
             return self
         try:
-            return TransformersNetwork(**self.described)
+            return TransformersNetwork(**self.description)
         except SettingError as error:
             raise RecipeError(f"'{self.label}' cannot be described without its folder ({error})") from None
 
     def expects(self, network: nn.Module) -> dict[str, Any]:
-        own = expected(self.name) if self.name else {}
+        preprocessing = saved_preprocessing(self.name) if self.name else {}
         size = image_size(getattr(network, "config", None))
-        return own | ({"size": size} if size else {})
+        return preprocessing | ({"size": size} if size else {})
 
 
 Network = Annotated[
@@ -200,15 +199,16 @@ Network = Annotated[
 
 
 def foreign_table(text: str, folder: Path) -> ForeignTable:
-    """ "module:function", "timm:NAME" or "transformers:FOLDER" as a table; `folder` is that of the module.
+    """The table of a network from "module:function", "timm:NAME" or "transformers:FOLDER".
 
-    A folder of transformers is relative to the working directory.
+    `folder` is searched for the module; a folder of transformers is relative to the working directory.
+    Raises a RecipeError for another text.
     """
     kind, _, name = text.partition(":")
     libraries: dict[str, type[ForeignTable]] = {"timm": TimmNetwork, "transformers": TransformersNetwork}
-    own = kind not in libraries
-    table = {"kind": "python", "name": text} if own else {"kind": kind, "name": name}
-    context = {"folder": str(folder if own else Path.cwd())}
+    is_python = kind not in libraries
+    table = {"kind": "python", "name": text} if is_python else {"kind": kind, "name": name}
+    context = {"folder": str(folder if is_python else Path.cwd())}
     try:
         return libraries.get(kind, PythonNetwork).model_validate(table, context=context)
     except ValidationError:
@@ -217,47 +217,46 @@ def foreign_table(text: str, folder: Path) -> ForeignTable:
         ) from None
 
 
-def refuse_missing_folder(name: str) -> None:
-    """A RecipeError if a name can only be a folder, and is missing: a hub is not asked."""
-    path = name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
-    if path and not Path(name).is_dir():
+def reject_missing_folder(name: str) -> None:
+    """Raise a RecipeError if a name can only be a folder and is missing, before a hub is asked for it."""
+    is_path = name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
+    if is_path and not Path(name).is_dir():
         raise RecipeError(f"there is no folder '{name}' of a model of transformers")
 
 
 def image_size(configuration: Any) -> int | tuple[int, ...] | None:
-    """The image size of a model of transformers, if it is fixed."""
+    """The image size in a configuration of transformers; None if it has none."""
     size = getattr(configuration, "image_size", None) or None
     return size if size is None or isinstance(size, int) else tuple(size)
 
 
-def expected(name: str) -> dict[str, Any]:
-    """`mean`, `std`, `size`, `order` from the image processor beside a model, if there is one."""
+def saved_preprocessing(name: str) -> dict[str, Any]:
+    """`mean`, `std`, `size` and `order` from the image processor of a model; empty if it has none."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
-        told, _ = ImageProcessingMixin.get_image_processor_dict(name)
+        processor, _ = ImageProcessingMixin.get_image_processor_dict(name)
     except OSError:
         return {}
-    levels = 255 * (told.get("rescale_factor") or 1 / 255) if told.get("do_rescale", True) else 255
-    known: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
-    mean, std = told.get("image_mean"), told.get("image_std")  # for each channel, or one for all
-    if told.get("do_normalize", True) and mean is not None and std is not None:
-        lists = (each if isinstance(each, list) else [each] for each in (mean, std))
-        known = {
-            key: tuple(value / levels for value in values)
-            for key, values in zip(("mean", "std"), lists, strict=True)
-        }
-    if told.get("do_flip_channel_order"):
-        known["order"] = "bgr"
-    size = told.get("crop_size" if told.get("do_center_crop") else "size")
+    rescales = processor.get("do_rescale", True)
+    levels = 255 * (processor.get("rescale_factor") or 1 / 255) if rescales else 255
+    result: dict[str, Any] = {"mean": (0.0,), "std": (1 / levels,)}
+    mean, std = processor.get("image_mean"), processor.get("image_std")  # for each channel, or one for all
+    if processor.get("do_normalize", True) and mean is not None and std is not None:
+        for key, values in (("mean", mean), ("std", std)):
+            numbers = values if isinstance(values, list) else [values]
+            result[key] = tuple(number / levels for number in numbers)
+    if processor.get("do_flip_channel_order"):
+        result["order"] = "bgr"
+    size = processor.get("crop_size" if processor.get("do_center_crop") else "size")
     sides = size.values() if isinstance(size, dict) else [size]
-    return known | ({"size": max(sides)} if all(isinstance(side, int) for side in sides) else {})
+    return result | ({"size": max(sides)} if all(isinstance(side, int) for side in sides) else {})
 
 
-def needed(module: str) -> Any:
-    """A module that comes with the extra of its name; a RecipeError if it is missing."""
+def import_extra(module: str) -> Any:
+    """Import the package of an optional extra; raises a RecipeError if it is missing."""
     needs = f"kind = '{module}' needs the package"
-    with explained(f"{needs} {module}, which cannot be imported: {extra(module)}"):
+    with as_recipe_error(f"{needs} {module}, which cannot be imported: {extra(module)}"):
         try:
             return import_module(module)
         except ModuleNotFoundError as error:

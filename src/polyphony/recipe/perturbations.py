@@ -14,48 +14,47 @@ from polyphony.recipe.python import PythonTable
 
 
 class PythonPerturbation(PythonTable):
-    """A perturbation of the user's: a class or function that makes it.
+    """The user's perturbation, by the class or function that makes it.
 
-    It gets the recipe's step size as `step_size` if it has such an argument. The attributes of
-    `distill.perturb.BuiltIn` (`reads_temperature`, …) tell the recipe what else it must know; each is False
-    if it is missing.
+    If this has an argument `step_size`, it gets the recipe's step size. Its attributes `reads_temperature`,
+    `needs_student` and `takes_source` mean the same as in `distill.perturb.BuiltIn` (default: False).
     """
 
     kind: Literal["python"]
 
     @property
     def takes_step(self) -> bool:
-        """Whether it takes a step whose size its `args` do not set."""
-        with self.explained():
+        """Whether it has an argument `step_size` that `args` does not set."""
+        with self.as_recipe_error():
             return "step_size" in inspect.signature(self.load()).parameters.keys() - self.args
 
     @property
     def reads_temperature(self) -> bool:
-        return self._says("reads_temperature")
+        return self._has("reads_temperature")
 
     @property
     def needs_student(self) -> bool:
-        return self._says("needs_student")
+        return self._has("needs_student")
 
     @property
     def takes_source(self) -> bool:
-        return self._says("takes_source")
+        return self._has("takes_source")
 
-    def _says(self, trait: str) -> bool:
-        with self.explained():
-            return bool(getattr(self.load(), trait, False))
+    def _has(self, attribute: str) -> bool:
+        with self.as_recipe_error():
+            return bool(getattr(self.load(), attribute, False))
 
     def build(self, step_size: float) -> Perturbation:
-        made: Perturbation = self.make(**({"step_size": step_size} if self.takes_step else {}))
-        return made
+        perturbation: Perturbation = self.make(**({"step_size": step_size} if self.takes_step else {}))
+        return perturbation
 
 
 def as_tables(value: object) -> object:
-    """ "mixup+ods" → ({"kind": "mixup"}, {"kind": "ods"}); one table becomes a tuple of one."""
-    each = value.split("+") if isinstance(value, str) else [value] if isinstance(value, dict) else value
-    if not isinstance(each, Sequence):
+    """ "mixup+ods" → ({"kind": "mixup"}, {"kind": "ods"}); one table → a tuple of one table."""
+    parts = value.split("+") if isinstance(value, str) else [value] if isinstance(value, dict) else value
+    if not isinstance(parts, Sequence):
         raise ValueError("must be a name such as 'ods', several such as 'mixup+ods', or a table with a kind")
-    return tuple(as_table(one) for one in each)
+    return tuple(as_table(part) for part in parts)
 
 
 AnyPerturbation = Clean | Gaussian | ODS | Adversarial | Diversify | Mixup | PythonPerturbation

@@ -1,4 +1,4 @@
-"""The points of a sweep: values of α, τ and η for one method, and the recipe that has them as methods."""
+"""The points of a sweep: values of α, τ and η for one method, and a recipe whose methods are the points."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from polyphony.recipe.table import RecipeError
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255
 Value = float | str | None  # a step size may be "match", or None if a method takes no step
-Values = dict[str, tuple[Any, ...]]  # of each parameter
+Values = dict[str, tuple[Any, ...]]  # by parameter
 
-# The values of the paper's two tables of hyper-parameters, by the student's network.
+# The values in the paper's two tables of hyper-parameters, by the student's network.
 PAPER: dict[str, Values] = {
     "resnet": {"alpha": (0.8, 0.9, 1.0), "temperature": (2.0, 3.0, 4.0, 5.0)},
     "wide_resnet": {"alpha": (0.9,), "temperature": (1.0, 2.0, 3.0, 4.0, 5.0)},
@@ -30,7 +30,7 @@ PAPER: dict[str, Values] = {
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of the method that is swept."""
+    """One setting of the method."""
 
     alpha: float
     temperature: float
@@ -43,18 +43,18 @@ class Point:
         return f"a{text_of(self.alpha)}-t{text_of(self.temperature)}{step}"
 
     def settings(self) -> dict[str, float | str]:
-        """The keys of a method that the point sets."""
-        found = {name: getattr(self, name) for name in PARAMETERS}
-        return {name: value for name, value in found.items() if value is not None}
+        """The parameters that are not None, by name."""
+        values = {name: getattr(self, name) for name in PARAMETERS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Swept:
-    """A method of a recipe, and the values of each parameter; some have one value."""
+class SweepPlan:
+    """The plan of a sweep: a method of a recipe, and one or more values of each parameter."""
 
     recipe: Recipe
     method: str
-    own: Point  # the method as the recipe has it
+    own: Point  # the method's values in the recipe
     values: Values
 
     @property
@@ -63,74 +63,80 @@ class Swept:
         return tuple(name for name in PARAMETERS if len(self.values[name]) > 1)
 
     def grid(self) -> list[Point]:
+        """All combinations of the values."""
         return [Point(*point) for point in itertools.product(*(self.values[name] for name in PARAMETERS))]
 
     def derived(self, points: Sequence[Point]) -> Recipe:
-        """The recipe whose methods are the points. Teachers that only the DEE curve needs are left out."""
+        """A recipe with a method for each point, and without extra teachers if no method needs them."""
         method = self.recipe.methods[self.method]
-        changed: dict[str, Any] = {
+        changes: dict[str, Any] = {
             "name": f"{self.recipe.name}-sweep",
             "methods": {point.name: method.model_copy(update=point.settings()) for point in points},
         }
-        listed = self.recipe.teachers.networks or getattr(self.recipe.teachers, "weights", ())
-        if not method.source and not listed:
-            changed["teachers"] = self.recipe.teachers.model_copy(update={"extra": 0})
-        table = self.recipe.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
-        return check(table, changed["name"])
+        lists_teachers = self.recipe.teachers.networks or getattr(self.recipe.teachers, "weights", ())
+        if not method.source and not lists_teachers:
+            changes["teachers"] = self.recipe.teachers.model_copy(update={"extra": 0})
+        table = self.recipe.model_copy(update=changes).model_dump(mode="json", exclude_none=True)
+        return check(table, changes["name"])
 
 
-def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | None]) -> Swept:
-    """What to sweep, from "0.5,0.9" or None for each parameter; a RecipeError if it makes no sense.
+def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | None]) -> SweepPlan:
+    """The plan of a sweep; `texts` holds values such as "0.5,0.9", or None, for each parameter.
 
-    Without any values they are the paper's. If some are set, the other parameters stay as in the recipe.
+    Without any values, those of the paper are swept. A parameter without values stays as in the recipe.
+    Raises a RecipeError if a value is invalid, or if the method does not use a parameter.
     """
-    name = chosen_method(recipe, method)
-    concerned = [parameter for parameter in PARAMETERS if concerns(recipe, name, parameter)]
-    given = {parameter: read_values(parameter, text) for parameter, text in texts.items() if text is not None}
-    for parameter in given:
-        if parameter not in concerned:
+    name = choose_method(recipe, method)
+    used = [parameter for parameter in PARAMETERS if uses(recipe, name, parameter)]
+    swept = {parameter: read_values(parameter, text) for parameter, text in texts.items() if text is not None}
+    for parameter in swept:
+        if parameter not in used:
             raise RecipeError(
-                f"{recipe.name}: {parameter} does not concern the method '{name}'; choose another method"
+                f"{recipe.name}: the method '{name}' does not use {parameter}; choose another method"
             )
-    papers = PAPER.get(recipe.student_network.label, PAPER["resnet"])
-    asked = given or {parameter: values for parameter, values in papers.items() if parameter in concerned}
-    if not asked:
+    if not swept:
+        paper = PAPER.get(recipe.student_network.label, PAPER["resnet"])
+        swept = {parameter: values for parameter, values in paper.items() if parameter in used}
+    if not swept:
         raise RecipeError(
-            f"{recipe.name}: the paper's α and temperatures do not concern the method '{name}';"
+            f"{recipe.name}: the method '{name}' does not use the paper's α and temperatures;"
             " give values of step_size"
         )
     settings = recipe.distillation(name)
     assert settings is not None, name
-    step_size = settings.step_size if "step_size" in concerned else None
+    step_size = settings.step_size if "step_size" in used else None
     own = Point(settings.alpha, settings.temperature, step_size)
-    values = {parameter: asked.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
-    return Swept(recipe, name, own, values)
+    values = {parameter: swept.get(parameter, (getattr(own, parameter),)) for parameter in PARAMETERS}
+    return SweepPlan(recipe, name, own, values)
 
 
-def chosen_method(recipe: Recipe, name: str | None) -> str:
-    """The method of that name (default: the first that takes a step, or the first with teachers)."""
+def choose_method(recipe: Recipe, name: str | None) -> str:
+    """The method of that name (default: the first that takes a step, or the first with teachers).
+
+    Raises a RecipeError if there is none.
+    """
     if name is not None and name not in recipe.methods:
         raise RecipeError(f"{recipe.name} has no method '{name}'; {suggestion(name, recipe.methods)}")
     candidates = [name] if name is not None else list(recipe.methods)
     for parameter in ("step_size", "alpha", "temperature"):
-        for each in candidates:
-            if concerns(recipe, each, parameter):
-                return each
+        for candidate in candidates:
+            if uses(recipe, candidate, parameter):
+                return candidate
     who = f"the method '{name}' has no" if name is not None else "no method has an"
     raise RecipeError(f"{recipe.name}: {who} α, temperature or step size to sweep")
 
 
-def concerns(recipe: Recipe, name: str, parameter: str) -> bool:
-    """Whether a parameter matters to a method."""
+def uses(recipe: Recipe, name: str, parameter: str) -> bool:
+    """Whether a parameter changes the training of a method."""
     method = recipe.methods[name]
     if method.perturb is None or parameter == "step_size":
         return method.takes_step
-    by_step = parameter == "temperature" and any(each.reads_temperature for each in method.perturb)
-    return by_step or not recipe.form(name).own_loss
+    in_perturbation = parameter == "temperature" and any(part.reads_temperature for part in method.perturb)
+    return in_perturbation or not recipe.form(name).own_loss
 
 
 def read_values(parameter: str, text: str) -> tuple[Any, ...]:
-    """ "0.5, 0.9" → (0.5, 0.9): values that a recipe accepts for the parameter, without duplicates."""
+    """ "0.5, 0.9" → (0.5, 0.9), without duplicates; raises a RecipeError if a recipe rejects a value."""
     values = []
     for part in map(str.strip, text.split(",")):
         try:
@@ -145,7 +151,7 @@ def read_values(parameter: str, text: str) -> tuple[Any, ...]:
 
 
 def text_of(value: Value, parameter: str = "") -> str:
-    """A value as people write it: "0.9", "4", and whole grey levels as "1/255"."""
+    """A value as people write it: "0.9", "4", and a step of n grey levels as "n/255"; "" for None."""
     if value is None or isinstance(value, str):
         return value or ""
     levels = round(GREY_LEVELS * value) if parameter == "step_size" else 0
@@ -156,8 +162,9 @@ def text_of(value: Value, parameter: str = "") -> str:
 
 
 def toml(value: Any) -> str:
+    """A value in TOML, on one line."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {toml(inner)}" for name, inner in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     return text_of(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -33,19 +33,22 @@ from polyphony.recipe.sources import (
 from polyphony.recipe.table import RecipeError
 
 NOT_ERRORS = (KeyboardInterrupt, GeneratorExit)
-# Files of the user's modules that this process has imported; like sys.modules, it only grows by imports.
-_files: set[str] = set()
+# Files of the user's modules that this process has imported. Only `PythonTable.module` adds to it.
+# It is global because imports are: the code that catches an error (`run_job`, the command) does not know the
+# tables, and `put_folder_first` removes modules from sys.modules while their objects are still in use.
+_imported_files: set[str] = set()
 
 
 class PythonTable(Settings):
-    """An object of the user's, by the name of its maker: "module:function" or "module:Class".
+    """An object of the user's, by the name of the function or class that makes it.
 
-    The module is looked for in the recipe's folder first. Reading a recipe does not import it; building does.
+    Python looks for the module in the recipe's folder first. Reading a recipe does not import it; building
+    does.
     """
 
     kind: Literal["python"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
-    """"module:function" or "module:Class"; the module is looked for beside the recipe first."""
+    """"module:function" or "module:Class". The recipe's folder is searched for the module first."""
     args: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Arguments of the function or class."""
     folder: Annotated[str, Field(validate_default=True)] = ""
@@ -53,18 +56,18 @@ class PythonTable(Settings):
 
     @field_validator("folder")
     @classmethod
-    def _is_the_recipes(cls, folder: str, info: ValidationInfo) -> str:
+    def _defaults_to_the_recipes_folder(cls, folder: str, info: ValidationInfo) -> str:
         return folder or str((info.context or {}).get("folder", ""))
 
     def spec(self, only: Collection[str] | None = None) -> dict[str, Any]:
         """The settings; instead of the folder, the hash of the syntax trees of the module and its helpers."""
-        own = super().spec(type(self).model_fields.keys() - {"folder"})
-        return own | {"source": fingerprint(self.texts())}
+        settings = super().spec(type(self).model_fields.keys() - {"folder"})
+        return settings | {"source": fingerprint(self.texts())}
 
     def texts(self) -> list[str]:
-        """The source of the module, then those of the modules that it imports from its folder."""
+        """The source of the module, then the sources of the modules that it imports from its folder."""
         module = self.module()
-        with self.explained():
+        with self.as_recipe_error():
             helpers = [path for name, path in files_of(module).items() if name != module.__name__]
             return [inspect.getsource(module), *map(source, helpers)]
 
@@ -78,72 +81,73 @@ class PythonTable(Settings):
         return self.name.partition(":")[2]
 
     def module(self) -> ModuleType:
+        """Import the module; raises a RecipeError if that fails."""
         name = self.name.partition(":")[0]
         hint = ": name the module without '.py'" if name.endswith(".py") else ""
-        with explained(f"'{name}' cannot be imported{hint}"):
-            prefer(self.folder, name)
+        with as_recipe_error(f"'{name}' cannot be imported{hint}"):
+            put_folder_first(self.folder, name)
             module = importlib.import_module(name)
-            _files.update(map(str, (getattr(module, "__file__", ""), *files_of(module).values())))
+            _imported_files.update(map(str, (getattr(module, "__file__", ""), *files_of(module).values())))
         return module
 
     def files(self) -> dict[str, Path]:
-        """The files of the module and of those it imports from its folder; none if it is installed."""
+        """The files of the module and of the modules that it imports from its folder; none if installed."""
         return files_of(self.module())
 
     def load(self) -> Any:
-        """The object of that name."""
-        found: Any = self.module()
-        with self.explained():
+        """The function or class; raises a RecipeError if the module does not have it."""
+        target: Any = self.module()
+        with self.as_recipe_error():
             for attribute in self.label.split("."):
-                if not hasattr(found, attribute):
+                if not hasattr(target, attribute):
                     raise RecipeError(f"'{self.name}' is not there: the module has no '{attribute}'")
-                found = getattr(found, attribute)
-        return found
+                target = getattr(target, attribute)
+        return target
 
-    def make(self, **given: Any) -> Any:
-        """Call the maker with its arguments and these."""
+    def make(self, **arguments: Any) -> Any:
+        """Call the function or class with these arguments and with `args`."""
         maker = self.load()
-        with self.explained():
-            return maker(**given, **self.args)
+        with self.as_recipe_error():
+            return maker(**arguments, **self.args)
 
-    def explained(self) -> AbstractContextManager[None]:
-        """Report everything that the user's code raises as a RecipeError that names it."""
-        return explained(f"'{self.name}' failed")
+    def as_recipe_error(self) -> AbstractContextManager[None]:
+        """Report everything that the user's code raises as a RecipeError with the name of the code."""
+        return as_recipe_error(f"'{self.name}' failed")
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Report everything that foreign code raises, even an exit, as a RecipeError: what failed, and why."""
+def as_recipe_error(problem: str) -> Iterator[None]:
+    """Report everything that foreign code raises, even SystemExit, as a RecipeError: problem and cause."""
     try:
         yield
     except (RecipeError, *NOT_ERRORS):
         raise
     except BaseException as error:
-        raise RecipeError(f"{what} ({error_text(error)})") from error
+        raise RecipeError(f"{problem} ({error_text(error)})") from error
 
 
 @contextmanager
-def own_faults_named() -> Iterator[None]:
-    """Report errors from the user's code as a RecipeError with the line, whoever called it.
+def report_user_errors() -> Iterator[None]:
+    """Report an error from a line of the user's code as a RecipeError with this line.
 
-    Errors of Polyphony, and a lack of memory, are raised as they are.
+    Polyphony's own errors and a lack of memory are raised unchanged.
     """
     try:
         yield
     except NOT_ERRORS:
         raise
     except BaseException as error:
-        place = own_place(error)
-        ours = type(error).__module__.partition(".")[0] == "polyphony"
-        if place is None or ours or out_of_memory(error):
+        line = user_line(error)
+        is_ours = type(error).__module__.partition(".")[0] == "polyphony"
+        if line is None or is_ours or out_of_memory(error):
             raise
-        raise RecipeError(f"{place} raised {error_text(error)}") from error
+        raise RecipeError(f"{line}, raised {error_text(error)}") from error
 
 
-def own_place(error: BaseException) -> str | None:
-    """ "mynets.py, line 12": the innermost line of the user's code in a traceback, if there is one"""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in _files]
-    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}," if frames else None
+def user_line(error: BaseException) -> str | None:
+    """ "mynets.py, line 12": the innermost line of the user's code in a traceback; None without one"""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in _imported_files]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else None
 
 
 def error_text(error: BaseException) -> str:
@@ -158,56 +162,57 @@ def own_tables(value: Any) -> Iterator[PythonTable]:
         return
     if isinstance(value, Settings | dict):
         value = tuple(dict(value).values())
-    for each in value if isinstance(value, tuple) else ():
-        yield from own_tables(each)
+    for part in value if isinstance(value, tuple) else ():
+        yield from own_tables(part)
 
 
 def keep_code(value: Any, folder: Path) -> None:
-    """Copy the user's files that a table names, with those that they import, into a folder."""
+    """Copy the user's files that a table names, and the files that they import, into a folder."""
     for table in own_tables(value):
         copy_files(table.files(), folder)
 
 
 def changed_code(value: Any, folder: Path) -> str | None:
-    """The first definition that differs from its copy in a folder: "mynets.py, 'make'"; None if none does."""
-    found = (changed_definition(table.files(), folder) for table in own_tables(value))
-    return next((words for words in found if words), None)
+    """The first definition that differs from its copy in a folder: "mynets.py, 'make'"; None without one."""
+    changes = (changed_definition(table.files(), folder) for table in own_tables(value))
+    return next((change for change in changes if change), None)
 
 
 def own_code(value: Any) -> list[str]:
-    """The names of the user's code in a table, each once."""
+    """The names of the user's code in a table, without duplicates."""
     return list(dict.fromkeys(table.name for table in own_tables(value)))
 
 
-def prefer(folder: str, name: str) -> None:
-    """Import a module from this folder first, even if another one of that name is imported already.
+def put_folder_first(folder: str, name: str) -> None:
+    """Let the next import of this module use this folder first, even if a module of that name is imported.
 
-    The same holds for modules that it imports from there, except for names of installed ones.
+    The same holds for the modules that it imports from the folder, unless an installed one has their name.
     """
     if not folder:
         return
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
-    parts = {part for each in own_files(name, Path(folder)) for part in packages(each)}
-    others = {top(each) for each in parts if is_from_elsewhere(each, Path(folder), top(each) == top(name))}
-    for each in [each for each in sys.modules if top(each) in others]:
+    names = {package for file in own_files(name, Path(folder)) for package in packages(file)}
+    to_drop = {top(each) for each in names if is_from_elsewhere(each, Path(folder), top(each) == top(name))}
+    for each in [each for each in sys.modules if top(each) in to_drop]:
         del sys.modules[each]
 
 
-def is_from_elsewhere(name: str, folder: Path, installed: bool) -> bool:
-    """Whether a module of this name is imported from another place; libraries count only if `installed`."""
+def is_from_elsewhere(name: str, folder: Path, count_installed: bool) -> bool:
+    """Whether a module of this name is imported from another folder."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None or Path(file) == file_of(name, folder):
         return False
-    return installed or not is_installed(Path(file))
+    return count_installed or not is_installed(Path(file))
 
 
 def top(name: str) -> str:
+    """ "a.b.c" → "a" """
     return name.partition(".")[0]
 
 
 def files_of(module: ModuleType) -> dict[str, Path]:
-    """The files of a module and of those that it imports from its folder, by name."""
+    """The files of a module and of the modules that it imports from its folder, by module name."""
     file = Path(getattr(module, "__file__", None) or LIBRARY)
     place = file.parent if file.name == "__init__.py" else file
     return own_files(module.__name__, place.parents[module.__name__.count(".")])
@@ -215,7 +220,7 @@ def files_of(module: ModuleType) -> dict[str, Path]:
 
 @contextmanager
 def seeded(rng: torch.Generator | None) -> Iterator[None]:
-    """Let code that draws from PyTorch's global generator draw from `rng`; the global state is restored."""
+    """Seed PyTorch's global generator from `rng` inside the block; restore its state at the end."""
     with torch.random.fork_rng(devices=[]):
         if rng is not None:
             torch.manual_seed(int(torch.randint(2**63 - 1, (), generator=rng)))

@@ -18,20 +18,23 @@ from polyphony.data.files import there
 from polyphony.recipe.schema import TEACHER_TAGS, Recipe
 from polyphony.recipe.table import RecipeError
 
-TABLES = ("student", "teachers", "data")  # tables in which a key without a table is looked for
-LARGEST, LONGEST = 1 << 16, 2_000  # bytes of a recipe, characters of a line: tomllib takes quadratic time
+TABLES = ("student", "teachers", "data")  # tables that an unknown top-level key may belong to
+MAX_SIZE, MAX_LINE = 1 << 16, 2_000  # bytes of a recipe, characters of a line: tomllib takes quadratic time
 
 
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool = True) -> Recipe:
-    """A recipe from a TOML file, or a shipped one by its name.
+    """Read a recipe from a TOML file, or a shipped recipe by its name.
 
     Args:
         source: Path or name.
         overrides: Changes such as "student.alpha=0.5".
         code: Whether to import the user's code that the recipe names, to check it.
 
+    Returns:
+        The recipe, with all defaults filled in.
+
     Raises:
-        RecipeError: One sentence that names the key and the nearest right spelling.
+        RecipeError: The first problem, in one sentence that names the key and suggests the right spelling.
 
     Examples:
         >>> read_recipe("digits", ["student.alpha=0.5"]).student.alpha
@@ -40,38 +43,38 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool
     path = find(source)
     try:
         with path.open("rb") as file:
-            text = file.read(LARGEST + 1).decode()
+            text = file.read(MAX_SIZE + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        table = parsed(text)
+        table = parse(text)
     except ValueError as error:
         raise RecipeError(f"{path.name} is not TOML: {error}") from error
     for override in overrides:
-        put(table, override)
-    shipped_one = path in shipped().values()
-    folder = Path.cwd() if shipped_one else path.absolute().parent  # where the user's modules are
+        apply_override(table, override)
+    is_shipped = path in shipped().values()
+    folder = Path.cwd() if is_shipped else path.absolute().parent  # where the user's modules are
     return check({"name": path.stem, **table}, path.name, folder, code=code)
 
 
 def find(source: str | Path) -> Path:
-    """The file of a recipe: a path that exists, or the name of a shipped recipe."""
+    """The file of a recipe, from a path that exists or the name of a shipped recipe; raises a RecipeError."""
     path = Path(source)
     if there(path) and path.is_file():
         return path
-    known = shipped()
-    if str(source) in known:
-        return known[str(source)]
+    recipes = shipped()
+    if str(source) in recipes:
+        return recipes[str(source)]
     if there(path):
         raise RecipeError(f"'{source}' is not a file: a recipe is a TOML file")
-    hint = suggestion(path.stem, known, "shipped are")
+    hint = suggestion(path.stem, recipes, "shipped are")
     if path.suffix == ".toml" or path.name != str(source):
         raise RecipeError(f"there is no file '{source}'" + (f"; {hint}" if hint.startswith("did") else ""))
     raise RecipeError(f"there is no recipe '{source}'; {hint}")
 
 
-def put(table: dict[str, Any], override: str) -> None:
-    """Set `a.b=c` in nested tables; c is read as TOML, or else as text."""
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Set `a.b=c` in nested tables; c is read as TOML, or as text if it is not TOML."""
     key, equals, text = override.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not last:
@@ -81,18 +84,18 @@ def put(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise RecipeError(f"{override}: '{parent}' is a value, not a table")
     try:
-        found = parsed(f"value = {text}")
-        table[last] = found["value"] if len(found) == 1 else text.strip()
+        values = parse(f"value = {text}")
+        table[last] = values["value"] if len(values) == 1 else text.strip()
     except tomllib.TOMLDecodeError:
         table[last] = text.strip()
     except ValueError as error:
         raise RecipeError(f"{override}: {error}") from error
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """The table of a TOML text; ValueError for one that would take Python's reader too long."""
-    if len(text) > LARGEST or any(len(line) > LONGEST for line in text.splitlines()):
-        raise ValueError(f"more than {LARGEST:,} characters in all or {LONGEST:,} in a line")
+def parse(text: str) -> dict[str, Any]:
+    """The table of a TOML text; raises a ValueError if it is not TOML, too long or nested too deeply."""
+    if len(text) > MAX_SIZE or any(len(line) > MAX_LINE for line in text.splitlines()):
+        raise ValueError(f"more than {MAX_SIZE:,} characters in all or {MAX_LINE:,} in a line")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -100,7 +103,10 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code: bool = True) -> Recipe:
-    """The recipe of a table; its modules are looked for in the folder first."""
+    """The recipe of a table; raises a RecipeError that begins with `where`.
+
+    `folder` is the folder that paths and modules are relative to. `code` is as in `read_recipe`.
+    """
     context = {"folder": str(folder or ""), "code": code}
     try:
         text = json.dumps(table, default=str)
@@ -115,17 +121,17 @@ def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code
 
 
 def explain(fault: ErrorDetails) -> str:
-    """An error in plain words, with the nearest right spelling of a wrong key."""
+    """An error of pydantic as one sentence; for an unknown key, with a suggestion."""
     steps = [step for step in fault["loc"] if isinstance(step, str) and step not in TEACHER_TAGS]
     *parents, key = steps or [""]
     keys, tables = table_at(parents)
     table, place = ".".join(keys), ".".join([*keys, key])
     match fault["type"]:
         case "extra_forbidden":
-            known = {name for each in tables for name in each.model_fields}
-            others = [name for name in TABLES for each in table_at([name])[1] if key in each.model_fields]
+            valid = {name for kind in tables for name in kind.model_fields}
+            others = [name for name in TABLES for kind in table_at([name])[1] if key in kind.model_fields]
             elsewhere = [] if table else [f"'{name}.{key}'" for name in dict.fromkeys(others)]
-            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, sorted(known))
+            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, sorted(valid))
             return f"{table or 'a recipe'} has no key '{key}'; {hint}"
         case "missing":
             return f"{table or 'the recipe'} needs the key '{key}'"
@@ -133,22 +139,22 @@ def explain(fault: ErrorDetails) -> str:
             return f"{place} needs the key 'kind': one of {', '.join(kinds_at([*parents, key]))}"
         case "union_tag_invalid":
             kind = fault["ctx"]["tag"]
-            return f"{place} knows no kind '{kind}'; {suggestion(kind, kinds_at([*parents, key]))}"
+            return f"{place} has no kind '{kind}'; {suggestion(kind, kinds_at([*parents, key]))}"
         case "too_short" | "string_too_short":
             return f"{place} must not be empty"
         case "string_pattern_mismatch":
-            named = place.removesuffix(".[key]")
-            return f"{named} must be a name of letters, digits and + _ . -, not {fault['input']!r}"
+            where = place.removesuffix(".[key]")
+            return f"{where} must be a name of letters, digits and + _ . -, not {fault['input']!r}"
     return complaint(place, fault)
 
 
 def kinds_at(path: Sequence[str]) -> list[str]:
-    """The kinds that the table at a path may have."""
+    """The values that `kind` may have in the table at a path."""
     return [kind for table in table_at(path)[1] for kind in kinds_of(table)]
 
 
 def table_at(path: Sequence[str]) -> tuple[list[str], list[type[Settings]]]:
-    """The keys in the path of an error, without kinds; and the types that the table there may have."""
+    """From the path of an error: its keys without kinds, and the types that the table there may have."""
     keys: list[str] = []
     tables: list[type[Settings]] = [Recipe]
     for step in path:
@@ -164,7 +170,7 @@ def table_at(path: Sequence[str]) -> tuple[list[str], list[type[Settings]]]:
 
 
 def tables_in(annotation: Any) -> Iterator[type[Settings]]:
-    """The tables in a field's type."""
+    """The types of tables in a field's annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation
     for inner in get_args(annotation):
@@ -172,6 +178,6 @@ def tables_in(annotation: Any) -> Iterator[type[Settings]]:
 
 
 def kinds_of(table: type[Settings]) -> tuple[str, ...]:
-    """The kinds that choose a table, if it is one of several."""
+    """The values of `kind` that choose this table; empty if it has no kind."""
     field = table.model_fields.get("kind")
     return get_args(field.annotation) if field else ()

@@ -32,28 +32,28 @@ from polyphony.recipe.table import Name, StepSize, UnlabelledShare, beside
 from polyphony.training.fit import Precision
 from polyphony.training.optimise import Schedule
 
-MOST_TEACHERS = 2048
+MAX_TEACHERS = 2048
 ROUNDING = frozenset({"threads", "deterministic", "way", "compile"})  # keys that change only rounding
 Threads = Annotated[int, Field(gt=0, le=1024)]
 
 
 class Data(Options):
-    """A data set by name or path (looked for beside the recipe first), how much of it, its augmentation."""
+    """A data set, how much of it to use, and its augmentation."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Name of a data set, or path of a folder or .npz; a path is looked for beside the recipe first."""
+    """Name of a data set, or path of a folder or .npz; a path may be relative to the recipe's folder."""
     augment: Augmentation = Augmentation()
     """Random changes of training images."""
 
     @field_validator("name")
     @classmethod
-    def _is_beside_the_recipe(cls, name: str, info: ValidationInfo) -> str:
+    def _resolve_path(cls, name: str, info: ValidationInfo) -> str:
         path = beside(name, info)
         return path if name not in DATASETS and there(Path(path)) else name
 
     @field_validator("unlabelled")
     @classmethod
-    def _are_beside_the_recipe(cls, images: str | int | None, info: ValidationInfo) -> str | int | None:
+    def _resolve_unlabelled(cls, images: str | int | None, info: ValidationInfo) -> str | int | None:
         return beside(images, info) if isinstance(images, str) else images
 
     @property
@@ -63,7 +63,7 @@ class Data(Options):
 
 
 class TeacherTable(Settings):
-    """The deep ensemble: `members` networks, and extra ones that only the DEE curve needs."""
+    """The deep ensemble: `members` networks, and `extra` ones that only the DEE curve needs."""
 
     network: Network | None = None
     """Network of all teachers."""
@@ -73,7 +73,7 @@ class TeacherTable(Settings):
     """Teachers beyond `members`, which only make the DEE curve longer."""
 
     @model_validator(mode="after")
-    def _has_networks_of_one_sort(self) -> Self:
+    def _has_network_or_networks(self) -> Self:
         if (self.network is None) == (not self.networks):
             raise ValueError("give network, one for all teachers, or networks, one for each, and not both")
         return self
@@ -83,30 +83,30 @@ class TeacherTable(Settings):
 
 
 class Teachers(TeacherTable, Schedule):
-    """Teachers that are trained here."""
+    """Teachers that the study trains."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Another seed gives other teachers."""
+    """Seed of the teachers' weights and batches."""
 
     def number(self, j: int) -> int:
-        """The number of teacher j, which seeds its weights and batches; different for every `seed`."""
-        return self.seed * MOST_TEACHERS + j
+        """The number that seeds weights and batches of teacher j; no other `seed` or j has the same."""
+        return self.seed * MAX_TEACHERS + j
 
 
 class PretrainedTeachers(TeacherTable):
-    """Pretrained teachers: a file of weights for each, looked for beside the recipe first."""
+    """Pretrained teachers: a file of weights for each."""
 
     weights: Annotated[tuple[Annotated[str, AfterValidator(beside)], ...], Field(min_length=1)]
-    """File of weights of each teacher, looked for beside the recipe first; `file.pt#ema` picks a key."""
+    """Files of weights, one for each teacher, relative to the recipe's folder; `file.pt#ema` picks a key."""
 
 
 def teachers_tag(teachers: Any) -> str:
-    """ "given" for pretrained teachers, which have weights, and "trained" for others."""
-    given = "weights" in teachers if isinstance(teachers, dict) else hasattr(teachers, "weights")
-    return TEACHER_TAGS[given]
+    """The tag of pretrained teachers if there are weights, else of trained ones."""
+    has_weights = "weights" in teachers if isinstance(teachers, dict) else hasattr(teachers, "weights")
+    return TEACHER_TAGS[has_weights]
 
 
-TEACHER_TAGS = ("trained", "given")
+TEACHER_TAGS = ("<trained>", "<pretrained>")  # no key of a recipe can have these names
 AnyTeachers = Annotated[
     Annotated[Teachers, Tag(TEACHER_TAGS[0])] | Annotated[PretrainedTeachers, Tag(TEACHER_TAGS[1])],
     Discriminator(teachers_tag),
@@ -119,21 +119,21 @@ class Student(Schedule):
     network: Network | None = None
     """The student's network (default: the teachers')."""
     start: Start = "fresh"
-    """First weights: random (`fresh`) or the first teacher's."""
+    """Initial weights: random (`fresh`) or the first teacher's (`teacher`)."""
     form: Form = BatchEnsembleForm()
-    """What the student is built as."""
+    """Kind of student."""
     alpha: Share = 0.9
-    """α: share of the distillation loss; the labels' loss has the rest."""
+    """α: weight of the distillation loss; the loss on labels has weight 1 − α."""
     temperature: Temperature = 4.0
     """τ: temperature of the distillation."""
     step_size: StepSize = 1 / 255
-    """η: step of the perturbation, as RMS change of a pixel in [0, 1]; a fraction "1/255" is allowed."""
+    """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255"."""
     match_share: PositiveFloat = 1.0
-    """For `step_size = "match"`: which share of the disagreement on validation images to reach."""
+    """For `step_size = "match"`: the share of the disagreement on validation images to reach."""
     passes: Passes = "two"
-    """Passes of the student in a step; with `one`, the labels' loss is on perturbed images too."""
+    """Forward passes of the student in a step; with `one`, the loss on labels uses perturbed images too."""
     share: UnlabelledShare = 0.5
-    """Share of the rows of a batch that are `data.unlabelled` images."""
+    """Share of `data.unlabelled` images in a batch."""
 
 
 class Recipe(Settings):
@@ -142,17 +142,17 @@ class Recipe(Settings):
     name: Name
     """Name of the study (default: the file's name)."""
     members: Annotated[int, Field(gt=0, le=MOST_MEMBERS)]
-    """Number of teachers that are distilled, and of members of a student."""
+    """Number of teachers to distil, and of members of a student."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    """Seeds of the students: every method is trained once for each."""
+    """Seeds of the students: every method trains one student for each seed."""
     precision: Precision = "float32"
     """Precision of training; `bfloat16` and `float16` are for GPUs."""
     deterministic: bool = False
-    """Use only GPU kernels that give the same bits each time."""
+    """Use only GPU kernels with the same result in every run."""
     way: Way = "auto"
     """What rank-one layers scale: weights or activations (`auto`: weights on CPUs)."""
     compile: bool = False
-    """Compile each training by `torch.compile`."""
+    """Compile each training with `torch.compile`."""
     threads: Threads | None = None
     """CPU threads of a process (default: 1 for small images, else all cores)."""
     data: Data
@@ -162,7 +162,7 @@ class Recipe(Settings):
     student: Student
     """Settings that all methods share."""
     methods: Annotated[dict[Name, Method], Field(min_length=1)]
-    """Methods by name: each trains students."""
+    """Methods by name; each trains one student per seed."""
 
     @field_validator("seeds")
     @classmethod
@@ -172,11 +172,12 @@ class Recipe(Settings):
         return seeds
 
     def form(self, name: str) -> FormTable:
+        """The form of a method's students, resolved: this may import the user's code."""
         form = self.form_table(name).resolved()
         return form.from_teacher() if self.starts_from_teacher(name) else form
 
     def form_table(self, name: str) -> FormTable:
-        """The form as the recipe has it."""
+        """The form of a method as the recipe states it."""
         return self.methods[name].form or self.student.form
 
     def starts_from_teacher(self, name: str) -> bool:
@@ -187,48 +188,48 @@ class Recipe(Settings):
         return self.student.model_copy(update=own)
 
     def setting(self, name: str, key: str) -> Any:
-        """A method's own value of a key, or the student's."""
+        """A method's own value of a key, or else the value in `student`."""
         own = getattr(self.methods[name], key)
         return getattr(self.student, key) if own is None else own
 
     def distillation(self, name: str) -> Distillation | None:
-        """A method's settings, with the student's where it sets none; None for a method without teachers."""
+        """A method's settings, completed by those of `student`; None for a method without teachers."""
         method = self.methods[name]
         if method.perturb is None:
             return None
         keys = ("alpha", "temperature", "step_size", "passes", "share")
         settings = {key: self.setting(name, key) for key in keys}
         if not method.takes_step:
-            settings["step_size"] = 0.0  # not affected by a change of step size
+            settings["step_size"] = 0.0  # so that a change of student.step_size does not change its key
         if self.data.unlabelled is None:
             settings["share"] = 0.0
         return Distillation(perturb=method.perturb, source=method.source, **settings)
 
     @model_validator(mode="after")
     def _has_a_network_and_weights_for_each_teacher(self) -> Recipe:
-        teachers, wanted = self.teachers, self.members + self.teachers.extra
+        teachers, count = self.teachers, self.members + self.teachers.extra
         if teachers.networks and self.student.network is None and len(set(map(str, teachers.networks))) > 1:
-            raise ValueError("student.network must be given where teachers have networks of their own")
-        taken = any(map(self.starts_from_teacher, self.methods))
-        if taken and self.student_network != teachers.network_of(0):
+            raise ValueError("student.network is required if the teachers have different networks")
+        uses_weights = any(map(self.starts_from_teacher, self.methods))
+        if uses_weights and self.student_network != teachers.network_of(0):
             raise ValueError('start = "teacher" needs the network of the first teacher')
         lists = {"networks": teachers.networks, "weights": getattr(teachers, "weights", ())}
-        for key, found in lists.items():
-            if found and len(found) != wanted:
+        for key, entries in lists.items():
+            if entries and len(entries) != count:
                 who = "members and extra teachers together" if teachers.extra else "members"
-                raise ValueError(f"teachers.{key} has {len(found)} entries, but {who} are {wanted}")
+                raise ValueError(f"teachers.{key} has {len(entries)} entries, but {who} are {count}")
         return self
 
     @model_validator(mode="after")
     def _has_possible_methods(self, info: ValidationInfo) -> Recipe:
         if (info.context or {}).get("code", True):  # attributes of the user's perturbations may run code
-            faults = ((name, self._fault(name)) for name in self.methods)
-            for name, fault in faults:
-                if fault:
+            for name in self.methods:
+                if fault := self._fault(name):
                     raise ValueError(f"methods.{name}{fault}")
         return self
 
     def _fault(self, name: str) -> str:
+        """Why a method is impossible, as the end of a sentence after its name; empty if it is possible."""
         method, form = self.methods[name], self.form(name)
         if name in ("teachers", "external"):
             return ": that name is taken; choose another"
@@ -237,18 +238,18 @@ class Recipe(Settings):
         if method.share and self.data.unlabelled is None:
             return ".share needs images without labels: set data.unlabelled"
         if method.share and not method.perturb:
-            return ".share needs teachers, who answer images without labels: give perturb, 'clean' for none"
-        if method.source and not any(each.takes_source for each in method.perturb or ()):
+            return ".share needs teachers, because its images have no labels: give perturb, 'clean' for none"
+        if method.source and not any(part.takes_source for part in method.perturb or ()):
             return ".source needs a perturbation that takes directions from networks, such as 'ods'"
         if method.source and not self.teachers.extra:
             return ".source needs an extra teacher: set teachers.extra to 1 or more"
         if form.needs_teachers and not method.perturb:
             label = self.form_table(name).label
             return f": a {label} student learns from teachers: give perturb, 'clean' for none"
-        matched = method.takes_step and (method.step_size or self.student.step_size) == "match"
-        if matched and self.members < 2:
+        matches_step = method.takes_step and (method.step_size or self.student.step_size) == "match"
+        if matches_step and self.members < 2:
             return ".step_size cannot be matched: one teacher does not disagree"
-        if matched and method.needs_student:
+        if matches_step and method.needs_student:
             return f".step_size cannot be matched: the direction of '{method.label}' depends on the student"
         if method.needs_student and (form.trains_as_one or self.members < 2):
             return f".perturb = '{method.label}' needs a student with two members or more"

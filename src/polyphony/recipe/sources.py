@@ -1,4 +1,4 @@
-"""The user's own files: a module and what it imports from its folder, without running any of them."""
+"""The user's own files: a module and the modules that it imports from its folder. None of them is run."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from pathlib import Path
 
 import polyphony
 
-KEPT = "code"  # the folder of a run with the user's files as they were in training
-LIBRARY = Path(os.__file__).parent  # Python's own
-OURS = Path(polyphony.__file__).parent  # it may be installed in place
+CODE_FOLDER = "code"  # the folder of a run with a copy of the user's files at training time
+LIBRARY = Path(os.__file__).parent  # Python's standard library
+OURS = Path(polyphony.__file__).parent  # outside of site-packages in an editable installation
 
 
 def own_files(name: str, folder: Path) -> dict[str, Path]:
-    """The files of a module in a folder, of its packages, and of all that these import from there, by name.
+    """The files of a module in a folder, of its packages, and of all modules that they import from there.
 
-    Empty if the module is missing or installed. Only import statements count, not calls that import or
-    changes of sys.path.
+    The keys are module names. Empty if the module is missing or installed. Only import statements count:
+    calls of import functions and changes of sys.path are ignored.
     """
-    found: dict[str, Path] = {}
-    wanted = [] if is_installed(folder) or not file_of(name, folder) else [*packages(name)]
-    while wanted:
-        each = wanted.pop()
-        if each not in found and (path := file_of(each, folder)):
-            found[each] = path
-            wanted += imports(each, path.name == "__init__.py", source(path), str(path))
-    return dict(sorted(found.items()))
+    files: dict[str, Path] = {}
+    todo = [] if is_installed(folder) or not file_of(name, folder) else [*packages(name)]
+    while todo:
+        module = todo.pop()
+        if module not in files and (path := file_of(module, folder)):
+            files[module] = path
+            todo += imports(module, path.name == "__init__.py", source(path), str(path))
+    return dict(sorted(files.items()))
 
 
 def packages(name: str) -> Iterator[str]:
-    """ "a", "a.b" and, the module itself, "a.b.c" """
+    """ "a.b.c" → "a", "a.b", "a.b.c" """
     return accumulate(name.split("."), "{}.{}".format)
 
 
@@ -52,8 +52,9 @@ def file_of(name: str, folder: Path) -> Path | None:
 
 def is_installed(path: Path) -> bool:
     """Whether a path belongs to Python, to Polyphony or to an installed package."""
-    known = path == OURS.parent or path.is_relative_to(OURS) or path.is_relative_to(LIBRARY)
-    return known or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    ours = path == OURS.parent or path.is_relative_to(OURS)
+    in_site_packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return ours or in_site_packages or path.is_relative_to(LIBRARY)
 
 
 def source(path: Path) -> str:
@@ -70,7 +71,7 @@ def fingerprint(texts: Iterable[str]) -> str:
 
 def syntax(text: str, path: str = "<unknown>") -> ast.Module:
     """The syntax tree of a source without its docstrings."""
-    with warnings.catch_warnings(action="ignore"):  # they are shown when the module is imported
+    with warnings.catch_warnings(action="ignore"):  # Python shows them when it imports the module
         tree = ast.parse(text, path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -79,12 +80,12 @@ def syntax(text: str, path: str = "<unknown>") -> ast.Module:
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy files by module name, placed so that Python can import them from the folder."""
+    """Copy files, by module name, so that Python can import them from the folder."""
     for name, path in files.items():
-        place = folder / relative(name, path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place != path:
-            shutil.copyfile(path, place)
+        copy = folder / relative(name, path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if copy != path:
+            shutil.copyfile(path, copy)
 
 
 def relative(name: str, path: Path) -> Path:
@@ -93,36 +94,39 @@ def relative(name: str, path: Path) -> Path:
 
 
 def changed_definition(files: Mapping[str, Path], folder: Path) -> str | None:
-    """The first function, class or statement that differs from a copy: "mynets.py, 'make'"; None if none."""
+    """The first function, class or statement that differs from the copy in a folder: "mynets.py, 'make'".
+
+    None if nothing differs.
+    """
     for name, path in files.items():
         copy = folder / relative(name, path)
         before = definitions(source(copy)) if copy.is_file() else {}
         after = definitions(source(path))
-        for each in sorted(before.keys() | after.keys()):
-            if before.get(each) != after.get(each):
-                return f"{relative(name, path)}, {each}"
+        for definition in sorted(before.keys() | after.keys()):
+            if before.get(definition) != after.get(definition):
+                return f"{relative(name, path)}, {definition}"
     return None
 
 
 def definitions(text: str) -> dict[str, str]:
     """The syntax tree of each function and class, and of all other statements together."""
-    found: dict[str, str] = {}
+    trees: dict[str, str] = {}
     for node in syntax(text).body:
         name = f"'{node.name}'" if hasattr(node, "name") else "statements outside of functions"
-        found[name] = found.get(name, "") + ast.dump(node)
-    return found
+        trees[name] = trees.get(name, "") + ast.dump(node)
+    return trees
 
 
 @lru_cache
 def imports(name: str, is_package: bool, text: str, path: str) -> tuple[str, ...]:
     """The modules that a source may import, with their packages; some names may not be modules."""
-    found: list[str] = []
+    modules: list[str] = []
     for node in ast.walk(syntax(text, path)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             package = name if is_package else name.rpartition(".")[0]
             with suppress(ImportError):  # beyond the topmost package
                 base = resolve_name("." * node.level + (node.module or ""), package)
-                found += [f"{base}.{alias.name}" for alias in node.names]
-    return tuple(dict.fromkeys(each for whole in found for each in packages(whole)))
+                modules += [f"{base}.{alias.name}" for alias in node.names]
+    return tuple(dict.fromkeys(package for module in modules for package in packages(module)))

@@ -1,4 +1,4 @@
-"""The error of a recipe, and types of its values."""
+"""The error of a recipe, and types that several of its tables use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from polyphony._util.text import UserError
 
 
 class RecipeError(UserError, ValueError):
-    """A recipe that cannot be followed; the message is one sentence for its author."""
+    """A recipe is invalid or its code fails; the message is one sentence for its author."""
 
 
 def beside(path: str, info: ValidationInfo) -> str:
-    """A path of a recipe, relative to the recipe's folder."""
+    """The recipe's folder joined with a path; an absolute path stays as it is."""
     return str(Path((info.context or {}).get("folder", ""), path))
 
 
 def as_step_size(value: object) -> object:
-    """A number or a fraction such as "1/255", above zero; or "match"."""
+    """Returns a number above 0, from a number or a fraction such as "1/255", or "match".
+
+    Raises a ValueError for anything else.
+    """
     if value == "match":
         return value
     try:
