@@ -1,12 +1,15 @@
 """The command line itself: groups, help, recipes, --quiet, --debug, completion."""
 
+import importlib.metadata
 import json
+import platform
 import re
 import subprocess
 import sys
 
 import pytest
 
+from polyphony import __version__
 from polyphony._util.shipped import shipped
 from polyphony.cli.app import VERBS, app
 from polyphony.recipe import read_recipe
@@ -36,6 +39,11 @@ def test_every_example_is_a_command(example):
     command, _, ignored = app.parse_args(example.split(), exit_on_error=False, print_error=False)
     assert command.__name__ in (example.split()[0], "check")
     assert not ignored
+
+
+def test_version_names_python_and_torch(say):
+    python, torch = platform.python_version(), importlib.metadata.version("torch")
+    assert say("--version") == (0, f"polyphony {__version__} (Python {python}, torch {torch})\n", "")
 
 
 def test_recipes_lists_every_shipped_recipe_with_its_first_line(say):

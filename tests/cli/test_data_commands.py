@@ -42,7 +42,7 @@ def test_list_says_what_is_here_and_where_the_rest_is_looked_for(
     run("list", "--data", str(tmp_path / "elsewhere"))
     blocks = {block.split("\n")[0]: block for block in capsys.readouterr().out.split("\n\n")}
     assert f"{tmp_path / 'elsewhere' / 'svhn'} (2.5 MB)" in blocks["svhn"]
-    assert "no; looked for cifar-10-batches-py, cifar-10-python.tar.gz" in blocks["cifar10"]
+    assert "no; expected cifar-10-batches-py, cifar-10-python.tar.gz" in blocks["cifar10"]
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in blocks["cifar10"]
     assert "terms MIT" in blocks["fashion-mnist"]
     assert "no download needed" in blocks["digits"]
@@ -64,7 +64,7 @@ def test_check_names_a_subset_and_exits_with_one(tmp_path: Path, capsys: pytest.
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(label) for label in range(10)]}))
     assert run("check", "cifar10") == 1
     out = capsys.readouterr().out
-    assert "not the official data: fewer images" in out
+    assert "not the official data: another number of images" in out
     assert "test has 2 images, officially 10,000" in out
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -15,14 +16,14 @@ from filelock import FileLock
 from rich.console import Console
 
 from polyphony._util.text import SettingError
-from polyphony.cli import exit_code
+from polyphony.cli import exit_code, terminal
 from polyphony.cli.study import expected_costs
 from polyphony.cli.terminal import score_table
 from polyphony.execute.cluster import Cluster, Share
 from polyphony.execute.processes import WorkerLostError
 from polyphony.execute.runner import Here
 from polyphony.nn.conversion import ConversionError
-from polyphony.recipe import read_recipe
+from polyphony.recipe import Recipe, read_recipe
 from polyphony.runs.rows import Score, to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.store import ChangedError, FolderError
@@ -159,9 +160,12 @@ def test_show_prints_the_recipe_the_parameters_and_the_cost_and_writes_nothing(s
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 
 
-@pytest.mark.parametrize("recipe", ["digits", "students-cifar10"])
-def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, tmp_path, recipe):
-    study = Study(read_recipe(recipe, ["seeds=[0, 1, 2]"]), tmp_path)
+@pytest.fixture
+def printed_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Recipe], str]:
+    """Print the score table of a recipe's methods, with invented scores, on a terminal of 80 columns."""
+    monkeypatch.setattr(terminal, "console", Console(width=80))
     numbers = {
         "acc": 0.9123,
         "nll": 0.2345,
@@ -172,25 +176,29 @@ def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, 
         "params": 464_154,
     }
     kinds = ("standard", "calibrated")
-    rows = [Score("teachers", None, "test", kind, **numbers) for kind in kinds]
-    rows += [Score("best teacher", 1, "test", kind, **numbers) for kind in kinds]
-    rows += [
-        Score(
-            name, seed, "test", kind, **{**numbers, "nll": 0.2 + 0.01 * seed, "dee": 2.5 - seed}, voice=0.062
-        )
-        for name in study.recipe.methods
-        for seed in study.recipe.seeds
-        for kind in kinds
-    ]
-    facts = {"recipe": study.recipe.model_dump(mode="json", exclude_none=True)}
-    (tmp_path / "recipe.json").write_text(json.dumps(facts))
-    (tmp_path / "scores.csv").write_text(to_csv(rows, Score))
-    Console(width=80).print(score_table(Run.open(tmp_path)))
-    printed = capsys.readouterr().out
+
+    def print_table(recipe: Recipe) -> str:
+        rows = [Score("teachers", None, "test", kind, **numbers) for kind in kinds]
+        rows += [Score("best teacher", 1, "test", kind, **numbers) for kind in kinds]
+        for name, seed, kind in product(recipe.methods, recipe.seeds, kinds):
+            own = {**numbers, "nll": 0.2 + 0.01 * seed, "dee": 2.5 - seed}
+            rows.append(Score(name, seed, "test", kind, **own, voice=0.062))
+        facts = {"recipe": recipe.model_dump(mode="json", exclude_none=True)}
+        (tmp_path / "recipe.json").write_text(json.dumps(facts))
+        (tmp_path / "scores.csv").write_text(to_csv(rows, Score))
+        terminal.console.print(score_table(Run.open(tmp_path)))
+        return capsys.readouterr().out
+
+    return print_table
+
+
+@pytest.mark.parametrize("recipe", ["digits", "students-cifar10"])
+def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(printed_table, recipe):
+    printed = printed_table(read_recipe(recipe, ["seeds=[0, 1, 2]"]))
     for part in (
         "4 teachers",
         "best teacher",
-        *study.recipe.methods,
+        *read_recipe(recipe).methods,
         "91.23",
         "0.210",
         "±0.010",
@@ -198,6 +206,18 @@ def test_the_table_names_every_method_whole_on_a_terminal_of_80_columns(capsys, 
         "62 %",
     ):
         assert part in printed
+
+
+def test_a_table_of_many_methods_with_long_names_has_one_line_for_each(printed_table):
+    names = [f"kd-confods-tau-{i}-step-{i}-over-255-of-a-large-grid" for i in range(30)]
+    methods = ["methods={scratch={}}", *(f"methods.{name}.perturb=ods" for name in names)]
+    recipe = read_recipe("digits", ["seeds=[0, 1, 2]", *methods])
+    lines = printed_table(recipe).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines if line.strip().startswith("kd-confods")]
+    assert len(rows) == len({row[0] for row in rows}) == 30
+    assert all(row[1:] == ["0.210", "±0.010", "91.23", "0.012", "1.50", "62", "%"] for row in rows)
+    assert lines[-1].strip() == "Left out to fit 80 columns: of seeds, Params"
 
 
 # Faults
@@ -361,7 +381,7 @@ def test_a_signal_says_how_to_go_on(say, tiny, begun, sent, code):
 
 def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(say, tiny, refused, tmp_path):
     with mock.patch("polyphony.study.cost.memory", return_value=10**5):
-        refused(say(*tiny("study", "--out", tmp_path / "run")), "a step takes at least", "smaller batch")
+        refused(say(*tiny("study", "--out", tmp_path / "run")), "a step needs at least", "smaller batch")
     assert not (tmp_path / "run").exists()
 
 

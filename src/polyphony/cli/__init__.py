@@ -18,12 +18,12 @@ from polyphony.cli.app import app
 from polyphony.cli.options import UsageError
 from polyphony.cli.terminal import complain
 
-MAKING = ("study", "teach", "distill", "sweep")  # the verbs that take --out and --redo
-MISUSED = CycloptsError | UsageError  # wrong arguments
+WITH_REDO = ("study", "teach", "distill", "sweep")  # the verbs that take --out and --redo
+ARGUMENT_ERRORS = CycloptsError | UsageError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; an expected error is one sentence and exit code 2 (1 for a training that failed)."""
+    """Run a command and exit with its code. An expected error prints one sentence; a bug is raised."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         refuse_empty(words)
@@ -37,23 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         if "--debug" in words:
             traceback.print_exc()
-        complain(sentence(error, next((word for word in words if not word.startswith("-")), "")))
+        verb = next((word for word in words if not word.startswith("-")), "")
+        complain(sentence(error, verb))
         sys.exit(code)
 
 
 def refuse_empty(words: Sequence[str]) -> None:
-    """UsageError for an empty argument: Path("") would mean the current folder."""
+    """Raise a UsageError for an empty argument: Path("") would mean the current folder."""
     for before, word in pairwise(["polyphony", *words]):
         if not word or re.fullmatch("--[a-z-]+=", word):
-            raise UsageError(f"{word or before} needs a value, not an empty one")
+            raise UsageError(f"{word or before} needs a value")
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command in this process, or in the first of those that torchrun has started."""
+    """Run the command in this process; under torchrun, in the first of its processes."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from polyphony.execute.ranks import run_together
 
-        run_together(lambda: call(arguments))  # torchrun itself stops its processes by SIGTERM
+        run_together(lambda: call(arguments))  # torchrun handles SIGTERM itself
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # threads of torch.distributed would abort the process while Python shuts down
@@ -63,24 +64,24 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def call(arguments: Sequence[str]) -> None:
-    """Run the command; errors from the user's own code are reported as one sentence."""
+    """Run the command, and report errors from the user's own code as one sentence."""
     try:
         app.meta(arguments)
     except (Exception, SystemExit):
         if "polyphony.recipe" not in sys.modules:  # no user code has run
             raise
-        from polyphony.recipe import own_faults_named
+        from polyphony.recipe import report_user_errors
 
-        with own_faults_named():
+        with report_user_errors():
             raise
 
 
 def sentence(error: Exception, verb: str) -> str:
-    """The error as one sentence. It adds what to type, which the library does not know."""
+    """The error as one sentence. The library says what is wrong; this function adds what to type."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
         command = " ".join(["polyphony", *(error.command_chain or ())])
         return f"{command} needs {error.argument.name}: see '{command} --help'"
-    if isinstance(error, MISUSED):  # before PyTorch is imported
+    if isinstance(error, ARGUMENT_ERRORS):  # before PyTorch is imported
         return str(error)
     from polyphony.data import MissingDataError
     from polyphony.execute.processes import WorkerLostError
@@ -90,9 +91,9 @@ def sentence(error: Exception, verb: str) -> str:
     replace = "give --out another folder, or --redo to replace it"
     undo = "undo that, or replace it by 'polyphony study RECIPE --redo'"
     what_to_type: dict[type[Exception], str] = {
-        ChangedError: replace if verb in MAKING else undo,
+        ChangedError: replace if verb in WITH_REDO else undo,
         CodeError: "give --code if you trust it",
-        FolderError: "give --out another folder" if verb in MAKING else "try again when it can be used",
+        FolderError: "give --out another folder" if verb in WITH_REDO else "try again when it can be used",
         WorseError: "give --allow a larger number to write it all the same",
         WorkerLostError: "if it ran out of memory, give a smaller number of --workers",
         WriteError: "free disk space or choose a writable folder, then run the same command to continue",
@@ -102,18 +103,20 @@ def sentence(error: Exception, verb: str) -> str:
     if isinstance(error, MissingDataError):
         return missing_data(error)
     if out_of_memory(error):
-        asked = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-        said = asked[0] if asked else first_line(error)
-        return f"there is too little memory ({said}): take smaller images, batches or networks"
+        request = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+        reason = request[0] if request else first_line(error)
+        return f"there is too little memory ({reason}): take smaller images, batches or networks"
     if isinstance(error, OSError):
         where = error.filename or "the system says"
         return f"{where}: {error.strerror or error}; check the path and the disk"
-    return f"{error}: {advice(error.path)}" if isinstance(error, FileError) else str(error)
+    if isinstance(error, FileError):
+        return f"{error}: {advice(error.path)}"
+    return str(error)
 
 
 def exit_code(error: Exception) -> int | None:
     """2 for an error that the user can fix, 1 for a training that failed, None for a bug."""
-    if isinstance(error, MISUSED | UserError | OSError):
+    if isinstance(error, ARGUMENT_ERRORS | UserError | OSError):
         return 2
     from polyphony.compute.parallel import GroupError
     from polyphony.execute.runner import JobError

@@ -1,4 +1,4 @@
-"""What to do about missing or damaged data or files of a run; the library only names them."""
+"""What to type if data or files of a run are missing or damaged; the library only names them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyphony.data import MissingDataError
 
-_MAKERS = {
+_COMMANDS = {  # by the name of the file that they write
     "recipe": "study RECIPE",
     "scores": "evaluate {run}",
     "dee": "evaluate {run}",
@@ -18,7 +18,7 @@ _MAKERS = {
     "sweep": "sweep RECIPE",
     "teachers": "sweep RECIPE",
 }
-_OTHERS = {
+_ADVICE = {  # for files that no command writes alone
     "log": "delete it to report without it, or {run} to train again",
     "done": "delete {run} to train again",
     "members": "delete it, and 'polyphony analyse {run} members' makes it again",
@@ -26,16 +26,16 @@ _OTHERS = {
 
 
 def advice(path: Path) -> str:
-    """How to make a file of a run, or the folder of a training, again."""
+    """How to make a missing or damaged file of a run, or the folder of a training, again."""
     if path.name == "recipe.json" and not path.exists():
         return f"{path.parent} is not a run folder; 'polyphony study RECIPE' makes one"
-    analysed = path.parent.name == "analysis"
-    run = path.parents[1] if analysed else path.parent
-    maker = _MAKERS.get(path.stem, "analyse {run} {name}" if analysed else "")
-    words = f"'polyphony {maker}' makes it again" if maker else "delete it to make it again"
-    if path.name.isdecimal():
-        words = "'polyphony study RECIPE' trains it"
-    return _OTHERS.get(path.stem, words).format(run=run, name=path.stem)
+    is_analysis = path.parent.name == "analysis"
+    run = path.parents[1] if is_analysis else path.parent
+    command = _COMMANDS.get(path.stem, "analyse {run} {name}" if is_analysis else "")
+    text = f"'polyphony {command}' makes it again" if command else "delete it to make it again"
+    if path.name.isdecimal():  # the folder of a training
+        text = "'polyphony study RECIPE' trains it"
+    return _ADVICE.get(path.stem, text).format(run=run, name=path.stem)
 
 
 def missing_data(error: MissingDataError) -> str:

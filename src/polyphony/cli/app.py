@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -13,7 +15,7 @@ from polyphony.cli.options import flag
 
 
 class Verb(NamedTuple):
-    """A verb, an example, and its usage if it has optional arguments, which cyclopts would call ARGS."""
+    """A verb, an example, and its usage line if it has optional arguments (cyclopts would print ARGS)."""
 
     call: Callable[..., Any] | App
     example: str
@@ -53,12 +55,19 @@ EXAMPLES = """Examples:
   Use      polyphony predict runs/digits photo.png
   Inspect  polyphony report runs/digits"""
 
+
+def versions() -> str:
+    """The versions of Polyphony, Python and torch; torch is not imported."""
+    torch = importlib.metadata.version("torch")
+    return f"polyphony {__version__} (Python {platform.python_version()}, torch {torch})"
+
+
 app = App(
     name="polyphony",
     help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
     help_epilogue=EXAMPLES,
     help_format="plaintext",
-    version=__version__,
+    version=versions,
     group_commands=Group("Program", sort_key=len(VERBS)),
     exit_on_error=False,
     print_error=False,
@@ -74,7 +83,7 @@ def launch(
     quiet: Annotated[bool, flag("Show no progress: print results, warnings and errors only.")] = False,
     debug: Annotated[bool, flag("Print the traceback of an error, for developers.")] = False,
 ) -> None:
-    """Run the verb; `main` reads --debug itself."""
+    """Run the verb. `main` handles --debug."""
     terminal.chatter.quiet = quiet
     app(words)
 
@@ -92,6 +101,6 @@ def add(verb: Verb, group: Group, order: int) -> None:
 
 for number, (title, verbs) in enumerate(VERBS.items()):
     group = Group(title, sort_key=number)
-    for order, each in enumerate(verbs):
-        add(each, group, order)
+    for order, verb in enumerate(verbs):
+        add(verb, group, order)
 app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

@@ -26,7 +26,7 @@ Resolution = Annotated[int | None, Parameter(help="Resize your own pictures to t
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Made:
+class CorruptOptions:
     """Which images are corrupted, and how."""
 
     test: int | None = None
@@ -47,11 +47,11 @@ def list_(*, data: DataRoot = None) -> None:
     from polyphony.data.load import first_place
 
     root = data_root(data)
-    line(f"looked for below {root}")
+    line(f"Data folder: {root}")
     for dataset in DATASETS.values():
         place = first_place(dataset, root)
-        looked_for = ", ".join(each.path for each in dataset.places)
-        here = _where(place, root / place.path) if place else f"no; looked for {looked_for}"
+        expected = ", ".join(each.path for each in dataset.places)
+        here = _where(place, root / place.path) if place else f"no; expected {expected}"
         size = sum(download.size for download in dataset.downloads) / 1e6
         line(f"\n{dataset.name}", "bold")
         line(f"  what  {dataset.title}\n  here  {here}")
@@ -79,13 +79,15 @@ def check(
     present = ((each, first_place(dataset, root)) for each, dataset in DATASETS.items())
     names = [name] if name else [each for each, place in present if place and place.path]
     if not names:
-        raise DataError(f"no known data set is in {root}; 'polyphony data list' says what is looked for")
+        raise DataError(
+            f"no known data set is in {root}; 'polyphony data list' says which files are expected"
+        )
     complete = [_is_complete(dataset, root, resolution) for dataset in map(identify, names)]
     return 0 if all(complete) else 1
 
 
 def _is_complete(dataset: Dataset, root: Path, resolution: int | None) -> bool:
-    """Say how far a data set is the official one; whether it is, as far as can be known."""
+    """Print how a data set differs from the official one. Returns False for a subset or altered data."""
     from polyphony.data import Options
     from polyphony.data.load import VERDICTS, locate, read
     from polyphony.data.load import check as compare
@@ -111,7 +113,7 @@ def get(name: Annotated[str, Parameter(help="Name of a data set.")], *, data: Da
         raise DataError(f"{dataset.name} needs no download")
     line(f"{dataset.title}\nterms: {dataset.terms}\nhome:  {dataset.homepage}")
     for download in dataset.downloads:
-        line(f"{_fetch(download, data_root(data))} is there")
+        line(f"{_fetch(download, data_root(data))} is here")
 
 
 def _fetch(download: Download, root: Path) -> Path:
@@ -131,7 +133,10 @@ def _fetch(download: Download, root: Path) -> Path:
 
 @app.command
 def corrupt(
-    name: Annotated[str, Parameter(help=f"{OWN}.")], *, data: DataRoot = None, made: Made = Made()
+    name: Annotated[str, Parameter(help=f"{OWN}.")],
+    *,
+    data: DataRoot = None,
+    options: CorruptOptions = CorruptOptions(),
 ) -> None:
     """Write corrupted versions of a data set's test images, in the layout of CIFAR-C.
 
@@ -143,9 +148,10 @@ def corrupt(
     from polyphony.data.files import data_root
     from polyphony.data.shifted import regenerated_folder
 
-    splits = load(name, Options(test=made.test, resolution=made.resolution, seed=made.split_seed), data)
+    wanted = Options(test=options.test, resolution=options.resolution, seed=options.split_seed)
+    splits = load(name, wanted, data)
     folder = data_root(data) / regenerated_folder(splits.name)
-    steps = regenerate(splits.name, splits.test, folder, made.seed)
+    steps = regenerate(splits.name, splits.test, folder, options.seed)
     for _ in progress.track(steps, f"{splits.name} corrupted", 75, console=errors, transient=True):
         pass
     images = f"{len(splits.test):,} images"
@@ -168,19 +174,19 @@ def preview(
 
     dataset = identify(name)
     place, path = locate(dataset, data_root(data))
-    whole = contents(dataset, place, path, Options(resolution=resolution))
-    plain = {part: split for part, split in whole.parts.items() if part in ("train", "test")}
-    shown = plain.get("train") or plain.get("test")
-    rows = class_rows(shown, whole.classes) if shown else corruption_rows(whole.parts)
+    images = contents(dataset, place, path, Options(resolution=resolution))
+    plain = {part: split for part, split in images.parts.items() if part in ("train", "test")}
+    examples = plain.get("train") or plain.get("test")
+    rows = class_rows(examples, images.classes) if examples else corruption_rows(images.parts)
     file = out or Path(f"{dataset.name}.png")
     with atomic_path(file) as beside:
         sheet(rows).save(beside, "PNG")
     for part, split in plain.items():
         line(f"{part}: {len(split):,} images", "bold")
-        counts = split.labels.bincount(minlength=len(whole.classes)).tolist()
-        texts = (f"{label} {count:,}" for label, count in zip(whole.classes, counts, strict=True))
+        counts = split.labels.bincount(minlength=len(images.classes)).tolist()
+        texts = (f"{label} {count:,}" for label, count in zip(images.classes, counts, strict=True))
         console.print(Columns(map(Text, texts)), highlight=False)
-    line(f"origin: {whole.origin}\ncontact sheet: {file}")
+    line(f"origin: {images.origin}\ncontact sheet: {file}")
 
 
 def _where(place: Place, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The verbs that look at a run: status, clean, report, analyse; and what a study would do (--dry-run)."""
+"""The verbs that inspect a run: status, clean, report, analyse; and the plan that --dry-run prints."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def status(
     """
     from polyphony.study.status import run_status
 
-    found = run_status(folder)
+    state = run_status(folder)
     if as_json:
-        terminal.plain(json.dumps(asdict(found), indent=1))
+        terminal.plain(json.dumps(asdict(state), indent=1))
     else:
-        show_status(found, time.time())
+        show_status(state, time.time())
 
 
-def show_status(found: Status, now: float) -> None:
-    """A line for all, and a table of the trainings that are not done."""
-    counts = {state: found.count(state) for state in ("running", "stopped", "missing")}
+def show_status(run: Status, now: float) -> None:
+    """Print one line about the run, and a table of the trainings that are not done."""
+    counts = {state: run.count(state) for state in ("running", "stopped", "missing")}
     others = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    done = f"{found.count('done')} of {counted(len(found.trainings), 'training')} done"
-    predicted = f"{found.predicted} of {counted(found.predictions, 'prediction')}"
-    scores = "scores are written" if found.scored else "no scores yet"
-    terminal.line(f"{found.folder}: {done}{f' ({others})' if others else ''}; {predicted}; {scores}.")
-    left = [status_cells(training, now) for training in found.trainings if training.state != "done"]
+    done = f"{run.count('done')} of {counted(len(run.trainings), 'training')} done"
+    predicted = f"{run.predicted} of {counted(run.predictions, 'prediction')}"
+    scores = "scores are written" if run.scored else "no scores yet"
+    terminal.line(f"{run.folder}: {done}{f' ({others})' if others else ''}; {predicted}; {scores}.")
+    left = [status_cells(training, now) for training in run.trainings if training.state != "done"]
     if left:
         terminal.show_table(("training", "state", "epochs", "where", "for", "last sign"), left)
 
 
 def status_cells(training: TrainingStatus, now: float) -> list[str]:
-    """A training as text."""
+    """A training as a row of the table."""
     where = f"{training.host}, process {training.pid}" if training.host else ""
     since = duration(now - datetime.fromisoformat(training.since).timestamp()) if training.since else ""
     last = f"{duration(now - training.changed)} ago" if training.changed else ""
@@ -69,9 +69,9 @@ def status_cells(training: TrainingStatus, now: float) -> list[str]:
 
 def show_plan(jobs: Sequence[Job], folder: Path) -> None:
     """Print the state of every training, and how many predictions are missing."""
-    from polyphony.study.run import outlook
+    from polyphony.study.run import job_states
 
-    states = outlook(jobs, folder.parent)
+    states = job_states(jobs, folder.parent)
     trainings = [job for job in jobs if job.in_ranks]
     rows = [(job.name, states[job.name], job.key[:12]) for job in trainings]
     terminal.show_table(("training", "state", "key"), rows, f"Plan of {folder}")
@@ -91,17 +91,17 @@ def clean(
     data: DataRoot = None,
 ) -> None:
     """Remove the trainings and predictions of a run that its recipe no longer names."""
-    from polyphony.study.leftovers import amount, delete
+    from polyphony.study.leftovers import delete, total_size
     from polyphony.study.status import run_leftovers
 
-    found = run_leftovers(folder, data)
-    for path in found:
+    leftovers = run_leftovers(folder, data)
+    for path in leftovers:
         terminal.line(str(path))
-    what = f"{counted(len(found), 'result')} ({amount(found)})"
-    if not found:
+    what = f"{counted(len(leftovers), 'result')} ({total_size(leftovers)})"
+    if not leftovers:
         terminal.line(f"{folder} holds nothing that its recipe does not name.")
     elif yes:
-        for path in found:
+        for path in leftovers:
             delete(path)
         terminal.line(f"Removed {what}.")
     else:
@@ -141,12 +141,12 @@ def analyse(
     data: DataRoot = None,
     where: Where = Where(),
 ) -> None:
-    """Measure more of a run's models than scores; the page shows it. A second call does only what is missing.
+    """Run further analyses of a run's models, for its page. A second call does only what is missing.
 
     Parameters
     ----------
     what
-        jacobians: how similar members and teachers react to changes of an image; snr: signal-to-noise ratio
+        jacobians: how similarly members and teachers react to changes of an image; snr: signal-to-noise ratio
         of the gradients; transfer: whether directions of an extra teacher make the teachers disagree;
         members: the answers of each member on a few images; latency: milliseconds and file sizes; factors:
         distance between the members' weights (default: all).
@@ -156,14 +156,14 @@ def analyse(
     from polyphony.study.provenance import open_study
 
     study = open_study(folder, data, chosen_for(where))
-    asked = set(what or get_args(What))
+    wanted = set(what or get_args(What))
     with runner(study, where) as place, progress.board() as board:
-        done = run(study, asked - {"latency"}, place, board, examples)
-    if not done.ran and done.files:
+        outcome = run(study, wanted - {"latency"}, place, board, examples)
+    if not outcome.ran and outcome.files:
         terminal.line(f"Nothing to do: these analyses of {folder} are done and unchanged.")
-    for path in done.files:
+    for path in outcome.files:
         terminal.line(str(path))
-    for name, reason in done.left_out.items():
+    for name, reason in outcome.left_out.items():
         terminal.line(f"{name} is left out: {reason}.")
-    if "latency" in asked:
+    if "latency" in wanted:
         terminal.line(str(write_prices(folder)))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class UsageError(ValueError):
-    """An argument that cannot be used."""
+    """Raised for arguments that are invalid or contradict each other."""
 
 
-def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (cyclopts' own word)
+def flag(help: str, name: str | None = None) -> Parameter:  # noqa: A002 (the name in cyclopts)
     """An option without a value."""
     return Parameter(name=name, negative="", show_default=False, help=help)
 
@@ -30,12 +30,12 @@ def repeatable(what: str) -> Parameter:
     return Parameter(negative="", show_default=False, metavar="NAME", help=f"{what} Repeatable.")
 
 
-def file_option(ext: str, help: str) -> Parameter:  # noqa: A002 (cyclopts' own word)
+def file_option(ext: str, help: str) -> Parameter:  # noqa: A002 (the name in cyclopts)
     """An option that names a file to write with this extension."""
     return Parameter(validator=validators.Path(ext=ext), help=help)
 
 
-def output(help: str) -> Parameter:  # noqa: A002 (cyclopts' own word)
+def output(help: str) -> Parameter:  # noqa: A002 (the name in cyclopts)
     """The option that names the file or folder to write."""
     return Parameter(name=("--out", "--to"), help=help)
 
@@ -101,22 +101,22 @@ class Running:
 
 
 def chosen(device: str) -> str:
-    """The device of a name."""
+    """The device that `--device` means; raises a UsageError if this machine does not have it."""
     from polyphony.compute.devices import choose_device
 
     try:
         return choose_device(device)
     except ValueError as error:
-        raise UsageError(f"{error}; leave --device out to take the best there is") from error
+        raise UsageError(f"{error}; leave out --device to take the best available one") from error
 
 
 def chosen_for(where: Where) -> str:
-    """The device for jobs; with --cluster, a device that is named need not be on this machine."""
+    """The device for jobs. With --cluster, this machine need not have the device."""
     return where.device if where.cluster and where.device != "auto" else chosen(where.device)
 
 
 def runner(study: Study, where: Where) -> Runner:
-    """The runner of a command."""
+    """The runner that the options describe; raises a UsageError if they contradict each other."""
     from polyphony.compute.parallel import group_from_environment
     from polyphony.execute.cluster import Cluster
     from polyphony.execute.processes import Processes, default_workers, visible_gpus
@@ -126,11 +126,11 @@ def runner(study: Study, where: Where) -> Runner:
     group, on_cpu = group_from_environment(), study.device == "cpu"
     if where.cluster:
         if group.size > 1 or where.workers:
-            raise UsageError("--cluster starts jobs itself: leave out --workers, and torchrun")
+            raise UsageError("--cluster starts the jobs: leave out --workers and torchrun")
         return Cluster(where.cluster, study.folder, share(study, where), study.device)
     if processes(where) > 1:
         raise UsageError(
-            "a training of several processes is started by --cluster, or by"
+            "a training in several processes needs --cluster, or"
             f" torchrun --nproc-per-node {processes(where)} -m polyphony"
         )
     if group.size > 1:
@@ -143,7 +143,7 @@ def runner(study: Study, where: Where) -> Runner:
 
 
 def share(study: Study, where: Where) -> Share:
-    """The share of a node for a job; each process of a job on GPUs has its own GPU."""
+    """What a job needs of a cluster node; on GPUs, each of its processes has its own GPU."""
     from polyphony.execute.cluster import Share
 
     count, on_cpu = processes(where), study.device == "cpu"
@@ -152,10 +152,10 @@ def share(study: Study, where: Where) -> Share:
 
 
 def processes(where: Where) -> int:
-    """How many processes a training has."""
+    """The number of processes of one training; raises a UsageError if the options contradict each other."""
     gpus = where.gpus_per_job or 1.0
     if gpus > 1 and not gpus.is_integer():
-        raise UsageError(f"--gpus-per-job {gpus:g}: a job takes a part of one GPU, or whole ones")
+        raise UsageError(f"--gpus-per-job {gpus:g}: give a fraction below 1, or an integer")
     if where.gpus_per_job and where.processes_per_job and where.processes_per_job != max(1, gpus):
-        raise UsageError("every process takes one GPU: leave out --processes-per-job or --gpus-per-job")
+        raise UsageError("every process uses one GPU: leave out --processes-per-job or --gpus-per-job")
     return where.processes_per_job or max(1, int(gpus))

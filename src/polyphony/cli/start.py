@@ -1,4 +1,4 @@
-"""The verbs to start with: recipes, init, check."""
+"""The verbs for the first steps: recipes, init, check."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def init(
     out: Annotated[Path, output("Recipe to write.")] = Path("own.toml"),
     size: Annotated[int | None, Parameter(help="Side of the images in pixels.")] = None,
     mean: Annotated[
-        str | None, Parameter(help="Mean of the pixels in [0, 1]: 0.5, or one a channel.")
+        str | None, Parameter(help="Mean of the pixels in [0, 1]: 0.5, or one for each channel.")
     ] = None,
     std: Annotated[str | None, Parameter(help="Standard deviation: 0.25, or 0.2,0.2,0.2.")] = None,
     order: Annotated[Literal["rgb", "bgr"] | None, Parameter(help="Order of the channels.")] = None,
     unlabelled: Annotated[
-        Path | None, Parameter(help="Images without labels that also teach: a folder, or an .npz.")
+        Path | None, Parameter(help="More training images, without labels: a folder, or an .npz.")
     ] = None,
     minutes: Annotated[
         float,
@@ -80,11 +80,11 @@ def init(
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    """ "0.5,0.4,0.3" → (0.5, 0.4, 0.3); a UsageError for anything else."""
+    """ "0.5,0.4,0.3" → (0.5, 0.4, 0.3); raises a UsageError for other text."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} is numbers with commas between them, not '{text}'") from None
+        raise UsageError(f"{option} must be numbers with commas between them, not '{text}'") from None
 
 
 def check(*, device: Device = "auto") -> None:
@@ -92,13 +92,13 @@ def check(*, device: Device = "auto") -> None:
 
     Prints one table and one verdict in less than two minutes. The exit code is 1 if a test fails.
     """
-    from polyphony.study.check import findings
+    from polyphony.study.check import run_checks
 
     name, start = chosen(device), time.monotonic()
     rows = []
-    for each in findings(name):
-        terminal.note(f"{each.check}: {each.found}")
-        rows.append((each.check, each.found, each.allowed, "passed" if each.passed else "FAILED"))
+    for each in run_checks(name):
+        terminal.note(f"{each.check}: {each.measured}")
+        rows.append((each.check, each.measured, each.allowed, "passed" if each.passed else "FAILED"))
     terminal.show_table(("check", "found", "allowed", "verdict"), rows, f"Polyphony on {name}")
     took = duration(time.monotonic() - start)
     if failed := [check for check, *_, verdict in rows if verdict == "FAILED"]:

@@ -49,11 +49,11 @@ def study(
 
     A second call does only what is missing. After an interruption, the same command continues.
     """
-    done = run(recipe, running, "EVALUATE", analyses)
+    finished = run(recipe, running, "EVALUATE", analyses)
     if not running.dry_run:
-        report((done.folder,))
+        report((finished.folder,))
         terminal.line(
-            f"Next: polyphony export {done.folder} --out student.onnx (validation images choose which)."
+            f"Next: polyphony export {finished.folder} --out student.onnx (validation images choose which)."
         )
 
 
@@ -118,25 +118,25 @@ def show(
     """
     from polyphony.execute.processes import default_workers
     from polyphony.recipe import read_recipe
-    from polyphony.study.cost import answers, costs, sketched
+    from polyphony.study.cost import costs, prediction_costs, sketch_models
     from polyphony.study.plan import score_predictions
 
     if not code:
-        read = read_recipe(recipe, overrides, code=False)
-        terminal.show_json(read) if as_json else terminal.show_recipe(read)
+        resolved = read_recipe(recipe, overrides, code=False)
+        terminal.show_json(resolved) if as_json else terminal.show_recipe(resolved)
         return
     with terminal.working("Measuring how fast this machine is"):
         running = Running(overrides=overrides, data=data, where=Where(device))
         study = outlined_if_missing(prepare(recipe, running))
-        sketch = sketched(study)
-        trainings, answered = costs(study, sketch), answers(study, sketch)
+        sketch = sketch_models(study)
+        trainings, answer_costs = costs(study, sketch), prediction_costs(study, sketch)
         at_once = default_workers(study.device, study.threads())
     if as_json:
         terminal.show_json(
             study.recipe,
             parameters=sketch.parameter_counts,
             with_members=sketch.member_shares,
-            answers=[asdict(answer) for answer in answered],
+            answers=[asdict(answer) for answer in answer_costs],
             costs=[asdict(cost) for cost in trainings],
             at_once=at_once,
         )
@@ -145,12 +145,12 @@ def show(
     teachers, students = counted(study.teacher_count, "teacher"), counted(len(study.students), "student")
     predictions = counted(len(score_predictions(study)), "prediction")
     terminal.line(f"Plan: {teachers}, {students}, {predictions}.")
-    terminal.show_answers(answered, sketch.member_shares)
+    terminal.show_answers(answer_costs, sketch.member_shares)
     terminal.show_costs(trainings, at_once)
 
 
 def prepare(recipe: str, running: Running) -> Study:
-    """The study that the arguments describe; nothing is written."""
+    """The study that the arguments describe. Writes nothing."""
     from polyphony.recipe import own_code, read_recipe
     from polyphony.study.study import Study
 
@@ -162,7 +162,7 @@ def prepare(recipe: str, running: Running) -> Study:
 
 
 def outlined_if_missing(study: Study) -> Study:
-    """The study; if its data is missing, with blank images."""
+    """The study; if its data is missing, the study with blank images instead."""
     from polyphony.data import DataError, MissingDataError
 
     try:
@@ -193,13 +193,13 @@ def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Stu
 
 
 def preview(study: Study, upto: str) -> None:
-    """Show what a study would do; every model is built once, so that one that cannot be is refused."""
-    from polyphony.study.cost import sketched
+    """Show what a study would do. Builds every model once, and raises if that is not possible."""
+    from polyphony.study.cost import sketch_models
     from polyphony.study.fingerprints import fingerprints
-    from polyphony.study.plan import Upto, part, plan
+    from polyphony.study.plan import Upto, jobs_upto, plan
 
-    sketched(study)
-    show_plan(part(plan(study, fingerprints(study)), Upto[upto]), study.folder)
+    sketch_models(study)
+    show_plan(jobs_upto(plan(study, fingerprints(study)), Upto[upto]), study.folder)
 
 
 def run_to(study: Study, upto: str, place: Runner, running: Running, analyses: bool = False) -> None:
@@ -208,8 +208,8 @@ def run_to(study: Study, upto: str, place: Runner, running: Running, analyses: b
     from polyphony.study.run import run_study
 
     exists = study.folder.exists()
-    whole = begun(study, upto, running.redo) if exists else announce(study, upto, place)
-    with progress.board(whole, study.folder if running.tensorboard else None) as board:
+    total = earlier_progress(study, upto, running.redo) if exists else announce(study, upto, place)
+    with progress.board(total, study.folder if running.tensorboard else None) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=running.redo)
         if analyses:
             analyse_shortly(study, place, board)
@@ -217,7 +217,7 @@ def run_to(study: Study, upto: str, place: Runner, running: Running, analyses: b
 
 
 def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
-    """Run the analyses that take seconds, and measure the latency of the models."""
+    """Run the analyses that take seconds, and measure latency and file sizes of the models."""
     from polyphony.serve.price import write_prices
     from polyphony.study.analyses import SHORT, analyse
 
@@ -227,50 +227,55 @@ def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
     board.finished("latency and file sizes")
 
 
-def announce(study: Study, upto: str, place: Runner) -> progress.Whole:
-    """Say what will happen and how long it will take; returns the expected time of each training."""
+def announce(study: Study, upto: str, place: Runner) -> progress.TotalProgress:
+    """Print what will happen and how long it will take. Returns progress weighted by expected seconds."""
     trainings = expected_costs(study, place)
     if not trainings:
-        return progress.Whole(weights(study, upto))
-    taught = len(trainings) - len(study.recipe.methods)  # pretrained teachers cost nothing
-    said = f"{study.recipe.name}: {counted(study.teacher_count, 'teacher')}"
+        return progress.TotalProgress(weights(study, upto))
+    summary = f"{study.recipe.name}: {counted(study.teacher_count, 'teacher')}"
     if upto == "TEACH":
-        trainings = trainings[:taught]
+        trainings = trainings[
+            : len(trainings) - len(study.recipe.methods)
+        ]  # pretrained teachers have no cost
     else:
-        said += f", then {counted(len(study.students), 'student')} ({', '.join(study.recipe.methods)})"
-    terminal.say(f"{said}.")
+        summary += f", then {counted(len(study.students), 'student')} ({', '.join(study.recipe.methods)})"
+    terminal.say(f"{summary}.")
     terminal.say(terminal.estimate(trainings, place.at_once))
     if any(study.folder.parent.glob("*/teachers/*/done.json")):
-        terminal.say(f"It takes less if other runs in {study.folder.parent} have trained the same.")
-    return progress.Whole(weights(study, upto, {cost.name: cost.seconds for cost in trainings}))
+        terminal.say(
+            f"It takes less time if other runs in {study.folder.parent} hold some of these trainings."
+        )
+    return progress.TotalProgress(weights(study, upto, {cost.name: cost.seconds for cost in trainings}))
 
 
-def begun(study: Study, upto: str, redo: bool) -> progress.Whole:
-    """The progress of a study that was begun before; with `redo` none."""
+def earlier_progress(study: Study, upto: str, redo: bool) -> progress.TotalProgress:
+    """The progress of a study whose folder exists; with `redo` it starts at zero."""
     from polyphony.study.status import run_status
 
     is_run = not redo and (study.folder / "recipe.json").exists()
     trainings = run_status(study.folder).trainings if is_run else []
-    return progress.Whole(weights(study, upto), {each.name: each.epochs / each.of for each in trainings})
+    return progress.TotalProgress(
+        weights(study, upto), {training.name: training.epochs / training.of for training in trainings}
+    )
 
 
 def weights(study: Study, upto: str, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The weight of each training: the seconds of its kind, or its epochs if nothing was measured."""
+    """The weight of each training by name: the seconds of its kind, or its epochs if nothing was measured."""
     from polyphony.study.jobs import TrainStudent
     from polyphony.study.plan import trainings
 
-    found = {}
-    for each in trainings(study):
-        kind = each.method if isinstance(each, TrainStudent) else "teacher"
+    by_name = {}
+    for training in trainings(study):
+        kind = training.method if isinstance(training, TrainStudent) else "teacher"
         if upto != "TEACH" or kind == "teacher":
-            found[each.name] = (seconds or {}).get(kind, each.epochs)
-    return found
+            by_name[training.name] = (seconds or {}).get(kind, training.epochs)
+    return by_name
 
 
 def expected_costs(study: Study, place: Runner) -> list[Cost]:
-    """The cost of trainings on this machine; raises a TooLargeError if they do not fit into its memory.
+    """The cost of each kind of training on this machine; raises a TooLargeError if one needs too much memory.
 
-    On a cluster, whose nodes may have more memory, it returns nothing instead.
+    On a cluster, whose nodes may have more memory, it returns an empty list instead.
     """
     from polyphony.compute.devices import choose_device
     from polyphony.execute.cluster import Cluster
@@ -279,14 +284,14 @@ def expected_costs(study: Study, place: Runner) -> list[Cost]:
     measured = study
     try:
         choose_device(study.device)
-    except ValueError:  # a cluster's device, which this machine does not have
+    except ValueError:  # the device exists on the cluster, not on this machine
         measured = replace(study, device="cpu")
     try:
         with terminal.working("Measuring how fast this machine is"):
-            found = costs(measured)
-        check_memory(study, max((cost.memory for cost in found), default=0))
+            trainings = costs(measured)
+        check_memory(study, max((cost.memory for cost in trainings), default=0))
     except TooLargeError:
         if isinstance(place, Cluster):
             return []
         raise
-    return found
+    return trainings

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20  # of the table on the terminal
 
-Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # separated by commas
+Values = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # numbers with commas between them
 
 
 @Parameter(name="*")
@@ -60,48 +60,51 @@ def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = R
     texts = {name: getattr(tries, name) for name in PARAMETERS}
     swept = plan_sweep(read_recipe(recipe, overrides), tries.method, texts)
     folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
-    asked = Sweep(swept, folder, running.data, chosen_for(running.where))
-    asked.check(tries.trials)
+    planned = Sweep(swept, folder, running.data, chosen_for(running.where))
+    planned.check(tries.trials)
     if running.dry_run:
-        preview(asked, tries.trials)
+        preview(planned, tries.trials)
         return
-    with runner(asked.study([swept.own]), running.where) as place:
-        whole = None if folder.exists() else announce(asked, tries.trials, place)
-        with progress.board(whole, folder if running.tensorboard else None) as board:
-            outcome = run_sweep(asked, place, board, trials=tries.trials, redo=running.redo)
+    with runner(planned.study([swept.own]), running.where) as place:
+        total = None if folder.exists() else announce(planned, tries.trials, place)
+        with progress.board(total, folder if running.tensorboard else None) as board:
+            outcome = run_sweep(planned, place, board, trials=tries.trials, redo=running.redo)
     show(SweepRun.open(folder), outcome)
     report((folder,))
 
 
 def preview(sweep: Sweep, trials: int | None) -> None:
-    """Show what a grid would do; the points of a search are not known yet."""
+    """Show what a grid would do. Raises a UsageError for a search, whose points are not known yet."""
     from polyphony.study.fingerprints import fingerprints
 
     if trials is not None:
-        raise UsageError("the points of a search are not known before: leave out --trials or --dry-run")
+        raise UsageError("the points of a search are not known in advance: leave out --trials or --dry-run")
     prints = fingerprints(sweep.study([sweep.swept.own]))
     show_plan(sweep.plan(sweep.swept.grid(), prints), sweep.folder)
 
 
-def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.Whole | None:
-    """Say what will happen and how long it will take; returns the expected time of each training."""
+def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.TotalProgress | None:
+    """Print what will happen and how long it will take. Returns progress weighted by expected seconds.
+
+    Returns None if nothing was measured, or if optuna chooses the points.
+    """
     grid = sweep.swept.grid()
     points = trials or len(grid)
     study = sweep.study([sweep.swept.own])  # all points cost the same
     trainings = expected_costs(study, place)
     if not trainings:
         return None
-    *teacher, point = trainings  # pretrained teachers cost nothing
+    *teacher, point = trainings  # the list has no pretrained teachers
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
     terminal.say(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
     terminal.say(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], place.at_once))
     seconds = {cost.name: cost.seconds for cost in teacher} | {each.name: point.seconds for each in grid}
-    return None if trials else progress.Whole(weights(sweep.study(grid), "DISTILL", seconds))
+    return None if trials else progress.TotalProgress(weights(sweep.study(grid), "DISTILL", seconds))
 
 
 def show(run: SweepRun, outcome: SweepOutcome) -> None:
-    """Print what was done, the points in order, the best one as a line of a recipe, and the page's notes."""
+    """Print how many jobs ran, the best points, the best one as a line of a recipe, and the page's notes."""
     from polyphony.report.sweep_page import notes
 
     terminal.show_work(run.folder, outcome, nothing_lost=not outcome.diverged)
@@ -115,24 +118,24 @@ def show(run: SweepRun, outcome: SweepOutcome) -> None:
 
 
 def table(run: SweepRun) -> Table:
-    """The points, the lowest calibrated validation NLL first."""
+    """The table of points, sorted by calibrated validation NLL."""
     about = f"{run.recipe.name}, {run.method}: validation, mean ± s.d., n = {run.best.nll.n}"
-    rows = [cells(each) for each in run.ranked[:MOST_ROWS]]
-    found = terminal.frameless(f"{about}; calibrated NLL decides", rows, {"α", "τ", "η"})
-    found.rows[0].style = "bold"
-    return found
+    rows = [cells(point) for point in run.ranked[:MOST_ROWS]]
+    points = terminal.frameless(f"{about}; calibrated NLL decides", rows, ("mean-KLD", "standard"))
+    points.rows[0].style = "bold"
+    return points
 
 
-def cells(each: Tried) -> dict[str, str]:
+def cells(point: Tried) -> dict[str, str]:
     """A point's settings and scores as text, by heading."""
     from polyphony.recipe.points import text_of
     from polyphony.report.sweep_run import OTHER, SYMBOLS
     from polyphony.runs.scores import JUDGE, mean_text
 
     def text(calibration: str, column: str) -> str:
-        return terminal.narrow(mean_text(column, each.scores[calibration][column]))
+        return terminal.narrow(mean_text(column, point.scores[calibration][column]))
 
-    settings = {SYMBOLS[name]: text_of(value, name) or "–" for name, value in each.settings.items()}
+    settings = {SYMBOLS[name]: text_of(value, name) or "–" for name, value in point.settings.items()}
     return settings | {
         "NLL ↓": text(JUDGE, "nll"),
         "standard": text(OTHER, "nll"),

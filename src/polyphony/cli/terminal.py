@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
@@ -15,18 +16,27 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 from rich.text import Text
 
-from polyphony._util.text import count, counted, duration
+from polyphony._util.text import count, counted, cut, duration
 from polyphony._util.text import sentence as one_sentence
 
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
     from polyphony.runs.run import Run
-    from polyphony.study.cost import Answer, Cost
+    from polyphony.study.cost import Cost, PredictionCost
     from polyphony.study.run import Outcome
     from polyphony.study.study import Study
     from polyphony.sweep.run import SweepOutcome
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
+LONGEST_NAME = 0.4  # of the terminal's width, in a table that does not fit
+LEAST_IMPORTANT = (
+    "of seeds",
+    "Params",
+    "ms",
+    "ECE ↓",
+    "Follows",
+    "DEE ↑",
+)  # columns, in the order of removal
 
 console = Console()  # results
 errors = Console(stderr=True)
@@ -78,17 +88,33 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: st
     console.print(table)
 
 
-def frameless(title: str, rows: Sequence[Mapping[str, str]], whole: Collection[str]) -> Table:
-    """A narrow table of rows by heading: a name of twenty letters fits into 80 columns.
+def frameless(title: str, rows: Sequence[Mapping[str, str]], optional: Sequence[str] = ()) -> Table:
+    """A table without frames whose cells are not wrapped; `rows` map headings to cells.
 
-    Headings, and cells below the headings in `whole`, are not wrapped.
+    If it is wider than the terminal, long cells of the first column lose their middle. If that is not enough,
+    the table loses `optional` columns, in this order, and a caption names them.
     """
-    table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in rows[0]:
-        table.add_column(heading, min_width=len(heading), no_wrap=heading in whole)
+    headings, left_out = list(rows[0]), list[str]()
+    if table_width(rows, headings) > console.width:
+        name, longest = headings[0], int(LONGEST_NAME * console.width)
+        rows = [{**row, name: cut(row[name], longest)} for row in rows]
+    for heading in (name for name in optional if name in rows[0]):
+        if table_width(rows, headings) > console.width:
+            headings.remove(heading)
+            left_out.append(heading)
+    caption = f"Left out to fit {console.width} columns: {', '.join(left_out)}" if left_out else None
+    table = Table(title=escape(title), caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row.values()))
+        table.add_row(*(Text(row[heading]) for heading in headings))
     return table
+
+
+def table_width(rows: Sequence[Mapping[str, str]], headings: Sequence[str]) -> int:
+    """The width of a frameless table: two spaces between columns, and three at the sides."""
+    widths = (max(map(cell_len, (heading, *(row[heading] for row in rows)))) for heading in headings)
+    return 1 + sum(2 + width for width in widths)
 
 
 def show_recipe(recipe: Recipe) -> None:
@@ -102,7 +128,7 @@ def show_json(recipe: Recipe, **more: object) -> None:
     plain(json.dumps({"recipe": table, **more}, indent=1))
 
 
-def show_answers(answers: Sequence[Answer], shares: dict[str, float]) -> None:
+def show_answers(answers: Sequence[PredictionCost], shares: dict[str, float]) -> None:
     """Print what one image costs, and which share of the weights has rank-one members."""
     heads = ("model", "parameters", "with\nmembers", "multiply-\nadds", "weights", "time\nhere")
     rows = [
@@ -135,8 +161,8 @@ def estimate(costs: Sequence[Cost], at_once: int) -> str:
     """How long all trainings take together."""
     total = sum(cost.runs * cost.seconds for cost in costs) / at_once
     longest = max((cost.seconds for cost in costs), default=0.0)  # lower bound: one training cannot be split
-    took = f"About {duration(max(total, longest))} at this machine's speed, {at_once} at a time"
-    return f"{took}, judging by a few measured steps."
+    time = f"About {duration(max(total, longest))} at this machine's speed, {at_once} at a time"
+    return f"{time}, judging by a few measured steps."
 
 
 def show_outcome(study: Study, outcome: Outcome) -> None:
@@ -147,12 +173,12 @@ def show_outcome(study: Study, outcome: Outcome) -> None:
     show_work(study.folder, outcome)
     if outcome.scores:
         run = Run.open(study.folder)
-        found = verdict(run)
+        result = verdict(run)
         console.print(score_table(run))
-        line(found.sentence)
-        for each in found.headlines:
-            line(f"{each.about}: {each.number} {each.meaning}.")
-        for note in found.notes:
+        line(result.sentence)
+        for headline in result.headlines:
+            line(f"{headline.about}: {headline.number} {headline.meaning}.")
+        for note in result.notes:
             line(note)
         line(f"Scores: {study.folder / 'scores.csv'}")
 
@@ -169,14 +195,14 @@ def show_work(folder: Path, outcome: Outcome | SweepOutcome, nothing_lost: bool 
 
 
 def score_table(run: Run) -> Table:
-    """Calibrated scores of all models on test images, mean ± s.d. over seeds."""
+    """Calibrated scores of all models on test images: means over seeds, the NLL with its s.d."""
     seeds = counted(len(run.recipe.seeds), "seed")
     title = f"{run.recipe.name}: test images, calibrated; mean over {seeds}, NLL ± s.d."
-    return frameless(title, [cells(run, model) for model in run.models], {"Model"})
+    return frameless(title, [cells(run, model) for model in run.models], LEAST_IMPORTANT)
 
 
 def cells(run: Run, model: str) -> dict[str, str]:
-    """A model's price and scores as text, by heading."""
+    """A row of the table: the model's name, cost and scores as text, by heading."""
     from polyphony.runs.scores import TEACHERS
 
     price, dee, follows = run.price(model), run.dee(model), run.follows(model)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +31,7 @@ from polyphony.cli.options import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from polyphony.runs.run import Run
     from polyphony.serve import Student
     from polyphony.serve.int8 import Int8
     from polyphony.serve.table import Answered
@@ -43,7 +45,7 @@ Allow = Annotated[
         help="How much int8 may raise the calibrated NLL on test images (default: 0.01).",
     ),
 ]
-MOST_FOLDED = 500  # rows of a table whose long cells are folded
+MOST_FOLDED = 500  # rows; in a longer table, long cells are not folded
 
 
 def predict(
@@ -80,7 +82,7 @@ def predict(
         sys.path.append("")  # the code may be in the current folder instead of the packed one
     student = load_student(folder, method, seed, device=chosen(device), code=code)
     rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
-    terminal.note(f"Asked {student.words}{f': {student.choice}' if student.choice else ''}.")
+    terminal.note(f"Answers by {student.words}{f': {student.choice}' if student.choice else ''}.")
     if page:
         write_whole(page, contact_sheet(student, rows, pictures).encode())
         terminal.note(f"Page: {page}")
@@ -93,7 +95,7 @@ def predict(
 def ask(
     student: Student, images: Sequence[Path], sort: bool, coverage: float | None, sets: float | None
 ) -> tuple[list[Answered], Tensor, Tensor]:
-    """The answers, the pictures and every class's probability, in the order in which they are shown."""
+    """Rows, pictures and probabilities of every class, sorted by entropy if `sort` is set."""
     from polyphony.serve.pictures import find_pictures, read_pictures
     from polyphony.serve.table import answered
 
@@ -106,7 +108,7 @@ def ask(
 
 
 def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[list[float]]) -> str:
-    """The answers as JSON, with every class's probability."""
+    """The answers as JSON, with the probability of every class."""
     answers = []
     for row, numbers in zip(rows, probabilities, strict=True):
         columns = {name: value for name, value in asdict(row).items() if value is not None}
@@ -115,16 +117,16 @@ def json_of(rows: list[Answered], classes: Sequence[str], probabilities: list[li
 
 
 def show(rows: list[Answered], as_csv: bool) -> None:
-    """A table for people, or CSV. Only a short table folds long cells: that is slow for thousands of rows."""
+    """Print a table, or CSV. Only a short table folds long cells: that is slow for thousands of rows."""
     from polyphony.runs.rows import csv_text
     from polyphony.serve.table import shown_headings
 
-    shown = shown_headings(rows)
-    headings, cells = [*shown.values()], [[getattr(row, name) for name in shown] for row in rows]
+    columns = shown_headings(rows)
+    headings, values = [*columns.values()], [[getattr(row, name) for name in columns] for row in rows]
     if as_csv:
-        terminal.plain(csv_text(list(shown), (map(exact, each) for each in cells)))
+        terminal.plain(csv_text(list(columns), (map(csv_cell, row) for row in values)))
         return
-    texts = [list(map(short, shown, each)) for each in cells]
+    texts = [list(map(table_cell, columns, row)) for row in values]
     if len(rows) > MOST_FOLDED:
         terminal.plain(aligned([headings, *texts]))
     else:
@@ -132,17 +134,17 @@ def show(rows: list[Answered], as_csv: bool) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, each as wide as its widest cell."""
+    """Rows as lines of text; each column is as wide as its widest cell."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows)
 
 
-def exact(value: str | float | tuple[str, ...]) -> str | float:
+def csv_cell(value: str | float | tuple[str, ...]) -> str | float:
     """A cell of a CSV file; the classes of a set are separated by semicolons."""
     return "; ".join(value) if isinstance(value, tuple) else value
 
 
-def short(name: str, value: str | float | tuple[str, ...]) -> str:
+def table_cell(name: str, value: str | float | tuple[str, ...]) -> str:
     """A cell of the table for people."""
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
@@ -182,7 +184,7 @@ def export(
     """
     if half and int8:
         raise UsageError("give --half or --int8, not both")
-    refuse_useless(allow, int8)
+    refuse_allow_alone(allow, int8)
     refuse_suffix(to, int8)
     refuse_existing(to, force)
     from polyphony.serve import export_student, load_student
@@ -203,6 +205,7 @@ def export(
         export_student(student, to, samples.test.images, pixels, half)
     size = f"{to.stat().st_size / 1e6:.1f} MB"
     terminal.line(f"{to}: {student.words}, {'' if int8 else 'as in Python on test images, '}{size}.")
+    warn_if_poor(folder, student.description.method)
 
 
 def pack(
@@ -222,7 +225,7 @@ def pack(
 
     It holds config.json, model.safetensors, model.onnx, a model card (README.md) and your own code, if any.
     """
-    refuse_useless(allow, int8)
+    refuse_allow_alone(allow, int8)
     refuse_existing(to, force)
     from polyphony._util.text import listed
     from polyphony.serve.int8 import ALLOWED
@@ -236,16 +239,17 @@ def pack(
         show_int8(quantised)
     code = sorted(str(path.relative_to(to)) for path in to.rglob("*.py"))
     terminal.line(f"{to}: {student.words}{f', with its code, {listed(code)}' if code else ''}.")
+    warn_if_poor(folder, student.description.method)
 
 
-def refuse_useless(allow: float | None, int8: bool) -> None:
-    """Raise a UsageError if a rise of the NLL is allowed to a file that is not int8."""
+def refuse_allow_alone(allow: float | None, int8: bool) -> None:
+    """Raise a UsageError for --allow without --int8."""
     if allow is not None and not int8:
-        raise UsageError("--allow belongs to --int8: give both, or neither")
+        raise UsageError("--allow needs --int8: give both, or neither")
 
 
 def refuse_suffix(to: Path, int8: bool) -> None:
-    """Raise a UsageError if a file's name does not end as its format needs."""
+    """Raise a UsageError if the ending of a file's name does not fit its format."""
     if int8 and to.suffix != ".onnx":
         raise UsageError(f"int8 files are ONNX files: give --out a name that ends in .onnx, not {to.name}")
     if to.suffix not in (".onnx", ".pt2"):
@@ -253,24 +257,49 @@ def refuse_suffix(to: Path, int8: bool) -> None:
 
 
 def refuse_existing(to: Path, force: bool) -> None:
-    """Raise a UsageError if a file exists."""
+    """Raise a UsageError if a file exists and --force is not set."""
     if to.exists() and not force:
         raise UsageError(f"{to} exists: give --out another name, or --force to replace it")
 
 
 def show_choice(student: Student) -> None:
-    """Say why this student was chosen, if nobody named it."""
+    """Print why this student was chosen, if the user did not name it."""
     if student.choice:
         terminal.note(
             f"Chosen: {student.description.method}, seed {student.description.seed}: {student.choice}."
         )
 
 
-def show_int8(made: Int8) -> None:
-    """What int8 changes, on test images."""
+def warn_if_poor(folder: Path, method: str) -> None:
+    """Repeat the page's warnings about a method: worse than one teacher, or members almost alike."""
+    from polyphony.runs.run import Run
+    from polyphony.runs.store import StoreError
+
+    with suppress(StoreError):  # the file is written: damaged predictions are no reason to fail now
+        for warning in warnings_of(Run.open(folder), method):
+            terminal.line(f"Warning: {warning}.", "yellow")
+
+
+def warnings_of(run: Run, method: str) -> Iterator[str]:
+    """The page's warnings about the students of a method, one sentence each."""
+    from polyphony.report.verdict import is_alike, is_worse
+
+    if is_worse(run, method):
+        text = f"{method} is worse than your best single teacher"
+        if run.baseline:
+            nlls = [f"{run.mean(model, 'nll').mean:.3f}" for model in (method, run.baseline)]
+            text += f" (calibrated NLL on test images {nlls[0]} against {nlls[1]})"
+        yield f"{text}: train it longer, or take a larger network"
+    if run.perturbation(method) is not None and is_alike(run, method):
+        alike = f"the members of {method} are almost alike"
+        yield f'{alike}: one network (form = "single") would do the same for less'
+
+
+def show_int8(quantised: Int8) -> None:
+    """Print how int8 changes the scores on test images."""
     from polyphony.serve.int8 import may_be_slow
 
-    before, after = made.before, made.after
+    before, after = quantised.before, quantised.after
     rows = (
         ("accuracy", f"{before.acc:.2%}", f"{after.acc:.2%}"),
         ("NLL", f"{before.nll:.4f}", f"{after.nll:.4f}"),
@@ -278,8 +307,10 @@ def show_int8(made: Int8) -> None:
         ("temperature", f"{before.temperature:.3f}", f"{after.temperature:.3f}"),
     )
     terminal.show_table(("on test images, calibrated", "float32", "int8"), rows)
-    alike = made.rank_correlation
-    ranks = "" if alike is None else f" Rank correlation of the mutual information with float32: {alike:.3f}."
-    terminal.line(f"{made.images:,} test images; left in float32: {made.in_float}.{ranks}")
+    ranks = ""
+    if quantised.rank_correlation is not None:
+        correlation = f"{quantised.rank_correlation:.3f}"
+        ranks = f" Rank correlation of the mutual information with float32: {correlation}."
+    terminal.line(f"{quantised.images:,} test images; left in float32: {quantised.in_float}.{ranks}")
     if may_be_slow():
         terminal.line("This processor has no VNNI instructions: here int8 may be slower than float32.")
