@@ -62,7 +62,7 @@ def test_links_and_devices_are_refused(kind: bytes, root: Path, tmp_path: Path) 
 
 def test_bombs_are_refused_and_leave_nothing(root: Path, tmp_path: Path) -> None:
     archive = tar(tmp_path / "bomb", member("x/zeros"), content=bytes(40 << 20))
-    with pytest.raises(DataError, match=r"bomb unpacks .*out of proportion"):
+    with pytest.raises(DataError, match=r"bomb unpacks to too many bytes"):
         unpack(archive, "x", root)
     assert everything(root) == []
 

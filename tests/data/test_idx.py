@@ -59,13 +59,13 @@ def test_the_class_names_of_clothes(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
-        ("train-images-idx3-ubyte", idx(IMAGES["train"])[:-1], "has 39,215 bytes where its header asks"),
+        ("train-images-idx3-ubyte", idx(IMAGES["train"])[:-1], "has 39,215 bytes, but its header says"),
         ("train-images-idx3-ubyte", idx(LABELS["train"]), "not an IDX file of 3-dimensional bytes"),
         ("train-images-idx3-ubyte", struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 2**31, 4), "has 16 bytes"),
         (
             "train-labels-idx1-ubyte",
             idx(LABELS["train"][:-1]),
-            r"uint8 \[49\] where 50 labels belong",
+            r"uint8 \[49\] instead of 50 labels",
         ),
         ("t10k-labels-idx1-ubyte", idx(LABELS["t10k"] + 1), r"label 10, outside 0\.\.9"),
         ("t10k-labels-idx1-ubyte", b"", "is empty"),
@@ -90,7 +90,7 @@ def test_a_truncated_gz_and_a_missing_file_are_named(root: Path) -> None:
 def test_a_gz_bomb_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root / "mnist", ".gz")
     monkeypatch.setattr("polyphony.data.files.LARGEST", 1000)
-    with pytest.raises(DataError, match="unpacks out of proportion"):
+    with pytest.raises(DataError, match="unpacks to too many bytes"):
         load("mnist", root=root)
 
 

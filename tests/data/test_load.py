@@ -49,7 +49,7 @@ def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("cifar-10", "no known data set and no folder or .npz file; did you mean 'cifar10'?"),
+        ("cifar-10", "is not a known data set, a folder or an .npz file; did you mean 'cifar10'?"),
         ("quux", "known are cifar10, cifar100"),
         (
             "cifar10",

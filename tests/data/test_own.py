@@ -105,7 +105,7 @@ def test_sizes_that_differ_are_refused_or_resized_by_choice(
     wide = np.zeros((8, 24, 3), np.uint8)
     wide[:, 8:16, 1] = 240  # only the middle square is green, and only it is kept
     Image.fromarray(wide).save(class_folders / "pear" / "wide.png")
-    with pytest.raises(DataError, match=r"wide\.png is 24×8 where .*0\.png is 10×10; set a resolution"):
+    with pytest.raises(DataError, match=r"wide\.png is 24×8, but .*0\.png is 10×10; set a resolution"):
         load(str(class_folders))
     assert cached_files() == []
     like = load("digits").test
@@ -148,7 +148,7 @@ def test_an_empty_class_folder(class_folders: Path) -> None:
     [
         ("pear/notes.txt", "is not a picture file"),
         ("notes.txt", "not in a class folder"),
-        ("pear/x.jpg", "is no picture"),
+        ("pear/x.jpg", "is not a valid picture"),
     ],
 )
 def test_a_text_file_among_the_pictures(name: str, fault: str, class_folders: Path) -> None:
@@ -162,7 +162,7 @@ def test_sixteen_bit_pictures_and_huge_ones_are_refused(
 ) -> None:
     deep = class_folders / "apple" / "deep.png"
     Image.fromarray(np.zeros((10, 10), np.uint16)).save(deep)
-    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits a pixel"):
+    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits per pixel"):
         load(str(class_folders))
     deep.unlink()
     monkeypatch.setattr("polyphony.data.images.LARGEST", 99)
@@ -211,9 +211,9 @@ def test_npz_test_arrays_and_class_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "fault"),
     [
-        ({"images": GREY}, "holds images; it needs the arrays 'images' and 'labels'"),
+        ({"images": GREY}, "has images; it needs the arrays 'images' and 'labels'"),
         ({"images": GREY / 255, "labels": Y}, r"images is float64 \[20, 6, 6\]"),
-        ({"images": GREY, "labels": Y[:-1]}, r"int64 \[19\] where 20 labels belong"),
+        ({"images": GREY, "labels": Y[:-1]}, r"int64 \[19\] instead of 20 labels"),
         ({"images": GREY, "labels": Y - 1}, r"has the label -1, outside 0\.\.19"),
         ({"images": GREY, "labels": Y, "classes": np.array(["a"])}, r"has the label 3, outside 0\.\.0"),
         (
@@ -243,7 +243,7 @@ def test_an_npz_bomb_is_refused(tmp_path: Path) -> None:
     )
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as out:
         out.writestr("images.npy", header.getvalue() + bytes(1 << 26))
-    with pytest.raises(DataError, match=r"bomb\.npz unpacks to .* out of proportion"):
+    with pytest.raises(DataError, match=r"bomb\.npz unpacks to .* bytes, too many for its size"):
         load(str(tmp_path / "bomb.npz"))
 
 
@@ -275,7 +275,7 @@ def test_images_that_memory_has_no_room_for_are_mapped_from_a_file(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(splits.os, "posix_fallocate", full, raising=False)
-    with pytest.raises(DataError, match=r"which do not fit \(No space left"):
+    with pytest.raises(DataError, match=r"which is too much \(No space left"):
         load(str(class_folders), Options(resolution=6))
 
 
@@ -298,7 +298,7 @@ def test_usual_names_of_parts_are_no_classes(names: tuple[str, ...], tmp_path: P
     with pytest.raises(DataError, match="has a folder 'val' but no 'train'"):
         load(str(tmp_path))
     shutil.copytree(tmp_path / "val", tmp_path / "valid")
-    with pytest.raises(DataError, match="both valid images"):
+    with pytest.raises(DataError, match="both hold valid images"):
         load(str(tmp_path))
 
 

@@ -80,7 +80,7 @@ def test_validation_images_are_the_last_of_every_class(tiny: Path) -> None:
 
 def test_a_text_file_named_jpeg(tiny: Path, cached_files: Callable[[], list[str]]) -> None:
     (tiny / "train" / "n01" / "images" / "n01_4.JPEG").write_text("hello")
-    with pytest.raises(DataError, match=r"n01_4\.JPEG is no picture; replace or remove it"):
+    with pytest.raises(DataError, match=r"n01_4\.JPEG is not a valid picture; replace or remove it"):
         read(tiny.parent)
     assert cached_files() == []
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "other.npz", pictures=np.zeros((2, 8, 8), np.uint8))
     for source, words in {
-        str(tmp_path / "nowhere"): "is no folder and no .npz file",
+        str(tmp_path / "nowhere"): "is not a folder or an .npz file",
         str(tmp_path / "empty"): "holds no pictures",
         str(tmp_path / "other.npz"): "it needs the array 'images'",
     }.items():

@@ -144,7 +144,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path):
     Image.fromarray(picture()).save(good)
     bad.write_bytes(b"nothing")
     for read in (lambda: as_pixels([good, bad]), lambda: read_pictures([str(good), str(bad)], (3, 6, 6))):
-        with pytest.raises(DataError, match=r"b\.png is no picture"):
+        with pytest.raises(DataError, match=r"b\.png is not a valid picture"):
             read()
 
 

@@ -103,7 +103,7 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
         (["RUN", "IN", "--sets", "0.999"], "a coverage must be from 0.5 to 0.99, not 0.999"),
         (["RUN", "IN", "--coverage", "0"], "a coverage must be from 0.5 to 0.99, not 0"),
         (["RUN", "missing.png"], "missing.png cannot be read"),
-        (["RUN", "IN", "IN/notes.txt"], "notes.txt is no picture"),
+        (["RUN", "IN", "IN/notes.txt"], "notes.txt is not a valid picture"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(say, refused, run, folder, tmp_path, words, said):

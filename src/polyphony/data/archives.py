@@ -1,4 +1,4 @@
-"""Reads zip archives and reads or unpacks tar archives, without trusting their names and sizes."""
+"""Reads zip and tar archives and unpacks tar archives, without trusting their names and sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def full_name(path: Path, name: str) -> str:
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a folder, or of the one folder in a zip, by relative path; several threads may read."""
+    """The files of a folder, or of the single folder in a zip. `names` are relative paths.
+
+    Several threads may call `read`.
+    """
 
     path: Path
     names: tuple[str, ...]
@@ -42,8 +45,8 @@ class Tree:
 def tree(path: Path) -> Tree:
     """The files of a folder, or of a zip that holds one folder."""
     if path.is_dir():
-        found = (name for name, _ in walk(path) if not name.endswith("/"))
-        return Tree(path, tuple(sorted(found)), lambda name: read_bytes(path / name))
+        names = (name for name, _ in walk(path) if not name.endswith("/"))
+        return Tree(path, tuple(sorted(names)), lambda name: read_bytes(path / name))
     archive = open_zip(path)
     files = {info.filename.partition("/")[2]: info for info in archive.infolist() if not info.is_dir()}
 
@@ -55,7 +58,7 @@ def tree(path: Path) -> Tree:
 
 
 def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
-    """Open a zip file; DataError if a name, a compression method or the total size is suspicious."""
+    """Open a zip file; DataError if it is invalid, or has a suspicious name, compression or total size."""
     with damaged(path, what, "get it again"):
         archive = zipfile.ZipFile(regular(path))
     for info in archive.infolist():
@@ -66,37 +69,37 @@ def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
             )
     total = sum(info.file_size for info in archive.infolist())
     if total > bound(path):
-        raise DataError(f"{path} unpacks to {total:,} bytes, out of proportion; do not trust it")
+        raise DataError(f"{path} unpacks to {total:,} bytes, too many for its size; do not trust it")
     return archive
 
 
-def wanted_files(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, content) of the wanted files of a folder or a tar archive, in any order.
+def read_files(path: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) of these files of a folder or a tar archive, in any order.
 
-    Raises a DataError that names what is missing or unreadable.
+    Raises a DataError that names the files that are missing or unreadable.
     """
-    missing = set(wanted)
-    inside = ((name, read_bytes(path / name)) for name in wanted if there(path / name))
-    for name, content in inside if path.is_dir() else _from_tar(path, wanted):
+    missing = set(names)
+    from_folder = ((name, read_bytes(path / name)) for name in names if there(path / name))
+    for name, content in from_folder if path.is_dir() else _from_tar(path, names):
         missing.discard(name)
         yield name, content
     if missing:
         raise DataError(f"{path} lacks {', '.join(sorted(missing))}; get the complete official archive again")
 
 
-def _from_tar(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _from_tar(path: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     with damaged(path, "tar archive"):
         for entry, stream in _tar_entries(path):
             name = PurePosixPath(entry).name
-            if name in wanted:
+            if name in names:
                 yield name, stream.read()
 
 
 def unpack(archive: Path, folder: str, root: Path) -> None:
-    """Unpack a tar, whose top folder is `folder`, to `root/folder`, completely or not at all.
+    """Unpack a tar with the top folder `folder` to `root/folder`, completely or not at all.
 
-    Raises a DataError for a path that leaves the folder, for a link or a device, and if the content is far
-    too large for the archive.
+    Raises a DataError for a path outside the folder, a link or a device, and if the content is far too large
+    for the archive.
     """
     with writing(root / folder), tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
         with damaged(archive, "archive"):
@@ -114,9 +117,9 @@ def _write(target: Path, stream: IO[bytes]) -> None:
             shutil.copyfileobj(stream, out, 1 << 20)
 
 
-def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of a tar; DataError for links and devices, EOFError if its end is missing."""
-    with Inflated(path, most) as content, tarfile.open(fileobj=content, mode="r|") as archive:
+def _tar_entries(path: Path, limit: int | None = None) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield (name, stream) of the files of a tar; DataError for links and devices, EOFError if it is cut."""
+    with Inflated(path, limit) as content, tarfile.open(fileobj=content, mode="r|") as archive:
         for member in archive:
             _check_name(path, member.name)
             if member.isdir():
@@ -127,7 +130,7 @@ def _tar_entries(path: Path, most: int | None = None) -> Iterator[tuple[str, IO[
                     f"{path}: {member.name} is a link, device or sparse file; do not trust this archive"
                 )
             yield member.name, stream
-        while content.read():  # a .gz has its checksum at its end
+        while content.read():  # to the end, where a .gz has its checksum
             pass
 
 

@@ -1,6 +1,6 @@
 """Data sets that need no download.
 
-Digits are in scikit-learn. Fashion-small is a part of Fashion-MNIST that comes with Polyphony, made by
+Digits come with scikit-learn. Fashion-small is a part of Fashion-MNIST that comes with Polyphony. It is
 `load("fashion-mnist", Options(limit=4000, valid=2000, test=5000, resolution=14, seed=7))`. Fashion-MNIST:
 copyright 2017 Zalando SE, MIT licence.
 """
@@ -25,7 +25,7 @@ FASHION_SMALL_FILE = Path(__file__).with_name("fashion-small.npz")
 
 
 def read_digits(path: Path, options: Options) -> Contents:
-    """All 1,797 digits as one part [n 1 8 8]; levels 0..16 are scaled to 0..255."""
+    """Read all 1,797 digits as one part [n 1 8 8]; levels 0..16 are scaled to 0..255. `path` is ignored."""
     table = torch.from_numpy(np.loadtxt(table_file(), dtype=np.int64, delimiter=","))
     levels = table[:, :-1].reshape(-1, 1, 8, 8)
     images = (levels * 255 / 16).round().to(torch.uint8)
@@ -33,7 +33,7 @@ def read_digits(path: Path, options: Options) -> Contents:
 
 
 def table_file() -> Path:
-    """Scikit-learn's file of digits; importing scikit-learn would take a second."""
+    """The file of digits in scikit-learn, which is not imported: that would take a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError(f"the digits data set comes with scikit-learn, which is missing: {extra('demo')}")
@@ -41,7 +41,7 @@ def table_file() -> Path:
 
 
 def read_fashion_small(path: Path, options: Options) -> Contents:
-    """4,000 training, 2,000 validation and 5,000 test images [n 1 14 14]; `path` is ignored."""
+    """Read 4,000 training, 2,000 validation and 5,000 test images [n 1 14 14]. `path` is ignored."""
     return replace(read_npz(FASHION_SMALL_FILE, options), origin="subset")
 
 

@@ -1,4 +1,4 @@
-"""A cache of decoded data: one file on disk, valid until its source changes."""
+"""A cache of decoded data: one file for each data set, valid until its source changes."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ from polyphony.data.splits import Split
 FORMAT = 2  # raise it when a reader's result changes
 
 
-def cached(name: str, path: Path, reading: tuple[object, ...], read: Callable[[], Contents]) -> Contents:
-    """`read()`, or its cached result if `path` has not changed. `reading` distinguishes ways to read it."""
-    source = _digest(FORMAT, name, str(path.resolve()), reading)[:12]
+def cached(name: str, path: Path, options: tuple[object, ...], read: Callable[[], Contents]) -> Contents:
+    """`read()`, or its cached result if `path` has not changed.
+
+    `options` are the values that change what is read from the path. Errors of the cache are ignored.
+    """
+    source = _digest(FORMAT, name, str(path.resolve()), options)[:12]
     file = cache_root() / f"{name}-{source}-{_digest(stamp(path))[:16]}.safetensors"
     with suppress(Exception):
-        return restore(file)  # if it is missing or damaged, the source is read again
+        return restore(file)  # a missing or damaged file raises; then the source is read
     contents = read()
-    with suppress(OSError, RuntimeError):  # a full disk, or a limit on mapped memory: reading is only slower
-        clear_leftovers(file.parent)  # of killed processes
+    with suppress(
+        OSError, RuntimeError
+    ):  # a full disk, or a limit on mapped memory: the next start is slower
+        clear_leftovers(file.parent)  # files of killed processes
         keep(contents, file)
         for old in file.parent.glob(f"*-{source}-*.safetensors"):
             if old != file:
                 old.unlink()
-        return restore(file)  # mapped from disk, so that memory holds the data once
+        return restore(file)  # mapped from disk, so that processes share one copy in memory
     return contents
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
     """(name, size, modification time) of the file, or of everything in the folder."""
-    found = walk(path) if path.is_dir() else [(path.name, path.stat())]
+    entries = walk(path) if path.is_dir() else [(path.name, path.stat())]
     return sorted(
         (name, 0, 0) if name.endswith("/") else (name, status.st_size, status.st_mtime_ns)
-        for name, status in found  # an empty folder is a change too
+        for name, status in entries  # with folders, since a new empty folder is a change
     )
 
 
-def _digest(*what: object) -> str:
-    return hashlib.sha256(repr(what).encode()).hexdigest()
+def _digest(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def keep(contents: Contents, file: Path) -> None:

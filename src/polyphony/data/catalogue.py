@@ -1,4 +1,4 @@
-"""The data sets known by name."""
+"""The data sets that have a name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyphony.data.idx import FASHION_MNIST, MNIST
 from polyphony.data.svhn import SVHN
 from polyphony.data.tinyimagenet import TINYIMAGENET
 
-_KNOWN = (
+_ALL = (
     CIFAR10,
     CIFAR100,
     TINYIMAGENET,
@@ -22,4 +22,4 @@ _KNOWN = (
     MNIST,
     DIGITS,
 )
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _KNOWN}
+DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _ALL}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyphony.data.archives import full_name, wanted_files
+from polyphony.data.archives import full_name, read_files
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
 from polyphony.data.files import DataError
 from polyphony.data.options import Options, last
@@ -23,9 +23,9 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of an archive: training batches in order, the test batch, the names of the classes.
+    """The files of an archive: training batches in order, the test batch, the file of class names.
 
-    `fine` and `coarse` are keys: of the labels in a batch, and of the classes' names in `names`.
+    `fine` and `coarse` are pairs of keys: of the labels in a batch, and of the class names in `names`.
     """
 
     train: tuple[str, ...]
@@ -48,28 +48,28 @@ CIFAR100_FILES = Layout(
 
 
 def read(path: Path, options: Options, layout: Layout) -> Contents:
-    """Both parts as uint8 [n 3 32 32] with class names."""
+    """Read both parts, uint8 [n 3 32 32], and the class names."""
     label, names = (options.coarse and layout.coarse) or layout.fine
     tables = {
-        name: unpickle(content, full_name(path, name)) for name, content in wanted_files(path, layout.files)
+        name: unpickle(content, full_name(path, name)) for name, content in read_files(path, layout.files)
     }
     classes = _classes(tables[layout.names], names, full_name(path, layout.names))
 
     def join(batches: tuple[str, ...]) -> Split:
-        read = [_batch(tables[name], label, len(classes), full_name(path, name)) for name in batches]
-        pixels = np.concatenate([pixels for pixels, _ in read]).reshape(-1, 3, 32, 32)
-        return Split(torch.from_numpy(pixels), torch.cat([labels for _, labels in read]))
+        pairs = [_batch(tables[name], label, len(classes), full_name(path, name)) for name in batches]
+        pixels = np.concatenate([pixels for pixels, _ in pairs]).reshape(-1, 3, 32, 32)
+        return Split(torch.from_numpy(pixels), torch.cat([labels for _, labels in pairs]))
 
     return Contents(classes, {"train": join(layout.train), "test": join((layout.test,))})
 
 
 def _batch(table: dict[str, Any], label: str, classes: int, where: str) -> tuple[Rows, torch.Tensor]:
-    """Pixels [n 3072] and labels [n] of a batch."""
+    """Pixels [n 3072] and labels [n] of a batch; DataError if they are missing or invalid."""
     pixels, labels = table.get("data"), table.get(label)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
-        what = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no pixels"
-        raise DataError(f"{where} holds {what} where uint8 [n, {PIXELS}] belongs; download it again")
-    if not isinstance(labels, list) or not all(type(one) is int for one in labels):
+        actual = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else "no array"
+        raise DataError(f"{where} holds {actual} instead of uint8 [n, {PIXELS}]; download it again")
+    if not isinstance(labels, list) or not all(type(value) is int for value in labels):
         raise DataError(f"{where} has no list of numbers {label!r}; download it again")
     return pixels, as_labels(np.array(labels), len(pixels), classes, where)
 
@@ -90,7 +90,7 @@ def _dataset(
 ) -> Dataset:
     """`checksums` has the MD5 of each of the layout's files; `archive` is (name, MD5, bytes)."""
     file, md5, size = archive
-    known = dict(zip(layout.files, checksums.split(), strict=True))
+    md5_of_files = dict(zip(layout.files, checksums.split(), strict=True))
     reader = partial(read, layout=layout)
     options = ("coarse",) if layout.coarse else ()
     return Dataset(
@@ -98,7 +98,7 @@ def _dataset(
         title,
         homepage=f"{SITE}/cifar.html",
         terms=TERMS,
-        places=(Place(folder, reader, known, options), Place(file, reader, {"": md5}, options)),
+        places=(Place(folder, reader, md5_of_files, options), Place(file, reader, {"": md5}, options)),
         counts={"train": 50_000, "test": 10_000},
         shape=(3, 32, 32),
         labels=100 if layout.coarse else 10,

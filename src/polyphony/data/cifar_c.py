@@ -1,6 +1,6 @@
-"""CIFAR-10-C and CIFAR-100-C, and corrupted images made here in the same layout: memory-mapped .npy files.
+"""CIFAR-10-C and CIFAR-100-C, and regenerated corrupted images in the same layout: memory-mapped .npy files.
 
-One file a corruption, uint8 [5 n h w c]: the first n rows are severity 1, the last n severity 5.
+Each corruption has one file, uint8 [5 n h w c]: the first n rows are severity 1, the last n severity 5.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ NAMES = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motio
 fog brightness contrast elastic_transform pixelate jpeg_compression"""
 CORRUPTIONS = tuple(NAMES.split())
 SEVERITIES = (1, 2, 3, 4, 5)
-MARK = "regenerated.json"  # beside images made here, wherever the folder is moved to
+MARK = "regenerated.json"  # marks a folder of images that Polyphony made, also after it is moved
 
 
 def read(path: Path, options: Options) -> Contents:
-    """One part for each corruption, memory-mapped: [5 n c h w], all severities."""
+    """Read one part for each corruption, memory-mapped: [5 n c h w], all severities."""
     file = path / "labels.npy"
     labels = mapped(file)
     if labels.ndim != 1 or len(labels) % len(SEVERITIES) or not len(labels):
         raise DataError(f"{file} is {labels.dtype} {list(labels.shape)}, not 5 n labels; get it again")
-    most = np.iinfo(np.int64).max  # no file has the number of classes, and a few images may have many
-    shared = as_labels(labels, len(labels), most, file)
-    parts = {name: _split(path / f"{name}.npy", shared) for name in CORRUPTIONS}
-    classes = tuple(map(str, shared.unique().tolist()))
+    any_class = np.iinfo(np.int64).max  # no file tells the number of classes
+    all_labels = as_labels(labels, len(labels), any_class, file)
+    parts = {name: _split(path / f"{name}.npy", all_labels) for name in CORRUPTIONS}
+    classes = tuple(map(str, all_labels.unique().tolist()))
     return Contents(classes, parts, "regenerated" if there(path / MARK) else "unverified")
 
 
 def source(path: Path) -> str | None:
-    """The fingerprint of the test split from which images were made here; None if it is not recorded."""
+    """The fingerprint of the test split that the images were made from; None if it is not recorded."""
     file = path / MARK
     if not there(file):
         return None
@@ -50,11 +50,11 @@ def source(path: Path) -> str | None:
 
 
 def mapped(file: Path) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array of an .npy file, mapped copy-on-write."""
+    """The array of an .npy file, memory-mapped copy-on-write; DataError if it is invalid."""
     with damaged(file, ".npy file", "get it again"), warnings.catch_warnings(action="ignore"):
         array: np.memmap[Any, np.dtype[Any]] = open_memmap(regular(file), mode="c")
         if array.offset + array.nbytes != file.stat().st_size:
-            raise ValueError("its size is not that of its header")
+            raise ValueError("its size differs from its header")
         return array
 
 
@@ -62,7 +62,7 @@ def _split(file: Path, labels: torch.Tensor) -> Split:
     images, n = mapped(file), len(labels)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[::3] not in ((n, 1), (n, 3)):
         raise DataError(
-            f"{file} is {images.dtype} {list(images.shape)} where uint8 [{n}, h, w, 3] belongs; get it again"
+            f"{file} is {images.dtype} {list(images.shape)} instead of uint8 [{n}, h, w, 3]; get it again"
         )
     return Split(torch.from_numpy(images).permute(0, 3, 1, 2), labels)
 
@@ -70,13 +70,13 @@ def _split(file: Path, labels: torch.Tensor) -> Split:
 def _dataset(name: str, of: str, record: int, md5: str, size: int, checksums: str) -> Dataset:
     address = f"https://zenodo.org/records/{record}"
     files = [f"{name}.npy" for name in (*CORRUPTIONS, "labels")]
-    known = dict(zip(files, checksums.split(), strict=True))
+    md5_of_files = dict(zip(files, checksums.split(), strict=True))
     return Dataset(
         name=name,
         title=f"{of}-C: {of}'s test images under 15 corruptions at 5 severities",
         homepage=address,
         terms="CC BY 4.0",
-        places=(Place(f"{of}-C", read, known, cached=False),),
+        places=(Place(f"{of}-C", read, md5_of_files, cached=False),),
         counts=dict.fromkeys(CORRUPTIONS, 50_000),
         downloads=(Download(f"{address}/files/{of}-C.tar", f"{of}-C.tar", md5, size, f"{of}-C"),),
     )

@@ -1,4 +1,4 @@
-"""What a data set is: facts, a reader for each of its forms, and what readers return."""
+"""The description of a data set, its forms on disk, and what their readers return."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Contents:
 
     `origin` is "official" (all checksums agree), "unverified" (right counts, no known checksums), "altered"
     (right counts, other checksums), "subset" (fewer images), "own" (the user's data) or "regenerated"
-    (corruptions made here).
+    (corrupted images made by Polyphony).
     """
 
     classes: tuple[str, ...]
@@ -36,9 +36,9 @@ class Contents:
 class Place:
     """One form of a data set on disk: a folder or file below the data root, and its reader.
 
-    `checksums` has the MD5 of official files by path below this place ("" for the place itself; for a .gz,
-    the MD5 of the unpacked file). `options` names the options that change what is read. `cached` is False if
-    reading is faster than caching.
+    `checksums` maps paths below this place to the MD5 of the official file. The path "" is the place itself;
+    for a .gz it is the MD5 of the unpacked file. `options` names the options that the reader uses. `cached`
+    is False if reading is faster than caching.
     """
 
     path: str
@@ -64,7 +64,11 @@ class Download:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A known data set: official numbers of images by part, the images' shape [c h w], number of classes."""
+    """A data set with a name.
+
+    `counts` has the official number of images of each part, `shape` is that of an image [c h w], `labels` is
+    the number of classes, and `holdout` splits off validation images.
+    """
 
     name: str
     title: str
@@ -82,7 +86,7 @@ def as_labels(labels: np.ndarray[Any, np.dtype[Any]], count: int, classes: int, 
     """Labels [n] or [n 1] as int64 [n]; DataError unless they are `count` integers from 0 to classes − 1."""
     if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
         raise DataError(
-            f"{where} holds {labels.dtype} {list(labels.shape)} where {count:,} labels belong; "
+            f"{where} holds {labels.dtype} {list(labels.shape)} instead of {count:,} labels; "
             "correct or replace it"
         )
     if count and not 0 <= labels.min() <= labels.max() < classes:
@@ -94,12 +98,12 @@ def as_labels(labels: np.ndarray[Any, np.dtype[Any]], count: int, classes: int, 
 def validated(contents: Contents, where: object, shape: tuple[int, ...] | None = None) -> Contents:
     """The contents; DataError unless all images have one shape [c h w] and all class names are printable."""
     for part, split in contents.parts.items():
-        found = tuple(split.images.shape[1:])
-        shape = shape or found
-        if not len(split) or 0 in found or found[0] not in (1, 3) or found != shape:
-            belongs = f"some of {_sides(shape)} belong" if found != shape else "pictures belong"
+        actual = tuple(split.images.shape[1:])
+        shape = shape or actual
+        if not len(split) or 0 in actual or actual[0] not in (1, 3) or actual != shape:
+            expected = _sides(shape) if actual != shape else "pictures with 1 or 3 channels"
             raise DataError(
-                f"{where} has {len(split):,} {part} images of {_sides(found)} where {belongs}; "
+                f"{where} has {len(split):,} {part} images of {_sides(actual)} instead of {expected}; "
                 "correct or replace it"
             )
     for name in contents.classes:

@@ -16,31 +16,34 @@ from polyphony.data.archives import unpack
 from polyphony.data.dataset import Download
 from polyphony.data.files import DataError, file_md5, there
 
-Progress = Callable[[int], None]  # called with the number of bytes so far
+Progress = Callable[[int], None]  # called with the number of bytes downloaded so far
 
 
 def fetch(download: Download, root: Path, progress: Progress) -> Path:
-    """The folder or file of a download below the root; it is fetched if it is missing."""
-    goal = root / (download.unpacked or download.path)
-    if not goal.exists():
-        with _alone(download, root):
-            if not goal.exists():  # another process may have made it meanwhile
+    """The folder or file of a download below the root; it is downloaded if it is missing.
+
+    Raises a DataError if that fails, or if another process downloads it.
+    """
+    target = root / (download.unpacked or download.path)
+    if not target.exists():
+        with _locked(download, root):
+            if not target.exists():  # another process may have finished meanwhile
                 _make(download, root, progress)
-    return goal
+    return target
 
 
 @contextmanager
-def _alone(download: Download, root: Path) -> Iterator[None]:
-    """Lock a download; DataError if another process fetches it. The lock ends with the process."""
+def _locked(download: Download, root: Path) -> Iterator[None]:
+    """Lock a download; DataError if another process has the lock. The lock ends with the process."""
     lock = root / f".{download.path.replace('/', '-')}{LOCK}"
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
         try:
-            held = FileLock(lock, timeout=0).acquire()
+            acquired = FileLock(lock, timeout=0).acquire()
         except Timeout as error:
-            what = f"{root / download.path} is being downloaded by another process"
-            raise DataError(f"{what}; run again when it is done") from error
-    with held:
+            fault = f"another process downloads {root / download.path}"
+            raise DataError(f"{fault}; run again when it is done") from error
+    with acquired:
         try:
             yield
         finally:
@@ -48,24 +51,24 @@ def _alone(download: Download, root: Path) -> Iterator[None]:
 
 
 def _make(download: Download, root: Path, progress: Progress) -> None:
-    """Make the folder or file of a download, from a file that the user put there or from its address."""
+    """Make the folder or file of a download, from the user's copy of the file or from its address."""
     file = root / download.path
-    users = there(file)  # the user put it there: check it, use it, leave it
-    if not users:
+    is_users = there(file)  # then it is checked, used and not removed
+    if not is_users:
         _fetch_file(download, file, progress)
     elif file_md5(file) != download.md5:
         raise DataError(f"{file} is not the official file (MD5 {download.md5}); remove it to download it")
     if download.unpacked:
         unpack(file, download.unpacked, root)
-        if not users:
+        if not is_users:
             file.unlink()
 
 
 def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
-    """Download to a partial file; rename it when size and MD5 are right. A broken transfer is resumed."""
+    """Download to a .part file, and rename it if size and MD5 are right. A .part file is continued."""
     part = file.with_name(file.name + ".part")
     if there(part) and not part.is_file():
-        raise DataError(f"{part} is no regular file; remove it to download there")
+        raise DataError(f"{part} is not a regular file; remove it to download there")
     try:
         if not part.exists() or part.stat().st_size < download.size:
             _transfer(download, part, progress)
@@ -81,21 +84,22 @@ def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
         )
     if size > download.size or file_md5(part) != download.md5:
         part.unlink()
-        raise DataError(f"{download.url} did not give the official file (MD5 {download.md5}); it was removed")
+        raise DataError(f"{download.url} is not the official file (MD5 {download.md5}); it was removed")
     part.replace(file)
 
 
 def _transfer(download: Download, part: Path, progress: Progress) -> None:
-    have = part.stat().st_size if part.exists() else 0
+    size = part.stat().st_size if part.exists() else 0  # bytes so far
     request = urllib.request.Request(download.url, headers={"User-Agent": "polyphony"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
+    if size:
+        request.add_header("Range", f"bytes={size}-")
     with urllib.request.urlopen(request, timeout=60) as response:
         if response.status != 206:  # the server ignored the range
-            have = 0
+            size = 0
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab" if have else "wb") as out:  # a byte too many: this is not the official file
-            while block := response.read(min(1 << 18, download.size + 1 - have)):
+        with part.open("ab" if size else "wb") as out:
+            # One byte more than expected is read, to notice that a file is too large.
+            while block := response.read(min(1 << 18, download.size + 1 - size)):
                 out.write(block)
-                have += len(block)
-                progress(have)
+                size += len(block)
+                progress(size)

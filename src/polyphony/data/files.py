@@ -1,4 +1,4 @@
-"""The errors of readers, reading within limits, and the folders of data and cache."""
+"""Errors of readers, files that are read up to a limit, and the folders of data and cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyphony._util.text import UserError
 
 
 class DataError(UserError, ValueError):
-    """Data on disk is wrong; the message names the file, the fault and what to do."""
+    """Data is missing or wrong; the message names the file, the fault and what to do."""
 
 
 class MissingDataError(DataError):
@@ -30,10 +30,10 @@ class MissingDataError(DataError):
 
 
 class MissingCorruptedError(MissingDataError):
-    """The corrupted images of a data set were neither downloaded nor made."""
+    """The corrupted images of a data set are not on this machine."""
 
 
-LARGEST = 1 << 30  # bytes of a file that is read into memory; official files are far smaller
+LARGEST = 1 << 30  # bytes; largest file that is read into memory. Official files are far smaller
 RATIO, SLACK = 100, 1 << 24  # a file may unpack to RATIO times its size + SLACK bytes
 
 
@@ -41,8 +41,8 @@ def data_root(root: Path | None = None) -> Path:
     """The folder of data sets: the argument, else $POLYPHONY_DATA, else the user's data folder."""
     if root is not None:
         return Path(root)
-    if named := os.environ.get("POLYPHONY_DATA"):
-        return Path(named).expanduser()
+    if folder := os.environ.get("POLYPHONY_DATA"):
+        return Path(folder).expanduser()
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "polyphony" / "data"
 
@@ -55,7 +55,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Report the system's errors, and invalid paths, as a DataError that names the path."""
+    """Raise system errors and errors about invalid paths as a DataError that names the path."""
     try:
         yield
     except DataError:
@@ -68,13 +68,13 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def damaged(where: object, what: str, advice: str = "download it again") -> Iterator[None]:
-    """Report any error of a library that reads a file as a DataError: `where` is not a valid `what`."""
+    """Raise any error of a library that reads a file as a DataError: "`where` is not a valid `what`"."""
     try:
         yield
     except (DataError, WriteError):
         raise
     except Exception as error:  # a damaged file can make a library raise anything
-        if isinstance(error, OSError) and error.strerror:  # from the system, not from the file
+        if isinstance(error, OSError) and error.strerror:  # the system failed; the file may be valid
             raise DataError(f"{error.filename or where}: {error.strerror}; check the disk") from error
         raise DataError(
             f"{where} is not a valid {what} ({error or type(error).__name__}); {advice}"
@@ -82,12 +82,12 @@ def damaged(where: object, what: str, advice: str = "download it again") -> Iter
 
 
 def there(path: Path) -> bool:
-    """Whether the path exists and may be seen."""
-    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises without permission)
+    """Whether the path exists; False without permission to look."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists would raise without permission)
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is a regular file, not empty and not too large for its kind; else a DataError."""
+    """The path; DataError unless it is a regular file, not empty and not too large for its suffix."""
     with readable(path):
         if not files.regular(path).stat().st_size:
             raise DataError(f"{path} is empty; replace or remove it")
@@ -95,7 +95,10 @@ def regular(path: Path) -> Path:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file of at most `LARGEST` bytes; it is read up to the size that was checked."""
+    """The content of a file; DataError if it has more than `LARGEST` bytes.
+
+    A file that grows meanwhile is read only up to the size that was checked.
+    """
     size = regular(path).stat().st_size
     if size > LARGEST:
         raise DataError(f"{path} is larger than any official file of its kind; replace it")
@@ -104,23 +107,23 @@ def read_bytes(path: Path) -> bytes:
 
 
 def most_unpacked(size: int) -> int:
-    """How many bytes or pixels `size` bytes may unpack to. Images hardly shrink; bombs shrink a lot."""
+    """Largest number of bytes or pixels that `size` bytes may unpack to; more is a decompression bomb."""
     return RATIO * size + SLACK
 
 
 def bound(path: Path) -> int:
-    """How many bytes a file may unpack to."""
+    """Largest number of bytes that a file may unpack to."""
     return most_unpacked(path.stat().st_size)
 
 
 class Inflated(io.RawIOBase):
-    """A file as a stream, unpacked if it is a .gz, up to `most` bytes; EOFError after its end."""
+    """A file as a stream, unpacked if it is a .gz, up to `limit` bytes; EOFError after its end."""
 
-    def __init__(self, path: Path, most: int | None = None) -> None:
+    def __init__(self, path: Path, limit: int | None = None) -> None:
         with readable(path), regular(path).open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         self.path, self.ended = path, False
-        self.left = min(bound(path), LARGEST) if most is None else most
+        self.left = min(bound(path), LARGEST) if limit is None else limit
         self.stream = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115 (closed with this one)
 
     def close(self) -> None:
@@ -128,12 +131,12 @@ class Inflated(io.RawIOBase):
         super().close()
 
     def read(self, size: int = 1 << 20) -> bytes:
-        """The next bytes, at most `size`; DataError after more than `most` in all."""
+        """The next bytes, at most `size`; DataError after more than `limit` in all."""
         block = self.stream.read(size)
         self.left -= len(block)
         if self.left < 0:
-            raise DataError(f"{self.path} unpacks out of proportion; do not trust it")
-        if self.ended:  # without this, tarfile would believe a hostile size and read on
+            raise DataError(f"{self.path} unpacks to too many bytes for its size; do not trust it")
+        if self.ended:  # without this, tarfile would trust a hostile size and read on
             raise EOFError("cut short")
         self.ended = not block
         return block
@@ -146,27 +149,27 @@ def unpacked(path: Path) -> bytes:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(relative path, status) of everything in a folder; links are followed, folders end with a slash.
+    """Yield (relative path, status) of everything in a folder; names of folders end with a slash.
 
-    Raises a DataError if links lead to one folder twice: that may never end.
+    Links are followed. Raises a DataError if links lead to a folder twice: the walk might never end.
     """
-    seen, waiting = set(), [""]
-    while waiting:
-        below = waiting.pop()
+    visited, queue = set(), [""]
+    while queue:
+        below = queue.pop()
         with readable(folder / below):
             status = (folder / below).stat()
-            if (status.st_dev, status.st_ino) in seen:
+            if (status.st_dev, status.st_ino) in visited:
                 raise DataError(f"{folder / below} is in {folder} twice, by a link; remove the link")
-            seen.add((status.st_dev, status.st_ino))
+            visited.add((status.st_dev, status.st_ino))
             for entry in list(os.scandir(folder / below)):
                 status = _status(entry)
                 name = f"{below}{entry.name}{'/' * stat.S_ISDIR(status.st_mode)}"
-                waiting += [name] * name.endswith("/")
+                queue += [name] * name.endswith("/")
                 yield name, status
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:
-    """The status of the target of a link, or of the link itself if it is broken."""
+    """The status of an entry; of a link's target, or of the link itself if it is broken."""
     try:
         return entry.stat()
     except OSError:
@@ -174,6 +177,6 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 def file_md5(path: Path) -> str:
-    """The MD5 of a file, as authors of data sets publish it; it detects damage, not attacks."""
+    """The MD5 of a file, which authors of data sets publish. It detects damage, not attacks."""
     with readable(path), regular(path).open("rb") as stream:
         return file_digest(stream, partial(md5, usedforsecurity=False)).hexdigest()

@@ -21,7 +21,7 @@ PREFIX = {"train": "train", "test": "t10k"}
 
 
 def read(path: Path, options: Options, classes: tuple[str, ...]) -> Contents:
-    """Both parts as uint8 [n 1 28 28]."""
+    """Read both parts, uint8 [n 1 28 28]."""
     return Contents(classes, {part: _split(path, prefix, len(classes)) for part, prefix in PREFIX.items()})
 
 
@@ -32,7 +32,7 @@ def _split(path: Path, prefix: str, classes: int) -> Split:
 
 
 def read_idx(path: Path, dimensions: int) -> tuple[Path, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The file that was read (`path` or `path`.gz), and its array of bytes."""
+    """The file that was read (`path` or `path`.gz), and its array; DataError if it is invalid."""
     packed = path.with_name(path.name + ".gz")
     file = path if there(path) or not there(packed) else packed
     content = unpacked(file)
@@ -42,7 +42,7 @@ def read_idx(path: Path, dimensions: int) -> tuple[Path, np.ndarray[Any, np.dtyp
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if 0 in shape or len(content) != header + math.prod(shape):
         raise DataError(
-            f"{file} has {len(content):,} bytes where its header asks {list(shape)}; download it again"
+            f"{file} has {len(content):,} bytes, but its header says {list(shape)}; download it again"
         )
     return file, np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
@@ -62,21 +62,21 @@ def _dataset(
     address: str,
     files: str,
 ) -> Dataset:
-    """`files` has a line for each of `FILES`: its MD5, the MD5 of its .gz, the size of the .gz in bytes."""
-    named = {f"{kind}-ubyte": line.split() for kind, line in zip(FILES, files.splitlines(), strict=True)}
-    checksums = {file: md5 for file, (md5, _, _) in named.items()}
+    """`files` has one line for each of `FILES`: its MD5, the MD5 of its .gz, the size of the .gz in bytes."""
+    facts = {f"{kind}-ubyte": line.split() for kind, line in zip(FILES, files.splitlines(), strict=True)}
+    checksums = {file: md5 for file, (md5, _, _) in facts.items()}
     return Dataset(
         name,
         title,
         homepage,
         terms,
-        places=tuple(Place(each, partial(read, classes=tuple(classes)), checksums) for each in folders),
+        places=tuple(Place(folder, partial(read, classes=tuple(classes)), checksums) for folder in folders),
         counts={"train": 60_000, "test": 10_000},
         shape=(1, 28, 28),
         labels=len(classes),
         downloads=tuple(
             Download(f"{address}{file}.gz", f"{folders[0]}/{file}.gz", md5, int(size))
-            for file, (_, md5, size) in named.items()
+            for file, (_, md5, size) in facts.items()
         ),
     )
 
@@ -99,7 +99,11 @@ FASHION_MNIST = _dataset(
     "Fashion-MNIST: 28×28 photographs of clothes",
     homepage="https://github.com/zalandoresearch/fashion-mnist",
     terms="MIT",
-    folders=("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),  # the last: Debian's
+    folders=(
+        "fashion-mnist",
+        "FashionMNIST/raw",
+        "/usr/share/datasets/fashion-mnist",
+    ),  # the last is Debian's
     classes=CLOTHES.split(","),
     address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     files="""f4a8712d7a061bf5bd6d2ca38dc4d50a 8d4fb7e6c68d591d4c3dfef9ec88bf0d 26421880

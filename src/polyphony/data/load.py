@@ -1,4 +1,4 @@
-"""Loads a data set by name or path as splits."""
+"""Loads the splits of a data set by its name or path."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
     """The train, validation and test splits of a data set.
 
     Args:
-        source: A known name ("cifar10", "digits", …; see `polyphony data list`), or the path of a folder of
-            class folders or of an .npz.
+        source: The name of a data set ("cifar10", "digits", …; see `polyphony data list`), or the path of a
+            folder of class folders or of an .npz.
         options: How much of it to use.
         root: Folder of the data sets (default: $POLYPHONY_DATA, or the user's data folder).
 
@@ -43,7 +43,7 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
         Images uint8 `[n c h w]` with labels. `Splits.origin` says whether they are the official data.
 
     Raises:
-        DataError: The data is missing, damaged or smaller than asked for.
+        DataError: The data is missing or damaged, or has too few images for the options.
 
     Examples:
         >>> digits = load("digits", Options(per_class=20, valid=300))
@@ -58,21 +58,22 @@ def load(source: str, options: Options = EVERYTHING, root: Path | None = None) -
 def outline(source: str, options: Options = EVERYTHING) -> Splits:
     """The splits that `load` would return for the official data, with blank images.
 
-    They take no memory if validation images are the last rows, as in CIFAR. Random rows, `per_class` and
-    another resolution take as much memory as real images.
+    They take no memory if the validation images are the last rows, as in CIFAR. Random rows, `per_class` and
+    another resolution take as much memory as real images. Raises a DataError if the
+    size of the data set is unknown before it is read.
     """
     dataset = identify(source)
     if dataset.shape is None:
         raise DataError(f"the size of {dataset.name} is unknown until it is read")
-    _refuse_coarse(dataset, dataset.places[0], options)
+    _reject_coarse(dataset, dataset.places[0], options)
     classes = SUPERCLASSES if options.coarse else dataset.labels
     blank = torch.zeros(1, *dataset.shape, dtype=torch.uint8)
     parts = {
         part: Split(blank.expand(count, *dataset.shape), torch.arange(count) % classes)
         for part, count in dataset.counts.items()
     }
-    whole = Contents(tuple(map(str, range(classes))), parts, origin="outline")
-    return _trainable(arrange(dataset, whole, options), options)
+    contents = Contents(tuple(map(str, range(classes))), parts, origin="outline")
+    return _trainable(arrange(dataset, contents, options), options)
 
 
 def _trainable(splits: Splits, options: Options) -> Splits:
@@ -89,7 +90,7 @@ def _trainable(splits: Splits, options: Options) -> Splits:
 
 
 def identify(source: str) -> Dataset:
-    """The data set of a name, or the user's own at a path; else a DataError with the nearest name."""
+    """The data set with this name, or the user's own data at this path; DataError if there is neither."""
     if source in DATASETS:
         return DATASETS[source]
     if source and there(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
@@ -97,15 +98,15 @@ def identify(source: str) -> Dataset:
     if Path(source).name != source:
         raise DataError(f"there is no folder and no .npz file {source!r}")
     hint = suggestion(source, DATASETS)
-    raise DataError(f"{source!r} is no known data set and no folder or .npz file; {hint}")
+    raise DataError(f"{source!r} is not a known data set, a folder or an .npz file; {hint}")
 
 
 def locate(dataset: Dataset, root: Path) -> tuple[Place, Path]:
-    """The form of a data set that exists below the root, and its path; else MissingDataError."""
+    """The first form of a data set that exists below the root, and its path; else MissingDataError."""
     place = first_place(dataset, root)
     if place is None:
-        where = f"{dataset.name} is not in {root}: put {dataset.places[0].path} there"
-        raise MissingDataError(where, dataset.name)
+        message = f"{dataset.name} is not in {root}: put {dataset.places[0].path} there"
+        raise MissingDataError(message, dataset.name)
     return place, root / place.path
 
 
@@ -115,33 +116,39 @@ def first_place(dataset: Dataset, root: Path) -> Place | None:
 
 
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
-    """The contents of a place with its origin, from the cache if the source has not changed."""
-    _refuse_coarse(dataset, place, options)
+    """The contents of a place with their origin, from the cache if the source has not changed."""
+    _reject_coarse(dataset, place, options)
     if not place.cached:
         return read(dataset, place, path, options)
 
-    def checked() -> Contents:
-        fresh = read(dataset, place, path, options)
-        origin, _ = check(dataset, place, path, fresh)
-        return replace(fresh, origin=origin)
+    def read_and_check() -> Contents:
+        unchecked = read(dataset, place, path, options)
+        origin, _ = check(dataset, place, path, unchecked)
+        return replace(unchecked, origin=origin)
 
-    return cached(dataset.name, path, tuple(getattr(options, name) for name in place.options), checked)
+    used_options = tuple(getattr(options, name) for name in place.options)
+    return cached(dataset.name, path, used_options, read_and_check)
 
 
-def _refuse_coarse(dataset: Dataset, place: Place, options: Options) -> None:
+def _reject_coarse(dataset: Dataset, place: Place, options: Options) -> None:
     if options.coarse and "coarse" not in place.options:
-        raise DataError(f"{dataset.name} has no coarse labels, only CIFAR-100 has: leave coarse out")
+        raise DataError(
+            f"{dataset.name} has no coarse labels, only CIFAR-100 has them: remove the option coarse"
+        )
 
 
 def read(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
-    """The contents of a place, not from the cache; DataError if they are invalid."""
+    """Read the contents of a place without the cache; DataError if they are invalid."""
     with readable(path):
         return validated(place.read(path, options), path, dataset.shape)
 
 
-def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
-    """Split off test and validation images unless the data has its own; then trim and resize."""
-    parts = dict(whole.parts)
+def arrange(dataset: Dataset, contents: Contents, options: Options) -> Splits:
+    """Split off test and validation images unless the data has its own; then trim and convert.
+
+    Raises a DataError if there are no training images, or too few.
+    """
+    parts = dict(contents.parts)
     if "train" not in parts:
         raise DataError(f"{dataset.name} has no training images here; use it as unknown or shifted data only")
     for part, what, share, holdout in (
@@ -160,19 +167,19 @@ def arrange(dataset: Dataset, whole: Contents, options: Options) -> Splits:
     train, valid, test = (converted(parts[part], options) for part in ("train", "valid", "test"))
     squashed = test.images.shape[2:] != parts["test"].images.shape[2:]
     resize: Resize = "squash" if squashed else "crop"  # readers that resize crop first
-    set_aside = tuple(part for part in ("valid", "test") if part not in whole.parts)
+    set_aside = tuple(part for part in ("valid", "test") if part not in contents.parts)
     return Splits(
-        dataset.name, whole.classes, train, valid, test, whole.origin, resize, unlabelled, set_aside
+        dataset.name, contents.classes, train, valid, test, contents.origin, resize, unlabelled, set_aside
     )
 
 
 VERDICTS = {  # the origin of data in one sentence
     "official": "complete, and every checksum is the official one",
     "unverified": "complete by its counts; no official checksums are known for this form",
-    "subset": "not the official data: fewer images, a subset or a re-made copy",
+    "subset": "not the official data: another number of images",
     "altered": "not the official data: the right number of images, but other files",
     "own": "your own data, readable",
-    "regenerated": "made here by polyphony, not the official files",
+    "regenerated": "made by polyphony, not the official files",
 }
 
 
@@ -181,18 +188,18 @@ def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> tup
 
     Returns the origin in one word, and a sentence for each difference.
     """
-    if contents.origin != "unverified":  # the reader knows better than any checksum
+    if contents.origin != "unverified":  # the reader has decided
         return contents.origin, []
     wrong_counts = [
         f"{part} has {len(split):,} images, officially {dataset.counts[part]:,}"
         for part, split in contents.parts.items()
         if len(split) != dataset.counts.get(part, len(split))
     ]
-    found = {name: _checksum(path / name if name else path) for name in place.checksums}
+    checksums = {name: _checksum(path / name if name else path) for name in place.checksums}
     wrong_files = [
         f"file {name or path.name}: MD5 {md5}, officially {place.checksums[name]}"
-        for name, md5 in found.items()
-        if md5 not in (None, place.checksums[name])  # missing parts are fine
+        for name, md5 in checksums.items()
+        if md5 not in (None, place.checksums[name])  # parts may be missing
     ]
     if wrong_counts or wrong_files:
         return "subset" if wrong_counts else "altered", wrong_counts + wrong_files

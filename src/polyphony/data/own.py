@@ -35,23 +35,26 @@ FOLDERS = {  # names of the folder of a part, in lower case
 
 
 def own(path: Path) -> Dataset:
-    """The user's data set, or corrupted images made here; its name is that of the folder or file."""
+    """The data set at a user's path; it has the name of the folder or file.
+
+    The folder may also hold corrupted images that Polyphony made.
+    """
     path = path.resolve()
     if there(path / cifar_c.MARK):
-        form = Place(str(path), cifar_c.read, cached=False)
+        place = Place(str(path), cifar_c.read, cached=False)
     elif path.is_dir():
-        form = Place(str(path), read_folder, options=("resolution",))
+        place = Place(str(path), read_folder, options=("resolution",))
     else:
-        form = Place(str(path), read_npz)
+        place = Place(str(path), read_npz)
     name = path.name if path.is_dir() else path.stem
-    return Dataset(name, f"your own: {path}", "", "yours", (form,), counts={})
+    return Dataset(name, f"your own: {path}", "", "yours", (place,), counts={})
 
 
 def read_folder(path: Path, options: Options) -> Contents:
-    """`path/CLASS/picture`, or `path/PART/CLASS/picture` with the parts train and optionally valid and test.
+    """Read `path/CLASS/picture`, or `path/PART/CLASS/picture`: train, and optionally valid and test.
 
-    RGB [n 3 h w]. With a resolution, pictures are cropped to a square and resized; without one, all must have
-    the same size.
+    Returns RGB images [n 3 h w]. With a resolution, pictures are cropped to a square and resized. Raises a
+    DataError if they have different sizes without a resolution, or if parts have different classes.
     """
     folders = _parts(path) or {"train": path}
     classes = _class_names(folders["train"])
@@ -64,31 +67,31 @@ def read_folder(path: Path, options: Options) -> Contents:
 
 
 def _parts(path: Path) -> dict[str, Path]:
-    """The folders of the parts; DataError if two folders are of one part, or if there is no train folder."""
+    """Part → its folder; empty if there are none. DataError for two folders of a part, or without train."""
     parts: dict[str, Path] = {}
     for folder in sorted(path.iterdir()):
         part = FOLDERS.get(folder.name.lower())
         if part is None or not folder.is_dir():
             continue
         if part in parts:
-            raise DataError(f"{parts[part]} and {folder} are both {part} images; rename or remove one")
+            raise DataError(f"{parts[part]} and {folder} both hold {part} images; rename or remove one")
         parts[part] = folder
     if parts and "train" not in parts:
         name = next(iter(parts.values())).name
         raise DataError(
-            f"{path} has a folder '{name}' but no 'train'; add it, or rename a class of that name"
+            f"{path} has a folder '{name}' but no 'train'; add it, or rename '{name}' if it is a class"
         )
     return parts
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    for entry in found:
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for entry in entries:
         if not entry.is_dir():
             raise DataError(f"{entry} is not in a class folder; move it into one or remove it")
-    if len(found) < 2:
-        raise DataError(f"{folder} has {len(found)} class folders; a data set needs two or more")
-    return tuple(entry.name for entry in found)
+    if len(entries) < 2:
+        raise DataError(f"{folder} has {len(entries)} class folders; a data set needs two or more")
+    return tuple(entry.name for entry in entries)
 
 
 def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split:
@@ -108,75 +111,81 @@ def _pictures(folder: Path, classes: tuple[str, ...], options: Options) -> Split
 
 
 def read_npz(path: Path, options: Options) -> Contents:
-    """`images` uint8 [n h w], [n h w c] or [n c h w] with `labels` [n], integers from 0.
+    """Read `images` uint8 [n h w], [n h w c] or [n c h w] with `labels` [n], integers from 0.
 
     Optional: `valid_images`, `test_images`, their labels, and `classes`, the names. Without names, labels
-    must be below the number of images. Python objects are rejected unread.
+    must be below the number of images. Raises a DataError for other arrays, and for Python objects, which
+    are never loaded.
     """
     arrays = _arrays(path)
-    found = {part: [pair for pair in known if set(pair) <= set(arrays)] for part, known in KEYS.items()}
-    pairs = {part: pairs[0] for part, pairs in found.items() if pairs}
-    if "train" not in pairs:
-        raise DataError(
-            f"{path} holds {', '.join(arrays) or 'nothing known'}; it needs the arrays 'images' and 'labels'"
-        )
-    pixels = {part: _pixels(path, images, arrays[images]) for part, (images, _) in pairs.items()}
+    matches = {part: [pair for pair in pairs if set(pair) <= set(arrays)] for part, pairs in KEYS.items()}
+    keys = {part: pairs[0] for part, pairs in matches.items() if pairs}
+    if "train" not in keys:
+        raise DataError(f"{path} has {_listing(arrays)}; it needs the arrays 'images' and 'labels'")
+    pixels = {part: _pixels(path, images, arrays[images]) for part, (images, _) in keys.items()}
     names = _names(path, arrays.get("classes"))
-    most = len(names) or sum(map(len, pixels.values()))
+    classes = len(names) or sum(map(len, pixels.values()))
     parts = {
-        part: Split(pixels[part], as_labels(arrays[labels], len(pixels[part]), most, f"{path}: {labels}"))
-        for part, (_, labels) in pairs.items()
+        part: Split(pixels[part], as_labels(arrays[labels], len(pixels[part]), classes, f"{path}: {labels}"))
+        for part, (_, labels) in keys.items()
     }
     count = max(int(split.labels.max()) for split in parts.values()) + 1
     return Contents(names or tuple(map(str, range(count))), parts, "own")
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    """The arrays of the file that have known names."""
-    known = {"classes", *(name for pairs in KEYS.values() for pair in pairs for name in pair)}
+    """The arrays of the file whose names are "classes" or in `KEYS`."""
+    names = {"classes", *(name for pairs in KEYS.values() for pair in pairs for name in pair)}
     arrays = {}
-    with open_zip(path, ".npz file") as archive, warnings.catch_warnings(action="ignore"):  # of old headers
+    with open_zip(path, ".npz file") as archive, warnings.catch_warnings(action="ignore"):  # old headers warn
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
-            if name in known:
+            if name in names:
                 with damaged(f"{path}: {name}", "plain array", "save it again"), archive.open(info) as stream:
                     arrays[name] = read_array(stream, allow_pickle=False)
                     if stream.read(1):
-                        raise ValueError("its size is not that of its header")
+                        raise ValueError("its size differs from its header")
     return arrays
 
 
-def _names(path: Path, names: Array | None) -> tuple[str, ...]:
-    if names is None:
+def _listing(arrays: dict[str, Array]) -> str:
+    return ", ".join(arrays) or "no array with a known name"
+
+
+def _names(path: Path, classes: Array | None) -> tuple[str, ...]:
+    """The names of the classes; empty if the file has none. DataError for duplicates."""
+    if classes is None:
         return ()
-    if names.ndim != 1 or names.dtype.kind not in "USiu" or not names.size:
-        raise DataError(f"{path}: classes is {names.dtype} {list(names.shape)}; it must be a list of names")
+    if classes.ndim != 1 or classes.dtype.kind not in "USiu" or not classes.size:
+        raise DataError(
+            f"{path}: classes is {classes.dtype} {list(classes.shape)}; it must be a list of names"
+        )
     with damaged(f"{path}: classes", "list of names", "save it again"):
-        found = tuple(names.astype(str).tolist())
-    twice = [name for name, times in Counter(found).items() if times > 1]
-    if twice:
-        raise DataError(f"{path}: two classes are called '{twice[0]}'; rename one")
-    return found
+        names = tuple(classes.astype(str).tolist())
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise DataError(f"{path}: two classes are called '{duplicates[0]}'; rename one")
+    return names
 
 
 def _pixels(path: Path, name: str, images: Array) -> Tensor:
-    """uint8 [n c h w]"""
-    plain = images.dtype == np.uint8 and images.size
-    pixels = channels_first(torch.from_numpy(images)) if plain else None
+    """An array of images as uint8 [n c h w]; DataError if it has another type or shape."""
+    is_uint8 = images.dtype == np.uint8 and images.size
+    pixels = channels_first(torch.from_numpy(images)) if is_uint8 else None
     if pixels is None:
-        what = f"{path}: {name} is {images.dtype} {list(images.shape)}"
-        raise DataError(f"{what}; it must be uint8 [n h w] or [n h w c], with 1 or 3 channels")
+        actual = f"{path}: {name} is {images.dtype} {list(images.shape)}"
+        raise DataError(f"{actual}; it must be uint8 [n h w] or [n h w c], with 1 or 3 channels")
     return pixels.contiguous()
 
 
 def read_unlabelled(path: Path, shape: tuple[int, ...]) -> Split:
-    """All pictures of a folder, at any depth, or `images` of an .npz, brought to a shape [c h w]; labels −1.
+    """All pictures of a folder, at any depth, or `images` of an .npz, in a shape [c h w]; all labels are −1.
 
-    Pictures are cropped to the shape's sides; arrays are averaged to them. Labels are ignored. A DataError
-    if there are no pictures.
+    Pictures are cropped, then resized to the shape; arrays are only resized. Labels in the file are ignored.
+    Raises a DataError if the path or its images are missing.
     """
     if not there(path) or not (path.is_dir() or path.suffix == ".npz"):
-        raise DataError(f"data.unlabelled is {path}, which is no folder and no .npz file; correct the path")
+        raise DataError(f"data.unlabelled is {path}, which is not a folder or an .npz file; correct the path")
     path = path.resolve()
 
     def read() -> Contents:
@@ -195,7 +204,7 @@ def _all_pictures(folder: Path, shape: tuple[int, ...]) -> Tensor:
     files = tree(folder)
     names = [name for name in files.names if is_picture(name)]
     if not names:
-        raise DataError(f"{folder} holds no pictures; known are {', '.join(SUFFIXES)}")
+        raise DataError(f"{folder} holds no pictures; known suffixes are {', '.join(SUFFIXES)}")
     return decode_all(names, files.read, files.where, (shape[2], shape[1]), folder.name)
 
 
@@ -204,4 +213,4 @@ def _training_images(path: Path) -> Tensor:
     for name, _ in KEYS["train"]:
         if name in arrays:
             return _pixels(path, name, arrays[name])
-    raise DataError(f"{path} holds {', '.join(arrays) or 'nothing known'}; it needs the array 'images'")
+    raise DataError(f"{path} has {_listing(arrays)}; it needs the array 'images'")

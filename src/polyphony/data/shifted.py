@@ -19,14 +19,15 @@ def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | 
     """The test images of another data set, converted to the channels and size of `like`.
 
     Pictures in a folder are cropped to a square if `like` is square; other images are squashed. `limit` takes
-    the first so many. The labels stay those of the other data set: they mean nothing for the known classes.
+    the first images only; DataError if they lack classes because the images are sorted by class. Labels are
+    those of the other data set, so they have no meaning for the known classes.
     """
     dataset = identify(name)
     place, path = locate(dataset, data_root(root))
     channels, height, width = like.images.shape[1:]
     crop = height == width and "resolution" in place.options
-    whole = contents(dataset, place, path, Options(resolution=height) if crop else EVERYTHING)
-    split = whole.parts["test"] if "test" in whole.parts else arrange(dataset, whole, EVERYTHING).test
+    data = contents(dataset, place, path, Options(resolution=height) if crop else EVERYTHING)
+    split = data.parts["test"] if "test" in data.parts else arrange(dataset, data, EVERYTHING).test
     if limit is not None:
         split = first_images(split, limit, dataset.name)
     images = with_channels(split.images, channels)
@@ -39,8 +40,8 @@ def load_unknown(name: str, like: Split, root: Path | None = None, limit: int | 
 class Corrupted:
     """Corrupted versions of a test split. Iterating yields (corruption, severity, Split), read lazily.
 
-    `origin` is "official", "unverified" or, for images made by `polyphony data corrupt`, "regenerated":
-    show it with every score. `source` is the fingerprint of the test split that these were made from.
+    `origin` is "official", "unverified" or, for images made by `polyphony data corrupt`, "regenerated". Show
+    it with every score. `source` is the fingerprint of the test split that the images were made from.
     """
 
     parts: Mapping[str, Split]
@@ -56,8 +57,8 @@ class Corrupted:
             for severity in SEVERITIES:
                 yield name, severity, self[name, severity]
 
-    def __getitem__(self, which: tuple[str, int]) -> Split:
-        name, severity = which
+    def __getitem__(self, condition: tuple[str, int]) -> Split:
+        name, severity = condition
         split = self.parts[name]
         n = len(split) // len(SEVERITIES)
         block = split[(severity - 1) * n : severity * n]
@@ -67,23 +68,24 @@ class Corrupted:
 
 
 def corrupted(name: str, root: Path | None = None, options: Options = EVERYTHING) -> Corrupted:
-    """The corrupted test images of a data set: the official ones if they are there, else those made here.
+    """The corrupted test images of a data set: the official ones if they exist, else the regenerated ones.
 
-    Of the options, `test`, `resolution` and `channels` apply.
+    Only the options `test`, `resolution` and `channels` are used. Raises a MissingCorruptedError if there are
+    neither.
     """
     base = data_root(root)
-    official, made = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
+    official, regenerated = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
     if official is not None and there(base / official.places[0].path):
         place, folder = locate(official, base)
-        whole = contents(official, place, folder)
-    elif there(made):
-        folder, whole = made, validated(read(made, options), made)
+        data = contents(official, place, folder)
+    elif there(regenerated):
+        folder, data = regenerated, validated(read(regenerated, options), regenerated)
     else:
-        where = f"{official.places[0].path} or {made.name}" if official else made.name
-        raise MissingCorruptedError(f"{where} is not in {base}: put it there", name)
-    return Corrupted(whole.parts, whole.origin, options, source(folder))
+        names = f"{official.places[0].path} or {regenerated.name}" if official else regenerated.name
+        raise MissingCorruptedError(f"{names} is not in {base}: put it there", name)
+    return Corrupted(data.parts, data.origin, options, source(folder))
 
 
 def regenerated_folder(name: str) -> str:
-    """The folder below the root that holds corrupted images made here."""
+    """The name of the folder below the root that holds a data set's regenerated corrupted images."""
     return f"{name}-c-regenerated"

@@ -18,10 +18,10 @@ from torch import Tensor
 from polyphony._util.files import memory
 from polyphony.data.files import DataError, cache_root
 
-UNLABELLED = -1  # the label of an image without one
-SMALL = 1 << 28  # bytes of images that always fit in memory
-CHUNK = 1 << 24  # bytes of images at a time
-Resize = Literal["crop", "squash"]  # crop at the centre to the shape first, or not; then average over areas
+UNLABELLED = -1  # label of an image that has none
+SMALL = 1 << 28  # bytes; images up to this size are always kept in memory
+CHUNK = 1 << 24  # bytes of images to process at a time
+Resize = Literal["crop", "squash"]  # "crop" cuts out the centre first; both then resize by area averaging
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +40,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, which: slice | Tensor) -> Split:
-        if isinstance(which, Tensor) and which.dtype == torch.int64:  # 15 times as fast as indexing
-            out = room(len(which), *self.images.shape[1:]) if self.images.device.type == "cpu" else None
-            images = torch.index_select(self.images, 0, which, out=out)
-            return Split(images, self.labels.index_select(0, which))
-        return Split(self.images[which], self.labels[which])
+    def __getitem__(self, rows: slice | Tensor) -> Split:
+        if isinstance(rows, Tensor) and rows.dtype == torch.int64:  # 15 times as fast as indexing
+            out = room(len(rows), *self.images.shape[1:]) if self.images.device.type == "cpu" else None
+            images = torch.index_select(self.images, 0, rows, out=out)
+            return Split(images, self.labels.index_select(0, rows))
+        return Split(self.images[rows], self.labels[rows])
 
     def joined(self, other: Split) -> Split:
         """These images followed by the others, which must have the same size."""
@@ -54,22 +54,22 @@ class Split:
         return Split(images, torch.cat([self.labels, other.labels]))
 
     def without_labels(self) -> Split:
-        """The images with the label −1, which means none."""
+        """The same images, all with the label −1, which means no label."""
         return Split(self.images, torch.full_like(self.labels, UNLABELLED))
 
     def some(self, count: int) -> Split:
-        """At most `count` images, evenly spaced, so that data in order of class keeps all classes."""
+        """At most `count` images, evenly spaced, so that data sorted by class keeps all its classes."""
         if count >= len(self):
             return self
         return self[torch.arange(count, device=self.images.device) * len(self) // count]
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of the pixels in [0, 1], one number a channel: for `Normalize.set`."""
+        """Mean and standard deviation of each channel, for pixels in [0, 1]: see `Normalize.set`."""
         values = torch.arange(256, dtype=torch.float64) / 255
         counts = torch.zeros(self.images.shape[1], 256, dtype=torch.int64)
-        for some in self.images.split(max(1, CHUNK // math.prod(self.images.shape[1:]))):
-            for count, channel in zip(counts, some.cpu().unbind(1), strict=True):
+        for chunk in self.images.split(max(1, CHUNK // math.prod(self.images.shape[1:]))):
+            for count, channel in zip(counts, chunk.cpu().unbind(1), strict=True):
                 count += channel.flatten().bincount(minlength=256)
         weights = counts.double() / counts.sum(1, keepdim=True)
         mean = weights @ values
@@ -101,23 +101,24 @@ class Splits:
 
 
 def room(*shape: int) -> Tensor:
-    """An uninitialised tensor for uint8 images: in memory, or mapped from a file if it is large.
+    """An uninitialised uint8 tensor for images: in memory, or mapped from a file if it is large.
 
-    Large means over a quarter of the memory, and over 256 MiB. The file is unnamed, in the cache folder, and
-    disappears with the tensor. DataError for more than 16 times the memory, or if the disk is too small.
+    Large means more than a quarter of the memory, and more than 256 MiB. The file is unnamed, in the cache
+    folder, and disappears with the tensor. Raises a DataError if the size is more than 16 times the memory,
+    or if the disk is too small.
     """
-    size, most = math.prod(shape), 16 * memory()
+    size, largest = math.prod(shape), 16 * memory()
     if size <= max(SMALL, memory() // 4):
         return torch.empty(shape, dtype=torch.uint8)
     try:
-        if size > most:
-            raise OSError(f"{most >> 30:,} GiB at most, for this machine's memory")
+        if size > largest:
+            raise OSError(f"{largest >> 30:,} GiB at most, for this machine's memory")
         return mapped(shape, cache_root())
     except OSError as error:
         sides = "×".join(map(str, shape[1:]))
         raise DataError(
-            f"{shape[0]:,} images of {sides} take {size >> 30:,} GiB, which do not fit ({error});"
-            " take fewer or smaller ones"
+            f"{shape[0]:,} images of {sides} need {size >> 30:,} GiB, which is too much ({error});"
+            " use fewer or smaller images"
         ) from error
 
 

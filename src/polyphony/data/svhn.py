@@ -1,6 +1,6 @@
-"""SVHN's cropped digits from the official .mat files of MATLAB's version 5, unpacked up to a limit.
+"""SVHN's cropped digits, from the official .mat files (MATLAB's version 5), which are unpacked up to a limit.
 
-SciPy's reader is not used: it has no limit, and crashes the process on cells that are nested 100,000 deep.
+SciPy's reader is not used: it has no limit, and it crashes the process if cells are nested 100,000 deep.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from polyphony.data.splits import Split
 Array = np.ndarray[Any, np.dtype[Any]]
 MATRIX, COMPRESSED = 14, 15
 KINDS = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
-NUMERIC = range(6, 16)  # the classes of dense arrays; cells, structures, text and sparse arrays have others
+NUMERIC = range(6, 16)  # MATLAB's classes of dense arrays; not cells, structures, text or sparse arrays
 
 
-def read_mat(path: Path, wanted: Sequence[str]) -> dict[str, Array]:
-    """The wanted arrays of the file by their names; those that are not there are left out."""
+def read_mat(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """Name → array, for those of the names that the file has; DataError if the file is invalid."""
     content = memoryview(read_bytes(path))
     arrays: dict[str, Array] = {}
-    most = min(bound(path), LARGEST)
+    spare = min(bound(path), LARGEST)  # bytes that may still be unpacked
     with damaged(path, ".mat file"):
         if bytes(content[124:128]) != b"\x00\x01IM":
             raise ValueError("not of version 5")
         for kind, body in _elements(content[128:]):
             if kind == COMPRESSED:
                 stream = zlib.decompressobj()
-                inflated = stream.decompress(body, most + 1)
-                most -= len(inflated)
-                if most < 0 or not stream.eof:
-                    raise ValueError("out of proportion" if most < 0 else "cut short")
+                inflated = stream.decompress(body, spare + 1)
+                spare -= len(inflated)
+                if spare < 0 or not stream.eof:
+                    raise ValueError("it unpacks to too many bytes" if spare < 0 else "cut short")
                 kind, body = next(_elements(memoryview(inflated)))
             if kind == MATRIX:
-                arrays |= _matrix(body, wanted)
+                arrays |= _matrix(body, names)
     return arrays
 
 
 def _elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(kind, bytes) of one element after the other; a small one stands in the second half of its own tag."""
+    """Yield (kind, bytes) of each element; a small element is in the second half of its own tag."""
     start = 0
     while start < len(content):
         kind, size = struct.unpack_from("<II", content, start)
@@ -60,15 +60,15 @@ def _elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
         start = end if kind == COMPRESSED else end + -(end - start) % 8
 
 
-def _matrix(body: memoryview, wanted: Sequence[str]) -> dict[str, Array]:
-    """{name: array} of an element that is a wanted matrix, or empty."""
+def _matrix(body: memoryview, names: Sequence[str]) -> dict[str, Array]:
+    """{name: array} of a matrix element; empty if its name is not one of the names."""
     (_, flags), (_, sides), (_, letters) = islice(elements := _elements(body), 3)
     name = bytes(letters).decode("latin1")
-    if name not in wanted:
+    if name not in names:
         return {}
     shape = np.frombuffer(sides, "<i4").tolist()
     if flags[0] not in NUMERIC or flags[1] & 8 or min(shape) < 1:
-        raise ValueError(f"{name} is no array of real numbers")
+        raise ValueError(f"{name} is not an array of real numbers")
     kind, content = next(elements)
     return {name: np.frombuffer(content, KINDS[kind]).reshape(shape, order="F")}
 
@@ -82,13 +82,13 @@ FILES = {  # MD5 and size
 
 
 def read(path: Path, options: Options) -> Contents:
-    """The test digits of a file; or those of a folder, and its training digits if they are there."""
+    """Read the test digits of a file, or the test digits and perhaps the training digits of a folder."""
     if not path.is_dir():
         return Contents(CLASSES, {"test": read_split(path)})
-    found = {part: path / f"{part}_32x32.mat" for part in ("train", "test")}
-    if not there(found["test"]):
-        raise MissingDataError(f"{found['test']} is missing: put it there", "svhn")
-    return Contents(CLASSES, {part: read_split(file) for part, file in found.items() if there(file)})
+    files = {part: path / f"{part}_32x32.mat" for part in ("train", "test")}
+    if not there(files["test"]):
+        raise MissingDataError(f"{files['test']} is missing: put it there", "svhn")
+    return Contents(CLASSES, {part: read_split(file) for part, file in files.items() if there(file)})
 
 
 def read_split(path: Path) -> Split:
@@ -99,11 +99,11 @@ def read_split(path: Path) -> Split:
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.shape not in ((n, 1), (1, n)):
         raise DataError(
             f"{path} holds X {x.dtype} {list(x.shape)} and y {list(y.shape)} "
-            "where uint8 [32, 32, 3, n] and [n, 1] belong; download it again"
+            "instead of uint8 [32, 32, 3, n] and [n, 1]; download it again"
         )
     digits = y.reshape(-1)
-    if not (known := np.isin(digits, range(1, 11))).all():
-        raise DataError(f"{path} has the label {digits[~known][0]}, outside 1..10; download it again")
+    if not (valid := np.isin(digits, range(1, 11))).all():
+        raise DataError(f"{path} has the label {digits[~valid][0]}, outside 1..10; download it again")
     pixels = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
     return Split(torch.from_numpy(pixels), torch.from_numpy(digits.astype(np.int64) % 10))
 

@@ -17,45 +17,46 @@ Listing = list[tuple[str, int]]  # (file, label)
 
 
 def read(path: Path, options: Options) -> Contents:
-    """Training images, and the official validation images as test. uint8 [n 3 64 64], grey as RGB."""
+    """Read the training images, and the official validation images as the part test. RGB uint8 [n 3 64 64]"""
     files = tree(path)
     wnids = files.text("wnids.txt").split()
     label = {wnid: i for i, wnid in enumerate(wnids)}
     if not wnids or len(label) < len(wnids):
         raise DataError(f"{files.where('wnids.txt')} is empty or names a class twice; get the archive again")
     listings = {"train": _train(files, label), "test": _val(files, label)}
-    return Contents(_names(files, wnids), {part: _split(files, each) for part, each in listings.items()})
+    parts = {part: _split(files, listing) for part, listing in listings.items()}
+    return Contents(_names(files, wnids), parts)
 
 
 def _names(files: Tree, wnids: list[str]) -> tuple[str, ...]:
-    """The first word or words of every class: "goldfish" for "goldfish, Carassius auratus"."""
+    """The first name of every class: "goldfish" for "goldfish, Carassius auratus"."""
     lines = (line.partition("\t") for line in files.text("words.txt").splitlines())
     words = {wnid: text.split(",")[0] for wnid, _, text in lines}
     return tuple(words.get(wnid, wnid) for wnid in wnids)
 
 
 def _train(files: Tree, label: dict[str, int]) -> Listing:
-    """In the order of wnids.txt, within a class by the number in the file's name."""
-    found: dict[str, list[str]] = {wnid: [] for wnid in label}
+    """The training images in the order of wnids.txt; within a class, by the number in the file's name."""
+    images: dict[str, list[str]] = {wnid: [] for wnid in label}
     for name in files.names:
         parts = PurePosixPath(name).parts
         if len(parts) == 4 and parts[0] == "train" and parts[2] == "images":
-            if parts[1] not in found:
+            if parts[1] not in images:
                 raise DataError(f"{files.where(name)} belongs to no class of wnids.txt; remove it")
-            found[parts[1]].append(name)
-    for wnid, names in found.items():
+            images[parts[1]].append(name)
+    for wnid, names in images.items():
         if not names:
             raise DataError(f"{files.where(f'train/{wnid}/images')} holds no images; get the archive again")
-    return [(name, label[wnid]) for wnid, names in found.items() for name in sorted(names, key=_by_number)]
+    return [(name, label[wnid]) for wnid, names in images.items() for name in sorted(names, key=_by_number)]
 
 
 def _by_number(name: str) -> tuple[int, str]:
-    """Sorts 10 behind 9: the names of a class differ in their number only."""
+    """A sort key that puts 10 after 9: the names of a class differ only in their number."""
     return len(name), name
 
 
 def _val(files: Tree, label: dict[str, int]) -> Listing:
-    """In the order of val_annotations.txt, whose lines begin: file, tab, class."""
+    """The validation images in the order of val_annotations.txt; each line starts with file, tab, class."""
     listing, present = [], set(files.names)
     for line in files.text("val/val_annotations.txt").splitlines():
         name, _, rest = line.partition("\t")
