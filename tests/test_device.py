@@ -19,7 +19,7 @@ from polyphony.ensembles import Ensemble
 from polyphony.nn.rank_one import set_way
 from polyphony.runs.stage import Stage
 from polyphony.training import fit as train
-from polyphony.training.fit import LOOK_EVERY, Plan, fit
+from polyphony.training.fit import READ_EVERY, Plan, fit
 from polyphony.training.optimise import AdamW
 from polyphony.training.predict import predict
 
@@ -190,15 +190,15 @@ def test_a_step_waits_for_nothing_and_sends_the_batch_and_its_draws_alone(form, 
         form, "one_to_one"
     )
     counted = Counted(replace(loss_of(student, loss, perturb), unlabelled=unlabelled > 0))
-    images = split(round(8 * (1 - unlabelled)) * (LOOK_EVERY + 4), 1).joined(without_labels(split(9, 5)))
-    images = images if unlabelled else split(8 * (LOOK_EVERY + 4), 1)
+    images = split(round(8 * (1 - unlabelled)) * (READ_EVERY + 4), 1).joined(without_labels(split(9, 5)))
+    images = images if unlabelled else split(8 * (READ_EVERY + 4), 1)
     plan = PLAN.replace(epochs=1, unlabelled=unlabelled)
     fit(student, counted, images, VALID, plan, seeded(), device="sim")
     _, *steps = counted.steps
-    assert len(steps) == LOOK_EVERY + 3
+    assert len(steps) == READ_EVERY + 3
     for number, step in enumerate(steps, start=1):
         assert step.blocking == []
-        assert step.waits == (["to cpu"] if number == LOOK_EVERY else [])
+        assert step.waits == (["to cpu"] if number == READ_EVERY else [])
         assert step.sent == [
             *draws,
             (8, 1, 5, 5),

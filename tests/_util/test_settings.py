@@ -120,8 +120,8 @@ FAR = Split(SPLIT.images, SPLIT.labels + 7)
         (trained(Single(NETWORK), Distill(OTHERS)), "the student has 3 classes, its teachers 5"),
         (trained(Dirichlet(NETWORK), DistillDistribution(OTHERS, 9)), "has 3 classes, its teachers 5"),
         (trained(Dirichlet(NETWORK, 1), DistillProxy(OTHERS)), "the student has 3 classes, its teachers 5"),
-        (trained(Single(ALONE.networks[0]), Distill(ALONE)), "the networks have one class"),
-        (trained(Single(resnet(8, 1, width=2)), CrossEntropy()), "the network has one class"),
+        (trained(Single(ALONE.networks[0]), Distill(ALONE)), "the networks have only one class"),
+        (trained(Single(resnet(8, 1, width=2)), CrossEntropy()), "the network has only one class"),
         (trained(Single(NETWORK), Distill(TEACHERS, perturb=Adversarial()), FAR), "there is a label 8, but"),
         (trained(Single(NETWORK), CrossEntropy(), GREY), "the images have 1 channels, the network takes 3"),
         (

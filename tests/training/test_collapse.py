@@ -14,7 +14,7 @@ from polyphony.distill import CrossEntropy
 from polyphony.ensembles import BatchEnsemble, Single
 from polyphony.nn import factor_distance, factors
 from polyphony.runs.stage import Stage
-from polyphony.training.collapse import is_seen
+from polyphony.training.collapse import is_collapsed
 from polyphony.training.fit import Plan, fit
 
 EPOCHS, WARM_UP = 12, 3
@@ -137,7 +137,7 @@ def test_the_first_tenth_of_a_long_training_is_not_judged():
 )
 def test_members_count_as_one_if_both_their_classes_and_confidences_agree(accuracy, disagreement, kld, alike):
     row = {"valid_member_acc": accuracy, "valid_disagreement": disagreement, "valid_kld": kld}
-    assert is_seen(row) == alike
+    assert is_collapsed(row) == alike
 
 
 class StopsAt:

@@ -383,7 +383,7 @@ def test_what_a_network_draws_itself_differs_between_processes_and_repeats_in_ea
 
     def dropped(rank: int) -> Tensor:
         training = train.Training(student(), plan(1), seeded(7), Group(rank, 2))
-        with training.own_draws():
+        with training.seeded_dropout():
             return F.dropout(torch.ones(100), 0.5)
 
     first, second = dropped(0), dropped(1)

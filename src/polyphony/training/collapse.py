@@ -1,4 +1,4 @@
-"""Warns once if members become the same predictor in training; measured after each epoch."""
+"""Measures after each epoch how much members differ; the warning if they become the same predictor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from polyphony.nn import factor_distance, factors
 
 Row = dict[str, float]  # one epoch of a training's log
 
-LASTING = 3  # epochs in a row that make a collapse
-OF_ERRORS = 0.05  # disagreement relative to the members' error rate; about 1 for deep ensembles
-IN_NATS = 1e-3  # mean-KLD
+EPOCHS = 3  # a collapse is so many epochs in a row below both limits
+MAX_DISAGREEMENT = 0.05  # relative to the members' error rate; about 1 for deep ensembles
+MAX_KLD = 1e-3  # mean-KLD in nats
 
 
 def spread(model: Ensemble, logits: Tensor, labels: Tensor) -> Row:
-    """How far apart members are in their predictions, and in their rank-one factors if they have any.
+    """How much members differ in their predictions, and in their rank-one factors if they have any.
 
     Empty for one member. logits [m n k], labels [n]
     """
@@ -36,28 +36,27 @@ def spread(model: Ensemble, logits: Tensor, labels: Tensor) -> Row:
 
 
 def is_new(log: Sequence[Row]) -> bool:
-    """Whether members were the same predictor in the last `LASTING` epochs, for the first time.
+    """Whether members collapsed in each of the last `EPOCHS` epochs, and never for so long before.
 
     One epoch alone means little: members that learn slowly may all predict the same class for a while.
     """
-    seen = [is_seen(row) for row in log]
-    ends = [end for end in range(LASTING, len(log) + 1) if all(seen[end - LASTING : end])]
+    collapsed = [is_collapsed(row) for row in log]
+    ends = [end for end in range(EPOCHS, len(log) + 1) if all(collapsed[end - EPOCHS : end])]
     return ends == [len(log)]
 
 
-def is_seen(row: Row) -> bool:
-    """Whether members are the same predictor in an epoch; not if they agree because they are never wrong."""
+def is_collapsed(row: Row) -> bool:
+    """Whether members were the same predictor after an epoch. False if all members are always correct."""
     error = 1 - row.get("valid_member_acc", 1.0)
-    return error > 0 and row["valid_disagreement"] < OF_ERRORS * error and row["valid_kld"] < IN_NATS
+    return error > 0 and row["valid_disagreement"] < MAX_DISAGREEMENT * error and row["valid_kld"] < MAX_KLD
 
 
-def words(row: Row) -> str:
+def warning(row: Row) -> str:
     """The warning for an epoch: what happened, and what to change."""
     distance = row.get("factor_distance")
-    apart = "" if distance is None else f", their factors differ by {distance:.0%} of their norm"
+    factors = "" if distance is None else f", their factors differ by {distance:.0%} of their norm"
     return (
         f"after epoch {row['epoch'] + 1:.0f} the members are almost one predictor (they name different"
-        f" classes on {row['valid_disagreement']:.2%} of the validation images{apart}): distil on perturbed"
-        " images"
-        ' (perturb = "ods"), take a larger step_size, or train one network, which costs less'
+        f" classes on {row['valid_disagreement']:.2%} of the validation images{factors}): distil on perturbed"
+        ' images (perturb = "ods"), take a larger step_size, or train one network, which costs less'
     )

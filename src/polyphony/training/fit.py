@@ -27,7 +27,7 @@ from polyphony.training.collapse import Row
 from polyphony.training.graphs import Compiled
 from polyphony.training.optimise import Schedule
 from polyphony.training.predict import predict
-from polyphony.training.tally import DivergedError, Tally, last_good
+from polyphony.training.tally import DivergedError, Tally, advice
 
 Loss = Callable[[Ensemble, Tensor, Tensor, torch.Generator], dict[str, Tensor]]
 
@@ -38,15 +38,15 @@ Precision = Annotated[
     ),
 ]
 
-LOOK_EVERY = 10  # steps between looks at the loss: a look synchronises the device
+READ_EVERY = 10  # steps between readings of the loss: a reading synchronises the device
 
 
 class ResumeError(UserError, ValueError):
-    """A saved state does not fit this training."""
+    """A saved state belongs to another training."""
 
 
 class Plan(Schedule):
-    """A schedule, and how it is computed. Its shape is the paper's B.1; the numbers are in the recipes."""
+    """All settings of `fit`. The default schedule is that of the paper (B.1); recipes set the numbers."""
 
     epochs: Count = 200
     batch: Count = 128
@@ -54,25 +54,25 @@ class Plan(Schedule):
     weight_decay: NotNegative = 5e-4
     factor_rate: NotNegative = 0.5  # learning rate of rank-one factors, relative to the base rate
     augment: Augmentation = Augmentation()
-    precision: Precision = "float32"  # autocast; float16 scales its loss and synchronises each step
-    deterministic: bool = False  # use only kernels that give the same bits each time?
-    way: Way = "auto"  # what rank-one layers scale
-    compile: bool = False  # compile the loss, teachers included, as one graph of torch.compile (graphs.py)?
+    precision: Precision = "float32"  # of autocast; float16 scales the loss and synchronises each step
+    deterministic: bool = False  # use only deterministic kernels?
+    way: Way = "auto"  # what rank-one layers scale: weights or activations
+    compile: bool = False  # compile the loss and its networks with torch.compile (graphs.py)?
     unlabelled: Share = 0.0  # share of unlabelled images (label −1) in a batch
 
     @classmethod
     def of(cls, schedule: Schedule, **others: Any) -> Plan:
-        """The plan of a recipe's table that contains a schedule, such as `student`."""
+        """The plan of a table of a recipe that contains a schedule, such as `student`."""
         return cls(**{name: getattr(schedule, name) for name in Schedule.model_fields}, **others)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of autocast; TF32 is not a type of its own."""
+        """The dtype of autocast; TF32 has the dtype float32."""
         return torch.float32 if self.precision == "tf32" else getattr(torch, self.precision)
 
     @property
-    def quiet(self) -> int:
-        """Epochs without a warning about equal members: the warm-up, and the first tenth."""
+    def epochs_before_warnings(self) -> int:
+        """Epochs that cannot start a warning about equal members: the warm-up, and the first tenth."""
         return max(self.warm_up, math.ceil(self.epochs / 10))
 
 
@@ -90,13 +90,13 @@ class Watch(Protocol):
     """Receives reports of a training."""
 
     def step(self, done: int, steps: int, row: Row) -> None:
-        """`done` of `steps` steps of an epoch are done; `row` has means over the epoch so far."""
+        """`done` of an epoch's `steps` steps are done; `row` has the means over these steps."""
 
     def epoch(self, row: Row) -> None:
-        """An epoch is over."""
+        """An epoch has ended; `row` is its row of the log."""
 
     def warn(self, sentence: str) -> None:
-        """A warning about the training."""
+        """There is a warning about the training."""
 
 
 class NoCheckpoint:
@@ -131,19 +131,22 @@ def fit(
     watch: Watch | None = None,
     group: Group | None = None,
 ) -> list[Row]:
-    """Train a model, and leave it with the weights of the best validation accuracy in the last tenth.
+    """Train a model. It ends with the weights of its best epoch.
+
+    The best epoch has the highest validation accuracy among the last tenth of the epochs.
 
     Args:
-        model: A teacher (`Single`) or a student, with first weights.
-        loss: What is minimised, called with the model, pixels `[b c h w]`, labels `[b]` and the generator.
+        model: A teacher (`Single`) or a student, with initial weights.
+        loss: Called with the model, pixels `[b c h w]`, labels `[b]` and the generator. It returns means by
+            name: `fit` minimises `"loss"` and logs all.
         train: Training images.
-        valid: Validation images, which choose the epoch.
+        valid: Validation images, which select the best epoch.
         plan: Epochs, batch, learning rate, augmentation.
         rng: Source of shuffles, augmentation and perturbations. Equal generators give equal weights.
         device: Where to train.
-        checkpoint: Where to save the state after every epoch. A killed training continues from there and
-            ends, on a CPU, with the same bits.
-        watch: Who is told of steps and epochs.
+        checkpoint: Saves the state after every epoch. A killed training continues from there; on a CPU the
+            result is the same, bit for bit.
+        watch: Receives reports of steps and epochs.
         group: The processes of one training. Each calls `fit` with the same arguments.
 
     Returns:
@@ -166,14 +169,14 @@ def fit(
     for epoch in range(len(training.log), plan.epochs):
         start = time.perf_counter()
         row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
-        exact = arithmetic(plan.precision == "tf32", plan.deterministic)
-        with group.training(model), exact, training.own_draws():
+        kernels = arithmetic(plan.precision == "tf32", plan.deterministic)
+        with group.training(model), kernels, training.seeded_dropout():
             row |= run_epoch(training, loss, train, epoch, watch)
         with arithmetic(deterministic=plan.deterministic):
             row |= group.from_first(partial(validate, model, valid, epoch))
         training.finish(epoch, row | {"seconds": time.perf_counter() - start})
-        if model.expects_diversity and collapse.is_new(training.log[plan.quiet :]):
-            watch.warn(collapse.words(training.log[-1]))
+        if model.expects_diversity and collapse.is_new(training.log[plan.epochs_before_warnings :]):
+            watch.warn(collapse.warning(training.log[-1]))
         group.from_first(lambda: checkpoint.save(training.state()))
         watch.epoch(training.log[-1])
     model.load_state_dict(training.best)
@@ -181,7 +184,7 @@ def fit(
 
 
 class Training:
-    """Everything that changes while a model trains: the state that a resumed training needs."""
+    """Everything that changes while a model trains; `state` and `restore` save and load it."""
 
     def __init__(self, model: Ensemble, plan: Plan, rng: torch.Generator, group: Group) -> None:
         if not isinstance(model, Ensemble):
@@ -194,7 +197,7 @@ class Training:
             )
         if halves := {weight.dtype for weight in model.parameters()} & {torch.float16, torch.bfloat16}:
             raise SettingError(
-                f"weights are trained in float32, not {halves.pop()}: give the plan a precision"
+                f"weights are trained in float32, not {halves.pop()}: set the precision of the plan instead"
             )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         set_way(model, plan.way)
@@ -204,14 +207,14 @@ class Training:
         self.log: list[Row] = []
 
     def set_rate(self, epoch: int) -> float:
-        """Set the learning rate of every parameter group for an epoch; returns the base rate."""
+        """Set the learning rate of every parameter group for an epoch, and return the base rate."""
         rate = self.plan.learning_rate * self.plan.schedule(epoch, self.plan.epochs, self.plan.warm_up)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["share"]
         return rate
 
     def step(self, loss: Tensor) -> None:
-        """Update the weights by the gradient of a loss, a mean over this process's rows of a batch."""
+        """One step of the optimiser. `loss` is the mean over this process's rows of the batch."""
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss * self.group.weight).backward()
         self.group.sum_gradients(self.model.parameters())
@@ -222,8 +225,8 @@ class Training:
         self.scaler.update()
 
     @contextmanager
-    def own_draws(self) -> Iterator[None]:
-        """Let draws inside a network (dropout) follow from `rng`, without advancing it."""
+    def seeded_dropout(self) -> Iterator[None]:
+        """Seed PyTorch's global generator, which dropout uses, from `rng`, without advancing `rng`."""
         seed = int(torch.randint(2**62, (), generator=self.rng.clone_state()))
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -231,16 +234,15 @@ class Training:
             yield
 
     def finish(self, epoch: int, row: Row) -> None:
-        """Log an epoch; save its weights if it may be selected and is the best so far."""
-        eligible = [
-            old["valid_acc"] for old in self.log if may_be_selected(int(old["epoch"]), self.plan.epochs)
-        ]
-        if may_be_selected(epoch, self.plan.epochs) and row["valid_acc"] > max(eligible, default=-math.inf):
+        """Log an epoch; copy its weights to `best` if it may be selected and is the best so far."""
+        epochs = self.plan.epochs
+        earlier = [old["valid_acc"] for old in self.log if may_be_selected(int(old["epoch"]), epochs)]
+        if may_be_selected(epoch, epochs) and row["valid_acc"] > max(earlier, default=-math.inf):
             self.best = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
         self.log.append(row)
 
     def state(self) -> dict[str, Any]:
-        """The state as numbers and tensors on the CPU, so that any device can continue."""
+        """The state, with tensors on the CPU so that any device can continue."""
         return {
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
@@ -251,7 +253,7 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state, if there is one; raises a ResumeError if it is of another training."""
         if state is None:
             return
         try:
@@ -272,7 +274,7 @@ def on_cpu(state: Any) -> Any:
 
 
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
-    """One pass over the training images: means over images of what the loss reports, and images a second."""
+    """Train for one epoch. Returns the means over images of the loss's terms, and images per second."""
     plan, model, tally = training.plan, training.model.train(), Tally(training.group)
     steps, start = epoch_steps(train, plan.batch, plan.unlabelled), time.perf_counter()
     for x, y in batches(train, plan.batch, plan.augment, training.rng, model.device, plan.unlabelled):
@@ -280,8 +282,8 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
             terms = loss(model, x, y, training.rng)
         training.step(terms["loss"])
         tally.add(terms)
-        if tally.steps % LOOK_EVERY == 0 or tally.steps == steps:
-            means = tally.look(epoch, steps)
+        if tally.steps % READ_EVERY == 0 or tally.steps == steps:
+            means = tally.read(epoch, steps)
             means["images_per_second"] = sum(tally.rows) / (time.perf_counter() - start)
             watch.step(tally.steps, steps, {"epoch": epoch, **means})
     training.group.check_draws(training.rng)
@@ -289,12 +291,13 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
 
 
 def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
-    """Accuracy and NLL of the members' mean prediction on the validation images, and how members differ."""
+    """Validation accuracy and NLL of the members' mean prediction, and how much members differ.
+
+    Raises a DivergedError if a logit is not finite.
+    """
     predictions = predict(model, valid)
     if not bool(predictions.logits.isfinite().all()):
-        raise DivergedError(
-            f"the validation outputs are not finite after epoch {epoch + 1}; {last_good(epoch)}"
-        )
+        raise DivergedError(f"the validation outputs are not finite after epoch {epoch + 1}; {advice(epoch)}")
     log_probs = metrics.ensemble_log_probs(predictions.logits)
     return {
         "valid_acc": metrics.accuracy(log_probs, valid.labels),
@@ -304,31 +307,33 @@ def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
 
 
 def may_be_selected(epoch: int, epochs: int) -> bool:
-    """Whether an epoch (counted from 0) is in the last tenth, at the last learning rate."""
+    """Whether an epoch (counted from 0) is in the last tenth, where the paper's learning rate is constant."""
     return 10 * (epoch + 1) >= 9 * epochs
 
 
 def parameter_groups(model: Ensemble, plan: Plan) -> list[dict[str, Any]]:
-    """All parameters at the base rate with weight decay; rank-one factors at their own rate without.
+    """The optimiser's parameter groups, each with its learning rate and weight decay.
 
-    Parameters of single members learn M times as fast, with an M-th of the decay. Where that stands for M
-    times the gradient, an optimiser that ignores the scale of gradients needs neither.
+    Rank-one factors have their own rate and no weight decay. Parameters of single members
+    (`own_parameters`) have M times the base rate and 1/M of the decay. If M times the rate only makes up for
+    gradients of 1/M (`scales_gradients`), an optimiser that ignores the scale of gradients needs neither.
+    All others have the base rate and decay.
     """
     scale_free = model.scales_gradients and getattr(plan.optimizer, "scale_free", False)
     times = 1.0 if scale_free else float(model.members)
-    own, special = set(model.own_parameters()), set(factors(model))
-    kinds = (
-        (set(model.parameters()) - own - special, 1.0, plan.weight_decay),
-        (special, plan.factor_rate, 0.0),
-        (own, times, plan.weight_decay / times),
-    )
+    own, rank_one = set(model.own_parameters()), set(factors(model))
+    shared = set(model.parameters()) - own - rank_one
     groups = [
         {
-            "params": [parameter for parameter in model.parameters() if parameter in kind],
+            "params": [parameter for parameter in model.parameters() if parameter in parameters],
             "share": share,
             "lr": plan.learning_rate * share,
             "weight_decay": decay,
         }
-        for kind, share, decay in kinds
+        for parameters, share, decay in (
+            (shared, 1.0, plan.weight_decay),
+            (rank_one, plan.factor_rate, 0.0),
+            (own, times, plan.weight_decay / times),
+        )
     ]
     return [group for group in groups if group["params"]]

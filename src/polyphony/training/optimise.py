@@ -1,4 +1,4 @@
-"""Optimisers, learning rates over the epochs, and the schedule of a training."""
+"""Optimisers, learning rate schedules, and the settings that teachers and students share."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Groups = list[dict[str, Any]]
 BelowOne = Annotated[Real, Field(ge=0, lt=1)]
 
 Optimiser = Callable[[Groups, float], torch.optim.Optimizer]
-"""(parameter groups with their learning rate and weight decay, momentum) → one of PyTorch's optimisers."""
+"""(parameter groups with their learning rate and weight decay, momentum) → a PyTorch optimiser."""
 
 Rates = Callable[[int, int, int], float]
-"""(epoch counted from 0, epochs, epochs of warm-up) → this epoch's share of the base learning rate."""
+"""(epoch counted from 0, epochs, epochs of warm-up) → factor of the base learning rate in this epoch."""
 
 
 class SGD(Settings):
-    """The paper's: momentum, coupled weight decay."""
+    """The paper's optimiser: SGD with momentum and coupled weight decay."""
 
     kind: Literal["sgd"] = Field(default="sgd", repr=False)
     nesterov: bool = False
@@ -57,16 +57,16 @@ class AdamW(Settings):
 
 
 class Trapezoid(Settings):
-    """The paper's: warm-up, 1 until half of the epochs, linearly to 1 % at nine tenths, then 1 %.
+    """The paper's schedule: warm-up, 1 until half of the epochs, linearly to 1 % at nine tenths, then 1 %.
 
-    Epochs count from 1, as in the authors' code. The first epoch has no decay, even if it is the last.
+    Epochs count from 1 here, as in the authors' code. The first epoch has no decay, even if it is the last.
     """
 
     kind: Literal["trapezoid"] = Field(default="trapezoid", repr=False)
 
     def __call__(self, epoch: int, epochs: int, warm_up: int = 5) -> float:
-        falling = 1 - 0.99 * ((epoch + 1) / epochs - 0.5) / 0.4 if epoch else 1.0
-        return min(rising(epoch, warm_up), max(0.01, min(1.0, falling)))
+        decay = 1 - 0.99 * ((epoch + 1) / epochs - 0.5) / 0.4 if epoch else 1.0
+        return min(warm_up_factor(epoch, warm_up), max(0.01, min(1.0, decay)))
 
 
 class Cosine(Settings):
@@ -76,22 +76,22 @@ class Cosine(Settings):
 
     def __call__(self, epoch: int, epochs: int, warm_up: int = 5) -> float:
         first = max(0, warm_up - 1)  # the epoch at which the warm-up reaches 1
-        fallen = max(0, epoch - first) / max(1, epochs - first)
-        return min(rising(epoch, warm_up), (1 + math.cos(math.pi * fallen)) / 2)
+        progress = max(0, epoch - first) / max(1, epochs - first)
+        return min(warm_up_factor(epoch, warm_up), (1 + math.cos(math.pi * progress)) / 2)
 
 
-def rising(epoch: int, warm_up: int) -> float:
-    """From 1 % in the first epoch linearly to 1 in the last epoch of the warm-up."""
+def warm_up_factor(epoch: int, warm_up: int) -> float:
+    """Linear from 1 % in the first epoch to 1 in the last epoch of the warm-up, then 1."""
     return 0.01 + 0.99 * epoch / (warm_up - 1) if epoch + 1 < warm_up else 1.0
 
 
 if TYPE_CHECKING:
     OptimiserSetting = Optimiser
     RatesSetting = Rates
-else:  # a table of a known kind, its name, or in Python any callable
-    KNOWN = (Field(discriminator="kind"), BeforeValidator(as_table), WrapValidator(table_or_callable))
-    OptimiserSetting = Annotated[SGD | AdamW, *KNOWN]
-    RatesSetting = Annotated[Trapezoid | Cosine, *KNOWN]
+else:  # a table of a built-in kind, the name of one, or in Python any callable
+    TABLE = (Field(discriminator="kind"), BeforeValidator(as_table), WrapValidator(table_or_callable))
+    OptimiserSetting = Annotated[SGD | AdamW, *TABLE]
+    RatesSetting = Annotated[Trapezoid | Cosine, *TABLE]
 
 
 class Schedule(Settings):
@@ -104,14 +104,14 @@ class Schedule(Settings):
     learning_rate: Positive
     """Highest learning rate."""
     weight_decay: NotNegative = 0.0
-    """Weight decay; factors of members have none."""
+    """Weight decay; rank-one factors have none."""
     momentum: BelowOne = 0.9
     """Momentum of SGD."""
     warm_up: CountFromZero = 5
-    """Epochs in which the learning rate rises."""
+    """Epochs of warm-up, in which the learning rate rises."""
     optimizer: OptimiserSetting = SGD()
-    """How weights move."""
+    """The optimiser."""
     schedule: RatesSetting = Trapezoid()
     """The learning rate over the epochs."""
     clip: Positive | None = None
-    """Greatest norm of the gradient of a step (default: none)."""
+    """Clip the gradient of a step to this norm (default: no clipping)."""

@@ -1,4 +1,4 @@
-"""Any ensemble × split → Predictions. Logits are saved once; all scores are functions of them."""
+"""Any ensemble × split → Predictions. All scores are functions of these logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyphony.metrics import Predictions
 
 BATCH = 250  # images in a batch, if memory allows
 GROWTH = 64  # bytes that a network may use for each byte of its images as floats
-AT_ONCE = 2**30  # bytes that one network may use for images that are changed first
+CHANGE_BYTES = 2**30  # memory that decides the batch of `before`: the same on every machine
 
 
 def unchanged(x: Tensor, y: Tensor) -> Tensor:
@@ -25,15 +25,15 @@ def unchanged(x: Tensor, y: Tensor) -> Tensor:
 
 
 def batch_for(ensemble: Ensemble, shape: Sequence[int]) -> int:
-    """How many images [c h w] all members can take at a time, in a quarter of the memory."""
+    """How many images [c h w] all members can predict at a time in a quarter of the memory."""
     on_gpu = ensemble.device.type == "cuda"
-    there = torch.cuda.mem_get_info(ensemble.device)[0] if on_gpu else memory()
-    return _fitting(there // 4 // ensemble.members, shape)
+    free = torch.cuda.mem_get_info(ensemble.device)[0] if on_gpu else memory()
+    return _images_in(free // 4 // ensemble.members, shape)
 
 
-def _fitting(there: int, shape: Sequence[int]) -> int:
-    """How many images [c h w] one network can take at a time in `there` bytes."""
-    return max(1, min(BATCH, there // (4 * math.prod(shape) * GROWTH)))
+def _images_in(size: int, shape: Sequence[int]) -> int:
+    """How many images [c h w] one network can predict at a time in `size` bytes; 1 to `BATCH`."""
+    return max(1, min(BATCH, size // (4 * math.prod(shape) * GROWTH)))
 
 
 def predict(
@@ -48,9 +48,9 @@ def predict(
     Args:
         ensemble: Teachers or a student, on any device.
         split: Images and labels.
-        batch: Images at a time (default: what memory allows; with `before` it depends on the images' size
-            alone, so that draws are the same on every machine).
-        before: Changes the pixels `[b c h w]` of a batch first, given its labels `[b]`.
+        batch: Images at a time (default: as many as fit in memory).
+        before: Changes pixels `[b c h w]`, given their labels `[b]`, before the prediction. Its default
+            batch depends only on the size of the images, so that its draws are the same on every machine.
 
     Returns:
         Logits `[m n k]` and labels `[n]`, on the CPU.
@@ -62,13 +62,14 @@ def predict(
         torch.Size([1, 60, 10])
     """
     shape = split.images.shape[1:]
-    asked = batch_for(ensemble, shape) if batch is None else batch
-    changed = _fitting(AT_ONCE, shape) if batch is None and before is not unchanged else asked
-    check(Count, batch=asked)
+    size = batch_for(ensemble, shape) if batch is None else batch
+    before_size = _images_in(CHANGE_BYTES, shape) if batch is None and before is not unchanged else size
+    check(Count, batch=size)
     blocks = []
     with torch.no_grad(), evaluating(ensemble):
-        for images, labels in zip(split.images.split(changed), split.labels.split(changed), strict=True):
+        parts = zip(split.images.split(before_size), split.labels.split(before_size), strict=True)
+        for images, labels in parts:
             x = before(pixels(send(images, ensemble.device)), send(labels, ensemble.device))
-            for some in x.split(asked):
-                blocks.append(ensemble.ask_all(some).float().cpu())
+            for rows in x.split(size):
+                blocks.append(ensemble.ask_all(rows).float().cpu())
     return ensemble.predicts(torch.cat(blocks, dim=1), split.labels.cpu())
