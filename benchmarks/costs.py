@@ -17,7 +17,7 @@ import torch
 from polyphony._util.files import processor
 from polyphony.recipe import read_recipe
 from polyphony.runs.rows import csv_text
-from polyphony.study.cost import blank, costs, sketched_on, step, trainings
+from polyphony.study.cost import blank, costs, sketch_on, training_step, trainings
 from polyphony.study.study import Study
 
 RESULTS = Path(__file__).parent / "results" / "costs.csv"
@@ -93,13 +93,13 @@ def measured_rows() -> Iterator[Row]:
     for what, overrides in SIZES.items():
         study = outlined(BASE, *overrides, METHOD, "threads=1", "data.limit=2000", "student.epochs=1")
         _, estimate = costs(study)
-        _, (*_, student, loss) = trainings(sketched_on("cpu", study))
+        _, (*_, student, loss) = trainings(sketch_on("cpu", study))
         x = torch.rand_like(blank(study, study.recipe.student.batch, "cpu"))
         steps = -(-len(study.data().train) // len(x))
         seconds = []
         for _ in range(4):
             start = time.process_time()
-            step(student, loss, x)
+            training_step(student, loss, x)
             seconds.append(time.process_time() - start)
         yield {"table": "measured", "what": what, "ratio": estimate.seconds / steps / min(seconds[1:])}
 

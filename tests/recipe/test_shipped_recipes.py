@@ -14,7 +14,7 @@ import torch
 from polyphony.data import Split, Splits, outline
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe import Data, read_recipe, shipped
-from polyphony.study.cost import loss_for_counting, sketched
+from polyphony.study.cost import loss_for_counting, sketch_models
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.plan import plan
 from polyphony.study.study import Study
@@ -93,14 +93,14 @@ def trainings() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_the_papers(name):
     study, (teachers, student) = tiny(name), PARAMETERS[name]
-    counts = sketched(study).parameter_counts
+    counts = sketch_models(study).parameter_counts
     assert counts["teachers"] == teachers
     assert {counts[method] for method in study.recipe.methods} == {student}
 
 
 @pytest.mark.parametrize(("name", "members"), END2.items())
 def test_a_dirichlet_student_is_as_large_as_one_teacher(name, members):
-    counts = sketched(tiny(name)).parameter_counts
+    counts = sketch_models(tiny(name)).parameter_counts
     assert counts["teachers"] == members * 464_154
     assert counts["end2"] == counts["end2-proxy"] == 464_154
 

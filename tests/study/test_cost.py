@@ -19,19 +19,19 @@ from polyphony.nn import ConversionError, add_members, resnet
 from polyphony.nn.counting import FEW, Count, Counting
 from polyphony.recipe import RecipeError, read_recipe
 from polyphony.study.cost import (
-    MOST_FLOPS,
+    MAX_FLOPS,
     Speed,
     all_zeros,
     blank,
     costs,
-    estimates,
-    fitted_speed,
-    learn,
-    measured_speed,
-    prices,
-    sketched,
-    sketched_on,
-    step,
+    estimate_predictions,
+    estimate_trainings,
+    fit_speed,
+    measure_speed,
+    plain_step,
+    sketch_models,
+    sketch_on,
+    training_step,
 )
 from polyphony.study.study import Study
 from polyphony.training.fit import fit
@@ -58,19 +58,19 @@ def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
     stem, *others = macs_of_layers(network, x)
     # two operations a multiplication; forward, gradient of weights, and of inputs except the images
     expected = 2 * (2 * stem + 3 * sum(others)) / FEW
-    on_cpu = Counting().of(partial(step, Single(resnet(14, 10, 3, 4)), CrossEntropy(), x))
+    on_cpu = Counting().of(partial(training_step, Single(resnet(14, 10, 3, 4)), CrossEntropy(), x))
     assert on_cpu.flops == expected
     with torch.device("meta"):
         model = Single(resnet(14, 10, 3, 4))
     on_meta = Counting()
     for _ in range(2):  # the second time everything has been seen
-        assert on_meta.of(partial(step, model, CrossEntropy(), x.to("meta"))).flops == expected
+        assert on_meta.of(partial(training_step, model, CrossEntropy(), x.to("meta"))).flops == expected
 
 
 @pytest.mark.parametrize("recipe", ["students-fashion", "evidence-2-cifar10"])
 def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
     study = Study(read_recipe(recipe, SMALL), Path("nowhere")).outlined()
-    without, real = (estimates(study, sketched_on(device, study)) for device in ("meta", "cpu"))
+    without, real = (estimate_trainings(study, sketch_on(device, study)) for device in ("meta", "cpu"))
     assert [cost.name for cost in without] == ["teacher", *study.recipe.methods]
     assert {cost.name: cost.flops for cost in without} == {cost.name: cost.flops for cost in real}
 
@@ -78,7 +78,7 @@ def test_the_arithmetic_counted_without_numbers_is_that_of_real_steps(recipe):
 def test_the_papers_largest_recipe_is_counted_within_seconds():
     study = Study(read_recipe("cifar100-wrn28x10-be4"), Path("nowhere")).outlined()
     start = time.process_time()
-    costs(study, sketched(study))
+    costs(study, sketch_models(study))
     assert time.process_time() - start < 30  # 3 on a machine that does nothing else; by doing a step, minutes
 
 
@@ -112,7 +112,7 @@ def branched(tmp_path) -> Study:
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_an_answer_takes_the_multiply_adds_of_its_layers_and_a_shared_front_once(branched, device):
-    found = {answer.name: answer for answer in prices(branched, sketched_on(device, branched))}
+    found = {answer.name: answer for answer in estimate_predictions(branched, sketch_on(device, branched))}
     assert list(found) == ["one teacher", "teachers", "everywhere", "branch", "hydra", "merged"]
     network = resnet(8, 10, 1, 2)
     *trunk, classifier = macs_of_layers(network, branched.data().train.images[:1].float())
@@ -149,14 +149,14 @@ def test_the_time_of_calls_and_of_arithmetic_are_told_apart(largest):
     def measure(images: int) -> float:
         return 200 * 3e-6 + images * 1e7 * 2e-11
 
-    speed = fitted_speed(measure, COUNT, largest)
+    speed = fit_speed(measure, COUNT, largest)
     assert speed.call == pytest.approx(3e-6)
     assert speed.flop == pytest.approx(2e-11)
     assert speed.seconds(COUNT, images=250, batch=100) == pytest.approx(3 * 200 * 3e-6 + 250 * 2e-4)
 
 
 def test_a_network_without_products_is_measured_by_its_calls():
-    speed = fitted_speed(lambda images: 2.0, Count(calls=200, flops=0), 128)
+    speed = fit_speed(lambda images: 2.0, Count(calls=200, flops=0), 128)
     assert speed == Speed(0.01, 0.0)
 
 
@@ -166,7 +166,7 @@ def test_the_network_that_is_measured_takes_memory_for_one_weight_alone():
     network.register_parameter("exact", nn.Parameter(torch.ones(3, dtype=torch.float64)))
     model = all_zeros(Single(network), "cpu")
     assert len({weight.untyped_storage().data_ptr() for weight in model.parameters()}) == 1
-    step(model, CrossEntropy(), torch.rand(FEW, 1, 8, 8))
+    training_step(model, CrossEntropy(), torch.rand(FEW, 1, 8, 8))
     assert all(weight.grad is None and not weight.any() for weight in model.parameters())
     assert network.get_parameter("exact").all()
 
@@ -177,19 +177,19 @@ def test_a_measurement_that_was_disturbed_does_not_count():
     def measure(images: int) -> float:
         return 1e-3 + images * 1e-4 + next(disturbed) / 100
 
-    speed = fitted_speed(measure, COUNT, 32)
+    speed = fit_speed(measure, COUNT, 32)
     assert speed.flop == pytest.approx(1e-11)
 
 
 def test_a_network_so_large_that_few_images_take_long_is_measured_once():
     asked = []
-    huge = Count(calls=400, flops=MOST_FLOPS)
+    huge = Count(calls=400, flops=MAX_FLOPS)
 
     def measure(images: int) -> float:
         asked.append(images)
         return 2.0
 
-    assert fitted_speed(measure, huge, 128) == Speed(0.0, 2.0 / (FEW * MOST_FLOPS))
+    assert fit_speed(measure, huge, 128) == Speed(0.0, 2.0 / (FEW * MAX_FLOPS))
     assert asked == [FEW]
 
 
@@ -203,7 +203,7 @@ def test_a_network_of_which_one_image_takes_long_is_measured_on_one_if_it_takes_
             raise ValueError("Expected more than 1 value per channel")
         return 2.0 * images
 
-    assert fitted_speed(measure, Count(calls=400, flops=2 * MOST_FLOPS), 128) == Speed(0.0, 1 / MOST_FLOPS)
+    assert fit_speed(measure, Count(calls=400, flops=2 * MAX_FLOPS), 128) == Speed(0.0, 1 / MAX_FLOPS)
     assert asked == ([1] if alone else [1, FEW])
 
 
@@ -240,7 +240,7 @@ class Noting(Ensemble):
 def test_a_step_is_measured_at_the_recipes_precision(tmp_path, precision, dtype):
     study = Study(read_recipe("digits", [f"precision='{precision}'"]), tmp_path)
     Noting.seen.clear()
-    measured_speed(study, Noting(), COUNT, learn)
+    measure_speed(study, Noting(), COUNT, plain_step)
     assert set(Noting.seen) == {dtype}
     assert not torch.is_autocast_enabled("cpu")
 
@@ -277,7 +277,7 @@ def test_a_network_larger_than_the_memory_is_one_sentence_with_its_size(tmp_path
     monkeypatch.setattr("polyphony.study.cost.memory", lambda: 16 << 30)
     width = 4096  # of which a ResNet-8 has 288 w² weights in six 3×3 convolutions, and little else
     recipe = read_recipe("digits", (f"teachers.network={{kind='resnet', depth=8, width={width}}}",))
-    with pytest.raises(RecipeError, match=r"a step takes at least .* this machine has 16\.0") as caught:
+    with pytest.raises(RecipeError, match=r"a step needs at least .* this machine has 16\.0") as caught:
         costs(Study(recipe, tmp_path / "run"))
     size = float(str(caught.value).split("at least ")[1].split()[0])
     assert size == pytest.approx(3 * 4 * 288 * width**2 / 2**30, rel=0.02)  # gradients and momentum too

@@ -184,7 +184,7 @@ def test_images_corrupted_at_another_size_are_of_the_run(trained):
 def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, here, quiet, tmp_path):
     with pytest.raises(DataError, match="digits is the run's own data"):
         evaluate_unknown(trained, "digits", here, quiet)
-    with pytest.raises(DataError, match="cifar10-c is not of the run's data: ask for digits-c"):
+    with pytest.raises(DataError, match="cifar10-c is not made from the run's data: use digits-c"):
         evaluate_corrupted(trained, "cifar10-c", here, quiet)
     other = replace(trained, data_root=tmp_path)
     list(regenerate("digits", other.data().train[:40], tmp_path / "digits-c-regenerated"))

@@ -22,7 +22,7 @@ from polyphony.recipe.schema import Student, Teachers
 from polyphony.report import write_report
 from polyphony.runs.rows import Score, from_csv
 from polyphony.study.fingerprints import fingerprints
-from polyphony.study.plan import Upto, part, plan
+from polyphony.study.plan import Upto, jobs_upto, plan
 from polyphony.study.provenance import open_study
 from polyphony.study.run import run_study
 from polyphony.study.study import Study
@@ -106,7 +106,7 @@ class LaterRecipe(Recipe):
 def later_jobs(kept: Path, table: dict[str, Any]) -> list[Job]:
     """The trainings of the kept run as a later version reads its recipe."""
     study = Study(LaterRecipe.model_validate_json(json.dumps(table), strict=True), kept)
-    return part(plan(study, fingerprints(study)), Upto.DISTILL)
+    return jobs_upto(plan(study, fingerprints(study)), Upto.DISTILL)
 
 
 def test_keys_that_a_later_version_adds_with_defaults_do_not_concern_it(kept):

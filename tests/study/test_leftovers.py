@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from polyphony.runs.store import ChangedError
-from polyphony.study.leftovers import clear_the_way, leftovers
+from polyphony.study.leftovers import leftovers, resolve_conflicts
 from polyphony.study.plan import Upto
-from polyphony.study.run import outlook
+from polyphony.study.run import job_states
 from polyphony.study.status import run_leftovers
 from polyphony.study.study import Study
 
@@ -55,7 +55,7 @@ def names(folder: Path, paths: list[Path]) -> set[str]:
 def test_what_is_named_is_no_leftover(jobs):
     folder, same = jobs()
     assert leftovers(folder, same) == []
-    clear_the_way(same, Warned(), redo=False)
+    resolve_conflicts(same, Warned(), redo=False)
 
 
 def test_results_of_methods_seeds_and_keys_that_are_gone_are_leftovers(jobs):
@@ -88,10 +88,10 @@ def test_trainings_of_another_key_are_refused_or_removed_after_saying_how_much(j
     folder, changed = jobs("student.epochs=3")
     board = Warned()
     with pytest.raises(ChangedError, match=r"students/scratch/0 was made with another schedule\.epochs"):
-        clear_the_way(changed, board, redo=False)
+        resolve_conflicts(changed, board, redo=False)
     assert board.said == []
     assert (folder / "students" / "kd" / "1" / "done.json").exists()
-    clear_the_way(changed, board, redo=True)
+    resolve_conflicts(changed, board, redo=True)
     ((who, words),) = board.said
     assert who == str(folder)
     assert words.startswith("removes 4 trainings (")
@@ -103,7 +103,7 @@ def test_trainings_of_another_key_are_refused_or_removed_after_saying_how_much(j
     assert len(list((folder / "teachers").rglob("done.json"))) == 3
 
 
-def test_a_dry_run_tells_what_is_done_taken_over_begun_changed_and_missing(jobs, made, jobs_of, tmp_path):
+def test_a_dry_run_says_what_is_done_linked_started_changed_and_missing(jobs, made, jobs_of, tmp_path):
     folder, _ = jobs()
     shutil.rmtree(folder / "students" / "scratch" / "0")
     shutil.rmtree(folder / "teachers" / "2")
@@ -113,14 +113,14 @@ def test_a_dry_run_tells_what_is_done_taken_over_begun_changed_and_missing(jobs,
     shutil.copytree(made.folder, tmp_path / "other")
     shutil.rmtree(tmp_path / "other" / "teachers" / "1")
     before = sorted(tmp_path.rglob("*"))
-    found = outlook(changed, tmp_path)
-    assert found["teacher 0"] == "done"
-    assert found["teacher 1"] == "begun"
-    assert found["teacher 2"] == f"taken from {tmp_path / 'other'}"
-    assert found["scratch, seed 0"] == f"taken from {tmp_path / 'other'}"
-    assert found["kd, seed 0"] == "made with another method.alpha (0.9, now 0.5)"
-    assert found["scratch, seed 2"] == "to do"
-    assert found["predict scratch, seed 0, on test"] == "done"
+    states = job_states(changed, tmp_path)
+    assert states["teacher 0"] == "done"
+    assert states["teacher 1"] == "started"
+    assert states["teacher 2"] == f"linked from {tmp_path / 'other'}"
+    assert states["scratch, seed 0"] == f"linked from {tmp_path / 'other'}"
+    assert states["kd, seed 0"] == "made with another method.alpha (0.9, now 0.5)"
+    assert states["scratch, seed 2"] == "to do"
+    assert states["predict scratch, seed 0, on test"] == "done"
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -12,7 +12,7 @@ from polyphony.recipe import read_recipe
 from polyphony.runs.store import spec_key
 from polyphony.study.evaluation import PredictShifted, unknown
 from polyphony.study.fingerprints import Fingerprints, fingerprints
-from polyphony.study.plan import Upto, part, plan
+from polyphony.study.plan import Upto, jobs_upto, plan
 from polyphony.study.study import Study
 
 PRINTS = Fingerprints({"train": "a", "valid": "b", "test": "c"})
@@ -37,8 +37,8 @@ def test_a_student_needs_its_own_teachers_and_a_prediction_its_model(tiny_recipe
             for split in ("train", "valid", "test")
         },
     }
-    assert [job.name for job in part(jobs, Upto.TEACH)] == list(everyone)
-    assert len(part(jobs, Upto.DISTILL)) == 3 + 3
+    assert [job.name for job in jobs_upto(jobs, Upto.TEACH)] == list(everyone)
+    assert len(jobs_upto(jobs, Upto.DISTILL)) == 3 + 3
 
 
 def test_all_keys_are_known_without_any_file(tiny_recipe, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from polyphony.recipe.points import Point, plan_sweep
 from polyphony.study import study as of_study
 from polyphony.study.fingerprints import fingerprints
 from polyphony.sweep.run import Sweep, SweepOutcome
-from polyphony.sweep.search import STARTUP, Search, check_search, mend, rounded
+from polyphony.sweep.search import STARTUP, Search, check_search, repair_journal, rounded
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
@@ -48,7 +48,7 @@ def formula(point: Point) -> float:
 def go_on(search: Search, trials: int, a_round: int = 1) -> list[Point]:
     """Ask and tell until so many trials are answered; the points that were asked for."""
     asked = []
-    while (left := trials - search.answered()) > 0:
+    while (left := trials - search.completed()) > 0:
         for trial in search.ask(min(left, a_round)):
             asked.append(trial.point)
             search.tell(trial, formula(trial.point))
@@ -152,7 +152,7 @@ def test_a_point_that_diverged_counts_and_is_not_a_finished_one(tmp_path):
     (first,) = search.ask(1)
     search.tell(first, None)
     go_on(search, 8)
-    assert search.answered() == 8
+    assert search.completed() == 8
     assert search.diverged() == [first.point]
     assert first.point not in search.finished()
     assert len(search.finished()) == 7
@@ -161,9 +161,9 @@ def test_a_point_that_diverged_counts_and_is_not_a_finished_one(tmp_path):
 @needs_optuna
 def test_trainings_with_other_settings_are_another_search(tmp_path):
     go_on(searching(tmp_path), 4)
-    assert searching(tmp_path).answered() == 4
-    assert searching(tmp_path, "student.epochs=2").answered() == 0
-    assert searching(tmp_path, "seeds=[0, 1]").answered() == 0
+    assert searching(tmp_path).completed() == 4
+    assert searching(tmp_path, "student.epochs=2").completed() == 0
+    assert searching(tmp_path, "seeds=[0, 1]").completed() == 0
 
 
 @needs_optuna
@@ -175,16 +175,16 @@ def test_what_was_found_on_other_images_does_not_count(tmp_path, monkeypatch, sp
     images = getattr(splits, split)
     changed = replace(splits, **{split: replace(images, images=255 - images.images)})
     monkeypatch.setattr(of_study, "load_splits", lambda data, root: changed)
-    assert searching(tmp_path).answered() == 0
+    assert searching(tmp_path).completed() == 0
     monkeypatch.setattr(of_study, "load_splits", lambda data, root: splits)
-    assert searching(tmp_path).answered() == 2
+    assert searching(tmp_path).completed() == 2
 
 
 @needs_optuna
 def test_what_was_found_by_another_way_of_training_does_not_count(tmp_path, monkeypatch):
     go_on(searching(tmp_path), 2)
     monkeypatch.setattr("polyphony.sweep.run.FORMAT", 0)
-    assert searching(tmp_path).answered() == 0
+    assert searching(tmp_path).completed() == 0
 
 
 @needs_optuna
@@ -200,11 +200,11 @@ def test_a_journal_whose_writer_was_killed_goes_on(tmp_path):
 
 def test_mending_takes_half_a_line_and_nothing_else(tmp_path):
     journal = tmp_path / "optuna.jsonl"
-    mend(journal)
+    repair_journal(journal)
     assert not journal.exists()
     for content, left in ((b"", b""), (b"{}\n", b"{}\n"), (b"{}\n{", b"{}\n"), (b"{", b"")):
         journal.write_bytes(content)
-        mend(journal)
+        repair_journal(journal)
         assert journal.read_bytes() == left
 
 
@@ -212,7 +212,7 @@ def test_mending_never_writes_lines_again_which_a_kill_would_lose(tmp_path, monk
     journal = tmp_path / "optuna.jsonl"
     journal.write_bytes(b"{}\n{")
     monkeypatch.setattr("pathlib.Path.write_bytes", lambda *_: pytest.fail("the journal was emptied first"))
-    mend(journal)
+    repair_journal(journal)
     monkeypatch.undo()
     assert journal.read_bytes() == b"{}\n"
 

@@ -1,1 +1,1 @@
-"""What is to be done: recipe → plan → results → scores."""
+"""Studies: recipe → plan of jobs → results → scores."""

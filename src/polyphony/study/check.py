@@ -1,6 +1,7 @@
-"""Does a device compute correctly? Each check is a function of the device.
+"""Checks whether a device computes correctly. Each check is a function of the device.
 
-It compares float32 on the device with float64 on the CPU, with a repetition, or with chance.
+A check compares float32 on the device with float64 on the CPU, or a resumed training with an uninterrupted
+one, or the accuracy of a small study with chance.
 """
 
 from __future__ import annotations
@@ -53,60 +54,61 @@ STUDY = {  # the recipe of the small study
 }
 DATA = {"valid": 32, "test": 64, "augment": {"pad": 0, "flip": False}}
 TIMED_SECONDS = 3.0
-TIMED_BATCH = {"cpu": 16}  # the paper's on other devices
+TIMED_BATCH = {"cpu": 16}  # other devices use the paper's batch
+Verdict = tuple[str, str, bool]  # the measured value and the limit as text, and whether the check passed
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The result of a check, the limit, and whether it passed."""
+class CheckResult:
+    """The name of a check, the measured value, the limit, and whether the check passed."""
 
     check: str
-    found: str
+    measured: str
     allowed: str
     passed: bool
 
 
-def findings(device: str) -> Iterator[Finding]:
-    """The results of all checks; a check that raises has failed."""
+def run_checks(device: str) -> Iterator[CheckResult]:
+    """Run all checks; a check that raises has failed."""
     for name, check in CHECKS.items():
         try:
             with arithmetic():
-                found, allowed, passed = check(device)
+                verdict = check(device)
         except Exception as error:  # a device may fail in any way
-            found, allowed, passed = f"{type(error).__name__}: {first_line(error)}", "", False
-        yield Finding(name, found, allowed, passed)
+            verdict = f"{type(error).__name__}: {first_line(error)}", "", False
+        yield CheckResult(name, *verdict)
 
 
-def members(device: str) -> tuple[str, str, bool]:
-    """Logits of a student, for every way of rank-one layers, against scaled activations."""
+def members(device: str) -> Verdict:
+    """A student's logits, for both ways to compute rank-one layers, against float64 on the CPU."""
     exact, x = student().double(), images(MEMBERS * 4).double().unflatten(0, (MEMBERS, -1))
     set_way(exact, "activations")
-    there, worst = student().to(device), 0.0
+    tested, worst = student().to(device), 0.0
     ways: tuple[Way, ...] = ("weights", "activations")
-    with torch.no_grad(), evaluating(exact), evaluating(there):
+    with torch.no_grad(), evaluating(exact), evaluating(tested):
         expected = exact(x)
         for way in ways:
-            set_way(there, way)
-            worst = max(worst, distance(there(send(x.float(), device)), expected))
+            set_way(tested, way)
+            worst = max(worst, relative_error(tested(send(x.float(), device)), expected))
     return within(worst, 1e-4)
 
 
-def direction(device: str) -> tuple[str, str, bool]:
+def direction(device: str) -> Verdict:
     """The ODS direction against autograd through the softmax, for a confident teacher."""
     teachers, x = confident_teachers(), images(8)
     pixels, logits = logits_of_one(copy.deepcopy(teachers).double(), x.double(), rng := seeded())
     guide = 2 * torch.rand(len(x), CLASSES, generator=rng).double() - 1
     (exact,) = torch.autograd.grad((guide * (logits / TEMPERATURE).softmax(-1)).sum(), pixels)
-    there, labels = send(x, device), torch.zeros(len(x), dtype=torch.int64)
-    moved = ODS()(there, send(labels, device), teachers.to(device), None, TEMPERATURE, seeded())
-    turned = 1 - torch.cosine_similarity((moved.cpu() - x).double().flatten(1), exact.flatten(1)).min()
-    return within(float(turned), 1e-4)
+    images_there, labels = send(x, device), torch.zeros(len(x), dtype=torch.int64)
+    perturbed = ODS()(images_there, send(labels, device), teachers.to(device), None, TEMPERATURE, seeded())
+    cosines = torch.cosine_similarity((perturbed.cpu() - x).double().flatten(1), exact.flatten(1))
+    return within(float(1 - cosines.min()), 1e-4)
 
 
-def step(device: str) -> tuple[str, str, bool]:
-    """The gradients of a distillation step by ConfODS."""
-    expected, found = gradients("cpu", torch.float64), gradients(device, torch.float32)
-    return within(distance(found, expected), 1e-3)
+def step(device: str) -> Verdict:
+    """The gradients of a distillation step with ConfODS, against float64 on the CPU."""
+    expected, measured = gradients("cpu", torch.float64), gradients(device, torch.float32)
+    return within(relative_error(measured, expected), 1e-3)
 
 
 def gradients(device: str, dtype: torch.dtype) -> Tensor:
@@ -118,16 +120,16 @@ def gradients(device: str, dtype: torch.dtype) -> Tensor:
     return torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
-def resume(device: str) -> tuple[str, str, bool]:
-    """A training that is resumed after half of its epochs against one without interruption, bit for bit."""
-    whole = MemoryCheckpoint()
-    expected = trained(device, whole)
-    resumed = trained(device, MemoryCheckpoint(whole.states[PLAN.epochs // 2 - 1]))
-    differ = sum(not torch.equal(value, resumed[name]) for name, value in expected.items())
-    return f"{differ} of {len(expected)} tensors differ", "none", not differ
+def resume(device: str) -> Verdict:
+    """Compares a training that is resumed after half of its epochs with an uninterrupted one, bit for bit."""
+    checkpoint = MemoryCheckpoint()
+    expected = train_student(device, checkpoint)
+    resumed = train_student(device, MemoryCheckpoint(checkpoint.states[PLAN.epochs // 2 - 1]))
+    different = sum(not torch.equal(value, resumed[name]) for name, value in expected.items())
+    return f"{different} of {len(expected)} tensors differ", "none", not different
 
 
-def trained(device: str, checkpoint: MemoryCheckpoint) -> dict[str, Tensor]:
+def train_student(device: str, checkpoint: MemoryCheckpoint) -> dict[str, Tensor]:
     """The weights of a trained student, on the CPU."""
     model, data = student(), stripes(32)
     loss = Distill(confident_teachers().to(device), perturb=ODS())
@@ -136,7 +138,7 @@ def trained(device: str, checkpoint: MemoryCheckpoint) -> dict[str, Tensor]:
 
 
 class MemoryCheckpoint:
-    """A checkpoint in memory."""
+    """A checkpoint that keeps all states in memory."""
 
     def __init__(self, *states: dict[str, Any]) -> None:
         self.states = list(states)
@@ -148,43 +150,43 @@ class MemoryCheckpoint:
         self.states.append(copy.deepcopy(state))
 
 
-def study(device: str) -> tuple[str, str, bool]:
-    """A small study of easy pictures: its student must be better than chance."""
+def study(device: str) -> Verdict:
+    """Runs a small study of easy images, whose accuracy must be well above chance."""
     with tempfile.TemporaryDirectory() as folder:
         data, path = stripes(160), Path(folder) / "stripes.npz"
         np.savez(path, images=data.images.permute(0, 2, 3, 1).numpy(), labels=data.labels.numpy())
         table = STUDY | {"data": DATA | {"name": str(path)}}
-        unseen = Relay(lambda event: None)
-        made = Study(checked_recipe(table, "check"), Path(folder) / "run", None, device)
-        rows = run_study(made, Here(torch.get_num_threads()), unseen).scores
-    kinds = {name: mean_of(select(rows, name), "acc").mean for name in (TEACHERS, "kd-ods")}
-    words = ", ".join(f"{name} {accuracy:.0%}" for name, accuracy in kinds.items())
-    return f"{words} correct", "over 50%", min(kinds.values()) > 0.5
+        silent_board = Relay(lambda event: None)
+        small_study = Study(checked_recipe(table, "check"), Path(folder) / "run", None, device)
+        rows = run_study(small_study, Here(torch.get_num_threads()), silent_board).scores
+    accuracies = {name: mean_of(select(rows, name), "acc").mean for name in (TEACHERS, "kd-ods")}
+    text = ", ".join(f"{name} {accuracy:.0%}" for name, accuracy in accuracies.items())
+    return f"{text} correct", "over 50%", min(accuracies.values()) > 0.5
 
 
-def speed(device: str) -> tuple[str, str, bool]:
-    """Images a second of the paper's CIFAR-10 distillation: ResNet-32, four members, ConfODS."""
+def speed(device: str) -> Verdict:
+    """Measures images per second of the paper's CIFAR-10 distillation: ResNet-32, four members, ConfODS."""
     batch = TIMED_BATCH.get(device, 128)
     model = BatchEnsemble(resnet(32, 10, rng=seeded()), 4, rng=seeded()).to(device)
     teachers = DeepEnsemble([resnet(32, 10, rng=seeded(j)) for j in range(4)]).folded().to(device)
     loss, rng = Distill(teachers, perturb=ODS(scale_by_confidence=True)), seeded()
     x, y = send(torch.rand(batch, 3, 32, 32), device), send(torch.arange(batch) % 10, device)
 
-    def once() -> None:
+    def run_step() -> None:
         model.zero_grad(set_to_none=True)
         loss(model, x, y, rng)["loss"].backward()
         wait_for(model.device)
 
-    once()
+    run_step()
     start, steps = time.perf_counter(), 0
     while time.perf_counter() - start < TIMED_SECONDS:
-        once()
+        run_step()
         steps += 1
     rate = steps * batch / (time.perf_counter() - start)
     return f"{rate:.3g} images a second", "any", True
 
 
-CHECKS: dict[str, Callable[[str], tuple[str, str, bool]]] = {
+CHECKS: dict[str, Callable[[str], Verdict]] = {
     "members": members,
     "ODS direction": direction,
     "a step's gradients": step,
@@ -213,22 +215,22 @@ def images(count: int) -> Tensor:
 
 
 def stripes(count: int) -> Split:
-    """Pictures of noise with a bright stripe; its position is the label."""
+    """Images of noise with a bright stripe, whose position is the label."""
     labels = torch.arange(count) % CLASSES
-    pictures = torch.randint(128, (count, 3, SIDE, SIDE), generator=seeded(4))
-    pictures[torch.arange(count), :, :, 3 * labels] += 100
-    return Split(pictures.to(torch.uint8), labels)
+    noise = torch.randint(128, (count, 3, SIDE, SIDE), generator=seeded(4))
+    noise[torch.arange(count), :, :, 3 * labels] += 100
+    return Split(noise.to(torch.uint8), labels)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    """The length of a difference relative to the length of the expected vector."""
-    return float((found.cpu().double() - expected).norm() / expected.norm())
+def relative_error(measured: Tensor, expected: Tensor) -> float:
+    """The norm of the difference divided by the norm of the expected values."""
+    return float((measured.cpu().double() - expected).norm() / expected.norm())
 
 
-def within(found: float, allowed: float) -> tuple[str, str, bool]:
-    """A difference as text, and whether it is within the limit."""
-    return f"differs by {found:.1g}", f"{allowed:.0g}", math.isfinite(found) and found <= allowed
+def within(error: float, allowed: float) -> Verdict:
+    """The verdict on an error that must not exceed a limit."""
+    return f"differs by {error:.1g}", f"{allowed:.0g}", math.isfinite(error) and error <= allowed

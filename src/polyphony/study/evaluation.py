@@ -1,7 +1,7 @@
-"""Unknown classes and corrupted test images → saved predictions → tables.
+"""Evaluate a run on unknown classes and on corrupted test images: predictions, then a table.
 
-Each function reads the run, predicts what is missing, writes its table and returns its rows; a second call
-reuses the predictions. A table keeps its rows of other data sets while the models stay the same.
+`evaluate_unknown` and `evaluate_corrupted` reuse saved predictions, write a table and return its new rows.
+Rows of other data sets stay in the table as long as the models are the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 from polyphony.runs.stage import Stage, Trained, locked
 from polyphony.runs.store import ChangedError, FileError, spec_key
 from polyphony.study.fingerprints import fingerprints
-from polyphony.study.jobs import Predict, predicting
+from polyphony.study.jobs import Predict, prediction_name
 from polyphony.study.plan import plan, predictions_of
 from polyphony.study.saved import Saved, SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.score_table import best_member, with_best_teacher
@@ -37,14 +37,17 @@ from polyphony.training.fit import Watch
 from polyphony.training.predict import predict
 
 Kind = TypeVar("Kind", bound=TableRow)
-CHOOSING = 5  # every fifth unknown image helps to choose the best score
-ANALYSIS_FORMAT = 1  # raise it when a measurement of trained models changes, so that it is repeated
-ROWS_FORMAT = 1  # raise it when tables get other rows from the same predictions
+CHOICE_STRIDE = 5  # every fifth unknown image is used to choose the best score
+ANALYSIS_FORMAT = 1  # raise it when an analysis of trained models changes, so that old results are not used
+ROWS_FORMAT = 1  # raise it when the same predictions give other rows
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Another data set's test images, or the first `limit`. Jobs are sent with it, so it holds no images."""
+    """The test images of another data set, or the first `limit` of them.
+
+    It is part of jobs, which are sent to other processes, so it holds no images.
+    """
 
     study: Study
     source: str
@@ -60,6 +63,7 @@ class Unknown:
 
 
 def unknown(study: Study, source: str, limit: int | None = None) -> Unknown:
+    """The test images of `source`, the name of a data set or a path."""
     return Unknown(study, source, limit, identify(source).name)
 
 
@@ -75,32 +79,35 @@ class Corruptions:
     @property
     def conditions(self) -> dict[str, tuple[str, int]]:
         """Split → (corruption, severity)"""
-        each = product(self.corruptions, SEVERITIES)
-        return {f"{CORRUPTED}{self.name}-{part}-{severity}": (part, severity) for part, severity in each}
+        prefix = f"{CORRUPTED}{self.name}"
+        return {
+            f"{prefix}-{kind}-{level}": (kind, level) for kind, level in product(self.corruptions, SEVERITIES)
+        }
 
     @property
     def splits(self) -> Sequence[str]:
         return list(self.conditions)
 
     def images(self, split: str) -> Split:
-        found = read_corrupted(self.study.recipe.data, self.study.data_root, self.limit)
-        images, test = found[self.conditions[split]], self.study.data().test
+        """The images of a split; raises a DataError if their labels differ from the run's test images."""
+        corrupted_test = read_corrupted(self.study.recipe.data, self.study.data_root, self.limit)
+        images, test = corrupted_test[self.conditions[split]], self.study.data().test
         if not images.labels.equal(test.labels[: len(images)]):
-            raise not_of_the_run(self.name)
+            raise other_images_error(self.name)
         return images
 
 
 def corruptions(study: Study, source: str, limit: int | None = None) -> Corruptions:
-    """The corrupted test images of a run, by the name DATA-c: the official ones, or else regenerated ones.
+    """The corrupted test images of a run; `source` is DATA-c or DATA-c-regenerated for the run's data.
 
-    Regenerated images are always called DATA-c-regenerated.
+    Official images are used if they exist, else regenerated ones. The result is named after what was used.
     """
     name = study.data().name
     if source.removesuffix("-regenerated").removesuffix("-c") != name:
-        raise DataError(f"{source} is not of the run's data: ask for {name}-c, its own test images")
-    found = read_corrupted(study.recipe.data, study.data_root, limit)
-    origin = "-regenerated" if found.origin == "regenerated" else ""
-    return Corruptions(study, limit, f"{name}-c{origin}", tuple(found.parts))
+        raise DataError(f"{source} is not made from the run's data: use {name}-c, its own test images")
+    images = read_corrupted(study.recipe.data, study.data_root, limit)
+    suffix = "-regenerated" if images.origin == "regenerated" else ""
+    return Corruptions(study, limit, f"{name}-c{suffix}", tuple(images.parts))
 
 
 Shift = Unknown | Corruptions
@@ -108,7 +115,7 @@ Shift = Unknown | Corruptions
 
 @lru_cache(maxsize=1)
 def read_unknown(data: Data, root: Path | None, source: str, limit: int | None) -> Split:
-    """Unknown images, converted to the shape of a recipe's test images; cached."""
+    """The images of `source`, converted to the shape of a recipe's test images; cached."""
     splits = load_splits(data, root)
     if identify(source).name == splits.name:
         raise DataError(f"{source} is the run's own data: unknown classes come from another data set")
@@ -120,35 +127,34 @@ def read_corrupted(data: Data, root: Path | None, limit: int | None) -> Corrupte
     """The corrupted versions of a recipe's test images, or of the first `limit`; cached."""
     splits = load_splits(data, root)
     count = min(limit or len(splits.test), len(splits.test))
-    found = corrupted(
-        splits.name, root, Options(resolution=data.resolution, test=count, channels=data.channels)
-    )
-    made_of_these = found.source in (None, splits.test.fingerprint)
-    if not made_of_these and found.source != source_split(found, data, root).fingerprint:
-        raise not_of_the_run(f"{splits.name}-c-regenerated")
-    return found
+    options = Options(resolution=data.resolution, test=count, channels=data.channels)
+    images = corrupted(splits.name, root, options)
+    from_this_test = images.source in (None, splits.test.fingerprint)
+    if not from_this_test and images.source != source_split(images, data, root).fingerprint:
+        raise other_images_error(f"{splits.name}-c-regenerated")
+    return images
 
 
-def source_split(made: Corrupted, data: Data, root: Path | None) -> Split:
-    """A recipe's test images in the number and size that were corrupted, which may differ from its own."""
-    whole = next(iter(made.parts.values()))
-    (height, width), count = whole.images.shape[-2:], len(whole) // len(SEVERITIES)
+def source_split(images: Corrupted, data: Data, root: Path | None) -> Split:
+    """A recipe's test images in the number and size of the corrupted ones, which the recipe may change."""
+    one_kind = next(iter(images.parts.values()))
+    (height, width), count = one_kind.images.shape[-2:], len(one_kind) // len(SEVERITIES)
     side = height if height == width else None
-    channels: Literal[1, 3] = 1 if whole.images.shape[1] == 1 else 3
+    channels: Literal[1, 3] = 1 if one_kind.images.shape[1] == 1 else 3
     options = Options(resolution=side, test=count, seed=data.seed, coarse=data.coarse, channels=channels)
     return load(data.name, options, root).test
 
 
-def not_of_the_run(name: str) -> DataError:
+def other_images_error(name: str) -> DataError:
     return DataError(
         f"the images of {name} are not corrupted versions of this run's test images:"
-        " make them of as many test images as the recipe has"
+        " make them from as many test images as the recipe has"
     )
 
 
 @dataclass(frozen=True)
 class ShiftedPredictions:
-    """The predictions of one model on the splits of a shift, one file for each."""
+    """The predictions of one model on the splits of a shift, one file for each split."""
 
     files: dict[str, SavedPredictions]  # by split
 
@@ -166,7 +172,7 @@ class ShiftedPredictions:
 
 @dataclass(frozen=True)
 class PredictShifted:
-    """Saves the logits of one model on all splits of a shift; splits that are done are skipped."""
+    """Saves the logits of one model on all splits of a shift; splits with a result are skipped."""
 
     study: Study
     model: str  # "teachers", or a method
@@ -183,7 +189,7 @@ class PredictShifted:
             )
             for split, fingerprint in prints.items()
         }
-        name = predicting(self.model, self.seed, self.shift.name)
+        name = prediction_name(self.model, self.seed, self.shift.name)
         return Job(name, (), ShiftedPredictions(files), self, len(files))
 
     def run(self, result: ShiftedPredictions, watch: Watch) -> None:
@@ -197,40 +203,42 @@ class PredictShifted:
 def evaluate_unknown(
     study: Study, name: str, runner: Runner, board: Board, limit: int | None = None
 ) -> list[UnknownScore]:
-    """How well each model distinguishes the classes of another data set from its own: analysis/ood.csv.
+    """Write analysis/ood.csv: how well each model detects that images of another data set are unknown.
 
-    `name` is a data set or a path; `limit` takes its first images only. All test images of the run are known.
+    `name` is a data set or a path; `limit` takes its first images only. All test images of the run count as
+    known. Returns the rows of this data set.
     """
     shift = unknown(study, name, limit)
     with locked(study.folder):
         jobs = shifted_jobs(study, shift)
-        found = predict_missing(study, jobs, runner, board, lambda work: work.images.is_held_out)
-        saved = with_best_teacher(found, study.recipe.members)
-        best = next((seed for model, seed, _ in saved if model == BEST_TEACHER), None)
-        return keep(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, saved), best)
+        predictions = predict_missing(study, jobs, runner, board, lambda work: work.images.is_held_out)
+        saved = with_best_teacher(predictions, study.recipe.members)
+        best = next((j for model, j, _ in saved if model == BEST_TEACHER), None)
+        return write_rows(study, shift, jobs, UnknownScore, partial(unknown_scores, shift, saved), best)
 
 
 def evaluate_corrupted(
     study: Study, name: str, runner: Runner, board: Board, limit: int | None = None
 ) -> list[CorruptedScore]:
-    """Each model on every corruption and severity of the test images: analysis/corrupted.csv.
+    """Write analysis/corrupted.csv: scores of each model on every corruption and severity of the test images.
 
-    `name` is the run's data with "-c": the official images if they are there, else those made here, which
-    files and rows call regenerated. `limit` takes the first test images only.
+    `name` is the run's data with "-c", see `corruptions`; `limit` takes the first test images only. Returns
+    the rows of these images.
     """
     shift = corruptions(study, name, limit)
     with locked(study.folder):
         jobs, members = shifted_jobs(study, shift), study.recipe.members
         valid = TEACHERS, None, "valid"
-        found = predict_missing(
+        predictions = predict_missing(
             study, jobs, runner, board, lambda work: (work.model, work.seed, work.images.name) == valid
         )
-        best = best_member(found[valid].first(members)) if members > 1 else None
-        return keep(study, shift, jobs, CorruptedScore, partial(corrupted_scores, shift), best)
+        best = best_member(predictions[valid].first(members)) if members > 1 else None
+        return write_rows(study, shift, jobs, CorruptedScore, partial(corrupted_scores, shift), best)
 
 
 def shifted_jobs(study: Study, shift: Shift) -> dict[Model, Job]:
-    weight_hashes(study)  # raises if something is not trained, before images are read
+    """The job that predicts on a shift, for each model; raises if a model is not trained."""
+    weight_hashes(study)  # raises before images are read
     prints = {split: shift.images(split).fingerprint for split in shift.splits}
     return {model: PredictShifted(study, *model, shift).job(prints) for model in study.models}
 
@@ -240,75 +248,85 @@ def predict_missing(
     jobs: Mapping[Model, Job],
     runner: Runner,
     board: Board,
-    is_wanted: Callable[[Predict], bool],
+    is_needed: Callable[[Predict], bool],
 ) -> Saved:
-    """Run the jobs of a shift and the wanted predictions of the plan; returns the latter."""
-    planned = plan(study, fingerprints(study))
-    wanted = [job for job in planned if isinstance(job.work, Predict) and is_wanted(job.work)]
-    runner.run(Graph(not_done([*wanted, *jobs.values()])), board)
-    return {key: file.load() for key, file in predictions_of(wanted).items()}
+    """Run the jobs of a shift and the needed predictions of the study's plan; returns the latter."""
+    all_jobs = plan(study, fingerprints(study))
+    needed = [job for job in all_jobs if isinstance(job.work, Predict) and is_needed(job.work)]
+    runner.run(Graph(not_done([*needed, *jobs.values()])), board)
+    return {key: file.load() for key, file in predictions_of(needed).items()}
 
 
 def unknown_scores(
-    shift: Unknown, saved: Saved, model: Model, found: Mapping[str, Predictions]
+    shift: Unknown, saved: Saved, model: Model, predictions: Mapping[str, Predictions]
 ) -> list[UnknownScore]:
-    """One row of a model for each score that may tell unknown from known images.
+    """A row of a model for each score that can separate unknown from known images.
 
-    Validation images and some of the unknown ones choose the best score; the numbers are of test images and
-    all unknown ones.
+    The best score is chosen on validation images and some unknown images. The numbers of a row are measured
+    on test images and all unknown images.
     """
     valid, known = (saved[*model, split] for split in ("valid", "test"))
-    (unknown,) = found.values()
-    tried = valid.detect(unknown.every(CHOOSING))
-    best = max(tried, key=lambda score: tried[score].auroc)
-    surely, hardly = (float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown))
+    (unknown,) = predictions.values()
+    trials = valid.detect(unknown.every(CHOICE_STRIDE))
+    best = max(trials, key=lambda score: trials[score].auroc)
+    known_entropy, unknown_entropy = (float(metrics.entropy(p.log_probs()).mean()) for p in (known, unknown))
     return [
-        UnknownScore(*model, shift.name, score, d.auroc, d.aupr, d.fpr95, surely, hardly, int(score == best))
-        for score, d in known.detect(unknown).items()
+        UnknownScore(
+            *model,
+            shift.name,
+            score,
+            detection.auroc,
+            detection.aupr,
+            detection.fpr95,
+            known_entropy,
+            unknown_entropy,
+            int(score == best),
+        )
+        for score, detection in known.detect(unknown).items()
     ]
 
 
 def corrupted_scores(
-    shift: Corruptions, model: Model, found: Mapping[str, Predictions]
+    shift: Corruptions, model: Model, predictions: Mapping[str, Predictions]
 ) -> list[CorruptedScore]:
-    """One row of a model for each corruption and severity."""
+    """A row of a model for each corruption and severity."""
     rows = []
     name, seed = model
-    for split, predictions in found.items():
+    for split, images in predictions.items():
         corruption, severity = shift.conditions[split]
-        rows.append(CorruptedScore(name, seed, shift.name, corruption, severity, **predictions.quality()))
+        rows.append(CorruptedScore(name, seed, shift.name, corruption, severity, **images.quality()))
     return rows
 
 
 def weight_hashes(study: Study) -> dict[Model, list[str]]:
-    """The hashes of all models' weights; raises if something is not trained yet."""
+    """The hashes of all models' weights; raises a FileError if a model is not trained yet."""
     return {(model, seed): model_hashes(study, model, seed) for model, seed in study.models}
 
 
 def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
-    """The hashes of one model's weights; raises if it is not trained yet."""
+    """The hashes of one model's weights; raises a FileError if it is not trained yet."""
     if seed is not None:
-        return [weights_of(study.student(model, seed))]
-    return [weights_of(study.teacher(j)) for j in range(study.recipe.members)]
+        return [trained_hash(study.student(model, seed))]
+    return [trained_hash(study.teacher(j)) for j in range(study.recipe.members)]
 
 
-def weights_of(trained: Trained) -> str:
-    """The hash of the weights of a training; raises if it is not finished."""
+def trained_hash(trained: Trained) -> str:
+    """The hash of the weights of a training; raises a FileError if it is not finished."""
     if not trained.is_there():
         raise FileError(trained.folder, "is not fully trained")
     return str(trained.record()["weights"])
 
 
 def check_trained(study: Study) -> None:
-    """Raise unless every teacher and every student is trained as the recipe says."""
+    """Raise unless every teacher and every student is trained with the settings of the recipe."""
     stages = [job.result for job in plan(study, fingerprints(study)) if isinstance(job.result, Stage)]
     for stage in stages:
-        if words := stage.difference():
-            raise ChangedError(f"{stage.folder} was made with another {words}")
-        weights_of(Trained(stage.folder))
+        if setting := stage.difference():
+            raise ChangedError(f"{stage.folder} was made with another {setting}")
+        trained_hash(Trained(stage.folder))
 
 
-def keep(
+def write_rows(
     study: Study,
     shift: Shift,
     jobs: Mapping[Model, Job],
@@ -316,33 +334,36 @@ def keep(
     score: Callable[[Model, Mapping[str, Predictions]], list[Kind]],
     best: int | None,
 ) -> list[Kind]:
-    """The rows of one shift, made if they are not saved; the table gets all rows of these models.
+    """Compute the rows of a shift unless they are saved, and write the table; returns the rows of the shift.
 
-    `best` is the number of the best teacher, which has rows of its own.
+    The table gets the rows of all shifts of the same models. `best` is the number of the best teacher, which
+    has rows of its own.
     """
-    made_by, parts, table = models_key(study), study.folder / "analysis" / "parts", Path(kind.file).stem
-    key = f"{made_by}-{spec_key({job.name: job.key for job in jobs.values()} | {'rows': ROWS_FORMAT})}"
+    models, parts, table = models_key(study), study.folder / "analysis" / "parts", Path(kind.file).stem
+    key = f"{models}-{spec_key({job.name: job.key for job in jobs.values()} | {'rows': ROWS_FORMAT})}"
     saved = SavedRows(parts / f"{table}-{shift.name}.json", key, kind)
     if not saved.is_done():
-        saved.save(row for model, found in predicted(jobs, best) for row in score(model, found))
+        predictions = load_predictions(jobs, best)
+        saved.save(row for model, by_split in predictions for row in score(model, by_split))
     files = sorted(parts.glob(f"{table}-*.json"))
-    write_table(study.folder, kind, [row for path in files for row in load_rows(path, made_by, kind)])
+    write_table(study.folder, kind, [row for path in files for row in load_rows(path, models, kind)])
     return saved.load()
 
 
-def predicted(
+def load_predictions(
     jobs: Mapping[Model, Job], best: int | None
 ) -> Iterator[tuple[Model, Mapping[str, Predictions]]]:
-    """The predictions of each model by split; after the teachers the best one, if there are several."""
+    """Each model with its predictions by split. The best of several teachers follows the teachers."""
     for model, job in jobs.items():
         assert isinstance(job.result, ShiftedPredictions), job.name
-        found = job.result.load()
-        yield model, found
+        predictions = job.result.load()
+        yield model, predictions
         if model[0] == TEACHERS and best is not None:
-            yield (BEST_TEACHER, best), {split: each.member(best) for split, each in found.items()}
+            alone = {split: teachers.member(best) for split, teachers in predictions.items()}
+            yield (BEST_TEACHER, best), alone
 
 
 def models_key(study: Study) -> str:
-    """The hash of all weights and of the known images."""
+    """The hash of the weights of all models and of the test images."""
     weights = [[model, seed, hashes] for (model, seed), hashes in weight_hashes(study).items()]
     return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.data().test.fingerprint})

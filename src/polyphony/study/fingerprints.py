@@ -1,4 +1,4 @@
-"""The hashes of files that a plan depends on: a study's images, and its pretrained teachers' weights."""
+"""The hashes that a plan depends on: of a study's images, and of its pretrained teachers' weights."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from polyphony.study.study import Study
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Hashes of the files that a recipe names."""
+    """The hashes of a study's images and of its pretrained teachers' files."""
 
-    images: Mapping[str, str]  # by split: train, valid, test, and unlabelled if there are any
-    classes: int | None = None  # the number of classes, if the labels of train and valid do not show it
-    teachers: tuple[str, ...] = ()  # the hashes of pretrained teachers' files
+    images: Mapping[str, str]  # by split: train, valid, test, and unlabelled if the study has one
+    classes: int | None = None  # None if the largest label of train and valid tells the number of classes
+    teachers: tuple[str, ...] = ()  # of pretrained teachers' files
 
 
 def fingerprints(study: Study) -> Fingerprints:
     """The hashes of a study's images and of its pretrained teachers' files; raises if one cannot be read."""
     splits, teachers = study.data(), study.recipe.teachers
-    count, labels = len(splits.classes), (splits.train.labels, splits.valid.labels)
-    shown = 1 + max(int(each.max()) for each in labels)
-    given = teachers.weights if isinstance(teachers, PretrainedTeachers) else ()
+    classes = len(splits.classes)
+    classes_in_labels = 1 + max(int(split.labels.max()) for split in (splits.train, splits.valid))
+    files = teachers.weights if isinstance(teachers, PretrainedTeachers) else ()
     images = {"train": splits.train, "valid": splits.valid, "test": splits.test}
     images |= {"unlabelled": splits.unlabelled} if splits.unlabelled else {}
     return Fingerprints(
         {name: split.fingerprint for name, split in images.items()},
-        None if count == shown else count,
+        None if classes == classes_in_labels else classes,
         tuple(
-            pretrained_hash(study, j, Path(file), splits.valid.fingerprint) for j, file in enumerate(given)
+            pretrained_hash(study, j, Path(file), splits.valid.fingerprint) for j, file in enumerate(files)
         ),
     )
 
@@ -44,7 +44,7 @@ def fingerprints(study: Study) -> Fingerprints:
 def pretrained_hash(study: Study, j: int, file: Path, valid: str) -> str:
     """The hash of a pretrained teacher's file.
 
-    If the file is gone, the run's copy replaces it, provided that nothing else has changed.
+    If the file is missing, the hash comes from the run's copy, provided that nothing else has changed.
     """
     copy = study.teacher(j)
     if not there(file_and_key(file)[0]) and copy.is_there():
@@ -61,7 +61,10 @@ def pretrained_spec(study: Study, j: int, valid: str, weights: str) -> Spec:
 
 
 def weights_hash(path: Path) -> str:
-    """The hash of a file of weights, with the key in "a.pt#ema"; cached while the file does not change."""
+    """The hash of a file of weights, followed by "#KEY" for a path like "a.pt#KEY".
+
+    The hash is cached while the file does not change.
+    """
     file, key = file_and_key(path)
     with readable(file):
         status = file.stat()

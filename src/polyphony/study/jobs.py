@@ -30,38 +30,38 @@ from polyphony.training.collapse import Row
 from polyphony.training.fit import Loss, Plan, Watch, fit
 from polyphony.training.predict import predict, unchanged
 
-TRAIN_SHOWN = 5000  # training images on which the teachers' disagreement is measured
+TRAIN_SUBSET = 5000  # training images that models predict on, instead of all
 
 
 class Training:
-    """What trainings of teachers and students have in common."""
+    """The base class of jobs that train a teacher or a student."""
 
     study: Study
 
     def run(self, stage: Stage, watch: Watch) -> None:
-        """Train in the stage, which the first process claims; does nothing if the result exists by then."""
-        started = group_from_environment().from_first(lambda: stage.start(self.seen()))
-        if started is not None:
-            self.train(started, watch)
+        """Claim the stage in the first process of the group, and train; if the result exists, do nothing."""
+        claimed = group_from_environment().from_first(lambda: stage.start(self.teacher_hashes()))
+        if claimed is not None:
+            self.train(claimed, watch)
 
-    def seen(self) -> dict[str, str]:
-        """The hashes of the weights that it learns from, by folder in the run."""
+    def teacher_hashes(self) -> dict[str, str]:
+        """Folder in the run → hash of the weights, for each teacher that the training uses."""
         return {}
 
     def train(self, stage: Stage, watch: Watch) -> None:
-        """Make the model in a claimed stage."""
+        """Train the model and save it in the stage, which this attempt has claimed."""
         raise NotImplementedError
 
     def fit(
         self, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
     ) -> list[Row]:
-        """Train a model in its stage, with all processes of the group; returns the log."""
+        """Train a model with all processes of the group, with the stage as checkpoint; returns the log."""
         splits = self.study.data()
-        mixed = splits.unlabelled if plan.unlabelled else None
+        unlabelled = splits.unlabelled if plan.unlabelled else None
         return fit(
             model,
             loss,
-            splits.train.joined(mixed) if mixed else splits.train,
+            splits.train.joined(unlabelled) if unlabelled else splits.train,
             splits.valid,
             plan,
             rng,
@@ -71,18 +71,21 @@ class Training:
             group=group_from_environment(),
         )
 
-    def finish(self, stage: Stage, model: nn.Module, log: Sequence[Row], more: Mapping[str, Any]) -> None:
-        """Save weights and facts in a stage; only the first process of a group does."""
-        facts: dict[str, Any] = {"versions": versions(), "machine": machine(self.study), **more}
+    def finish(self, stage: Stage, model: nn.Module, log: Sequence[Row], facts: Mapping[str, Any]) -> None:
+        """Save the weights and done.json, from the first process of the group only.
+
+        `facts` are further entries of done.json. An empty log adds no number of epochs.
+        """
+        record: dict[str, Any] = {"versions": versions(), "machine": machine(self.study), **facts}
         if log:
             seconds = round(sum(row["seconds"] for row in log), 3)
-            facts = {"epochs": len(log), "seconds": seconds, **facts}
-        group_from_environment().from_first(lambda: stage.finish(model.state_dict(), facts))
+            record = {"epochs": len(log), "seconds": seconds, **record}
+        group_from_environment().from_first(lambda: stage.finish(model.state_dict(), record))
 
 
 @dataclass(frozen=True)
 class TrainTeacher(Training):
-    """Trains teacher j on the labels, or takes in a pretrained one."""
+    """Trains teacher j on the labels, or imports its pretrained weights."""
 
     study: Study
     j: int
@@ -107,20 +110,20 @@ class TrainTeacher(Training):
     def train(self, stage: Stage, watch: Watch) -> None:
         study, teachers = self.study, self.study.recipe.teachers
         if isinstance(teachers, PretrainedTeachers):
-            return self.take_in(stage, [Path(file) for file in teachers.weights], watch)
+            return self.import_weights(stage, [Path(file) for file in teachers.weights], watch)
         number = teachers.number(self.j)
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
         log = self.fit(stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
         return self.finish(stage, model.network, log, {})
 
-    def take_in(self, stage: Stage, files: Sequence[Path], watch: Watch) -> None:
-        """Save pretrained weights, if they know the classes of the data."""
+    def import_weights(self, stage: Stage, files: Sequence[Path], watch: Watch) -> None:
+        """Check pretrained weights on validation images and save them; raises if they do not fit the data."""
         refuse_copies([path for path in files if there(file_and_key(path)[0])])
         splits, path = self.study.data(), files[self.j]
         network = self.study.network(self.study.recipe.teachers.network_of(self.j))
-        found = answers(network, path, splits.valid, self.study.device)
-        refuse_unfit(found.logits[0].argmax(-1), found.labels, splits.classes, path)
+        predictions = answers(network, path, splits.valid, self.study.device)
+        refuse_unfit(predictions.logits[0].argmax(-1), predictions.labels, splits.classes, path)
         self.finish(stage, network, [], {})
         watch.epoch({})
 
@@ -143,26 +146,31 @@ class TrainStudent(Training):
 
     @property
     def teachers(self) -> list[TrainTeacher]:
-        """The teachers it learns from, and one more if that gives the directions."""
+        """The teachers that the training uses: one for each member, and one more if the method has a source.
+
+        A student that is not distilled uses the first teacher if it starts from its weights.
+        """
         recipe, method = self.study.recipe, self.study.recipe.distillation(self.method)
-        alone = int(recipe.starts_from_teacher(self.method))
-        count = recipe.members + bool(method.source) if method else alone
+        if method:
+            count = recipe.members + bool(method.source)
+        else:
+            count = int(recipe.starts_from_teacher(self.method))
         return [TrainTeacher(self.study, j) for j in range(count)]
 
     @property
     def needs(self) -> Sequence[TrainTeacher]:
-        """Its teachers. If they are pretrained, all of them: each is checked before anything is trained."""
-        given = isinstance(self.study.recipe.teachers, PretrainedTeachers)
-        count = self.study.teacher_count if given else len(self.teachers)
-        return [TrainTeacher(self.study, j) for j in range(count)]
+        """Its teachers. Pretrained teachers are all needed: every file is checked before students train."""
+        if isinstance(self.study.recipe.teachers, PretrainedTeachers):
+            return [TrainTeacher(self.study, j) for j in range(self.study.teacher_count)]
+        return self.teachers
 
     @property
     def folder(self) -> Path:
         return self.study.student(self.method, self.seed).folder
 
-    def seen(self) -> dict[str, str]:
-        each = [(teacher.j, self.study.teacher(teacher.j).record()) for teacher in self.teachers]
-        return {f"teachers/{j}": record["weights"] for j, record in each}
+    def teacher_hashes(self) -> dict[str, str]:
+        numbers = [teacher.j for teacher in self.teachers]
+        return {f"teachers/{j}": self.study.teacher(j).record()["weights"] for j in numbers}
 
     def train(self, stage: Stage, watch: Watch) -> None:
         study, rng = self.study, generator("student", self.seed)
@@ -172,42 +180,48 @@ class TrainStudent(Training):
         plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
         log = self.fit(stage, student, loss, plan, rng, watch)
         proof = study.proof(self.method, student)
-        proven = {"proof": proof.model_dump(mode="json")} if proof else {}
-        self.finish(stage, student, log, {"step_size": step_size, **proven})
+        facts = {"proof": proof.model_dump(mode="json")} if proof else {}
+        self.finish(stage, student, log, {"step_size": step_size, **facts})
 
     def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
-        """The loss of the method, and the size of its step, if it takes one."""
+        """The loss of the method, and its step size (None without a perturbation that takes steps)."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         if method is None:
             return CrossEntropy(), None
         teachers = study.load_teachers(study.recipe.members).folded()
-        make = self.perturbation(method)
-        step_size, steps = self.step_size(method, teachers, make), study.student_steps(self.method)
-        loss = study.recipe.form(self.method).loss(teachers, method, make(step_size), steps)
+        make_perturbation = self.perturbation(method)
+        step_size = self.step_size(method, teachers, make_perturbation)
+        perturb, steps = make_perturbation(step_size), study.student_steps(self.method)
+        loss = study.recipe.form(self.method).loss(teachers, method, perturb, steps)
         return loss, step_size or None
 
     def step_size(
-        self, method: Distillation, teachers: DeepEnsemble, make: Callable[[float], Perturbation]
+        self,
+        method: Distillation,
+        teachers: DeepEnsemble,
+        make_perturbation: Callable[[float], Perturbation],
     ) -> float:
-        """The method's step size; "match" is computed here, the same for every seed."""
+        """The method's step size; "match" is computed here and gives every seed the same number."""
         if method.step_size != "match":
             return method.step_size
         study, share = self.study, self.study.recipe.student.match_share
         rng = generator("match", 0)
         with arithmetic(deterministic=study.recipe.deterministic):
             return group_from_environment().from_first(
-                lambda: match_step_size(make, teachers, study.data(), method.temperature, rng, share)
+                lambda: match_step_size(
+                    make_perturbation, teachers, study.data(), method.temperature, rng, share
+                )
             )
 
     def perturbation(self, method: Distillation) -> Callable[[float], Perturbation]:
-        """Step size → the method's perturbation. Loads its source."""
+        """A function that maps a step size to the method's perturbation. Loads the source teacher, if any."""
         source = None
         if method.source:
             source = self.study.load_teachers(1, first=self.study.recipe.members).folded()
         return lambda step_size: method.perturbation(step_size, source)
 
-    def before(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The method's perturbation of a batch, as the trained student's next step would apply it."""
+    def trained_perturbation(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """A function that maps (images, labels) to perturbed images, as in a next step of the training."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         assert method is not None
         student = study.load_training_student(self.method, self.seed)
@@ -220,7 +234,7 @@ class TrainStudent(Training):
 
 @dataclass(frozen=True)
 class Images:
-    """What a model predicts on: a split, or training images as a method's training perturbs them."""
+    """The images that a model predicts on: a split, perhaps with a method's perturbation."""
 
     split: Literal["train", "valid", "test", "unlabelled"]
     method: str | None = None
@@ -235,9 +249,9 @@ class Images:
         return self.split in ("valid", "test")
 
     def read(self, splits: Splits) -> Split:
-        """The images without perturbation: all held-out ones, or some of the others."""
-        found: Split = getattr(splits, self.split)
-        return found if self.is_held_out else found.some(TRAIN_SHOWN)
+        """The images without perturbation: a whole held-out split, or a subset of another one."""
+        split: Split = getattr(splits, self.split)
+        return split if self.is_held_out else split.some(TRAIN_SUBSET)
 
 
 @dataclass(frozen=True)
@@ -251,37 +265,39 @@ class Predict:
 
     @property
     def name(self) -> str:
-        return predicting(self.model, self.seed, self.images.name)
+        return prediction_name(self.model, self.seed, self.images.name)
 
     @property
     def needs(self) -> Sequence[TrainTeacher | TrainStudent]:
         """The trainings of the model, and of the student whose perturbation is applied."""
-        perturbing = [self.perturbing] if self.perturbing else []
+        perturbing = [self.perturbing_student] if self.perturbing_student else []
         if self.seed is not None:
             return [TrainStudent(self.study, self.model, self.seed), *perturbing]
-        return [*(TrainTeacher(self.study, j) for j in range(self.count)), *perturbing]
+        return [*(TrainTeacher(self.study, j) for j in range(self.teacher_count)), *perturbing]
 
     @property
     def path(self) -> Path:
         return prediction_path(self.study.folder, self.model, self.seed, self.images.name)
 
     @property
-    def perturbing(self) -> TrainStudent | None:
-        """The student whose perturbation is applied to the images."""
+    def perturbing_student(self) -> TrainStudent | None:
+        """The student whose perturbation is applied to the images: the first seed of the method."""
         method = self.images.method
         return TrainStudent(self.study, method, self.study.recipe.seeds[0]) if method else None
 
     @property
-    def count(self) -> int:
+    def teacher_count(self) -> int:
         """How many teachers predict: all on held-out images, for the DEE curve; else one for each member."""
         return self.study.teacher_count if self.images.is_held_out else self.study.recipe.members
 
     def run(self, result: SavedPredictions, watch: Watch) -> None:
-        model = self.study.load_model(self.model, self.seed, self.count)
-        before = self.perturbing.before() if self.perturbing else unchanged
+        model = self.study.load_model(self.model, self.seed, self.teacher_count)
+        student = self.perturbing_student
+        before = student.trained_perturbation() if student else unchanged
         result.save(predict(model, self.images.read(self.study.data()), before=before))
         watch.epoch({})
 
 
-def predicting(model: str, seed: int | None, what: str) -> str:
-    return f"predict {model}{'' if seed is None else f', seed {seed},'} on {what}"
+def prediction_name(model: str, seed: int | None, images: str) -> str:
+    """The name of a job that predicts."""
+    return f"predict {model}{'' if seed is None else f', seed {seed},'} on {images}"

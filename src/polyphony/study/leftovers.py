@@ -14,33 +14,34 @@ from polyphony.runs.stage import DONE, STARTED, Stage, run_of
 from polyphony.runs.store import ChangedError
 from polyphony.study.saved import SavedPredictions
 
-MEASURED = ("analysis", "figures", "scores.csv", "report.html")  # of all models together, without a key
+WITHOUT_KEY = ("analysis", "figures", "scores.csv", "report.html")  # made from all models of a run
 
 
-def clear_the_way(jobs: Sequence[Job], board: Board, redo: bool) -> None:
-    """Refuse trainings with other keys in the folders of these jobs; with `redo`, remove them.
+def resolve_conflicts(jobs: Sequence[Job], board: Board, redo: bool) -> None:
+    """Raise a ChangedError if a folder of these jobs holds a training with another key.
 
-    What was measured on a model is removed before the model, so that the next call after a kill sees the
-    change.
+    With `redo`, remove such trainings and everything computed from them. The results of a model are removed
+    before the model: if the process is killed in between, the next call still sees the conflict.
     """
     stages = [job.result for job in jobs if isinstance(job.result, Stage)]
-    others = [stage for stage in stages if stage.difference()]
-    if not others:
+    conflicts = [stage for stage in stages if stage.difference()]
+    if not conflicts:
         return
-    words, run = f"made with another {others[0].difference()}", run_of(others[0].folder)
+    first = conflicts[0]
+    reason, run = f"made with another {first.difference()}", run_of(first.folder)
     if not redo:
-        raise ChangedError(f"{others[0].folder} was {words}")
-    measured = [predictions_of(stage.folder) for stage in others]
-    what = amount([*measured, *(stage.folder for stage in others)])
-    board.warn(str(run), f"removes {counted(len(others), 'training')} ({what}) {words}")
-    forget(run, measured)
-    for stage in others:
+        raise ChangedError(f"{first.folder} was {reason}")
+    predictions = [predictions_of(stage.folder) for stage in conflicts]
+    size = total_size([*predictions, *(stage.folder for stage in conflicts)])
+    board.warn(str(run), f"removes {counted(len(conflicts), 'training')} ({size}) {reason}")
+    remove_computed(run, predictions)
+    for stage in conflicts:
         stage.remove()
 
 
-def forget(run: Path, predictions: Iterable[Path]) -> None:
-    """Remove what was measured on models or images that the run no longer has."""
-    for path in (*predictions, *(run / name for name in MEASURED)):
+def remove_computed(run: Path, predictions: Iterable[Path]) -> None:
+    """Remove these predictions, and all scores, analyses and figures of a run."""
+    for path in (*predictions, *(run / name for name in WITHOUT_KEY)):
         delete(path)
 
 
@@ -50,24 +51,25 @@ def leftovers(run: Path, jobs: Sequence[Job]) -> list[Path]:
     files = {job.result.path: job.key for job in jobs if isinstance(job.result, SavedPredictions)}
     trained = {path.parent for name in (DONE, STARTED) for path in run.glob(f"*/**/{name}")}
     keys = {path: (Stage(path, {}).found() or {}).get("key") for path in sorted(trained)}
-    found = [path for path, key in keys.items() if stages.get(path, "") != key]
+    paths = [path for path, key in keys.items() if stages.get(path, "") != key]
     models = {path.parent for path in files}
     for path in sorted(run.glob("predictions/**/*.safetensors")):
-        other_key = path in files and saved_key(path) != files[path]  # those of analyses are not in the plan
+        # files of analyses are not in the plan, and stay as long as the plan has their model
+        other_key = path in files and saved_key(path) != files[path]
         if other_key or path.parent not in models:
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def predictions_of(folder: Path) -> Path:
-    """The folder of the predictions of a training's model."""
+    """The folder of the predictions of the model that a folder holds."""
     run = run_of(folder)
     kind, *model = folder.relative_to(run).parts
     return run.joinpath("predictions", *(model if kind == "students" else [kind]))
 
 
-def amount(paths: Iterable[Path]) -> str:
-    """The size of files and folders as text."""
+def total_size(paths: Iterable[Path]) -> str:
+    """The size of files and folders as text, in MB."""
     files = {file for path in paths for file in (path, *path.rglob("*")) if file.is_file()}
     return f"{sum(file.stat().st_size for file in files) / 1e6:,.1f} MB"
 

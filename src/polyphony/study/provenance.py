@@ -1,4 +1,4 @@
-"""recipe.json: a run's recipe, data, versions and machine; and the study that it describes."""
+"""Write and read recipe.json: a run's recipe, data, versions and machine."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from polyphony._util.files import cores, processor
 from polyphony.compute.parallel import group_from_environment
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, check
 from polyphony.recipe.python import changed_code, keep_code
-from polyphony.recipe.sources import KEPT
+from polyphony.recipe.sources import CODE_FOLDER
 from polyphony.runs.store import ChangedError, FileError, StoreError, read_json, write_json
 from polyphony.study.fingerprints import Fingerprints
-from polyphony.study.leftovers import forget
+from polyphony.study.leftovers import remove_computed
 from polyphony.study.study import Study
 
-NAMED = ("torch", "numpy", "scipy")  # packages whose versions are recorded
-LIBRARIES = ("timm", "transformers")  # and those of networks, if they are used
+PACKAGES = ("torch", "numpy", "scipy")  # versions that are always recorded
+NETWORK_LIBRARIES = ("timm", "transformers")  # recorded if they are used
 
 
 def versions(kinds: Collection[str] = ()) -> dict[str, str]:
-    """Versions of Python, the main packages, and libraries of networks that are imported or in `kinds`."""
-    found = {"python": platform.python_version(), "polyphony": __version__}
-    found |= {name: version(name) for name in NAMED}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):  # a run whose trainings are done does not need it
-            found |= {name: version(name)} if name in kinds or name in sys.modules else {}
-    return found
+    """Versions of Python, the main packages, and network libraries that are imported or in `kinds`."""
+    result = {"python": platform.python_version(), "polyphony": __version__}
+    result |= {name: version(name) for name in PACKAGES}
+    for name in NETWORK_LIBRARIES:
+        if name in kinds or name in sys.modules:
+            with suppress(PackageNotFoundError):  # a run whose trainings are done does not need it
+                result[name] = version(name)
+    return result
 
 
 def machine(study: Study) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def machine(study: Study) -> dict[str, Any]:
 
 
 def write_provenance(study: Study, prints: Fingerprints) -> None:
-    """Write recipe.json: the resolved recipe, the data, versions and machine."""
+    """Write recipe.json; if the data has changed, first remove the predictions and their tables."""
     splits, recipe = study.data(), study.recipe
     networks = (recipe.student_network, recipe.teachers.network, *recipe.teachers.networks)
     record = {
@@ -69,37 +70,41 @@ def write_provenance(study: Study, prints: Fingerprints) -> None:
     }
     path = study.folder / "recipe.json"
     if path.exists() and read_json(path).get("data") != record["data"]:
-        forget(study.folder, [study.folder / "predictions"])
-    keep_code(recipe, study.folder / KEPT)
+        remove_computed(study.folder, [study.folder / "predictions"])
+    keep_code(recipe, study.folder / CODE_FOLDER)
     write_json(path, record)
 
 
 @contextmanager
-def code_named(study: Study) -> Iterator[None]:
-    """Add to a ChangedError the user's function that differs from the run's copy, if one does."""
+def naming_changed_code(study: Study) -> Iterator[None]:
+    """Add the user's code that differs from the run's copy to the message of a ChangedError."""
     try:
         yield
     except ChangedError as error:
-        where = changed_code(study.recipe, study.folder / KEPT)
-        raise ChangedError(f"{error}; changed since: {where}") if where else error from None
+        changes = changed_code(study.recipe, study.folder / CODE_FOLDER)
+        raise ChangedError(f"{error}; changed since: {changes}") if changes else error from None
 
 
 def portable_network(table: NetworkTable) -> dict[str, Any]:
-    """The students' network without files that its table names; empty if it names none, or needs them."""
+    """The students' network without the files that its table names.
+
+    Empty if the table names no file, or if the network needs the files.
+    """
     try:
-        found = table.portable()
+        portable = table.portable()
     except RecipeError:
         return {}
-    return {} if found is table else found.model_dump(mode="json", exclude_none=True)
+    return {} if portable is table else portable.model_dump(mode="json", exclude_none=True)
 
 
 def open_study(folder: Path, data_root: Path | None, device: str) -> Study:
+    """The study in a folder; raises a StoreError if there is none or if it is a sweep."""
     refuse_sweep(folder)
     return Study(stored_recipe(folder), folder, data_root, device)
 
 
 def stored_recipe(folder: Path, code: bool = True) -> Recipe:
-    """The recipe of a run; with code=False the user's modules are not imported."""
+    """The recipe in recipe.json; with code=False the user's modules are not imported. Raises a FileError."""
     path = folder / "recipe.json"
     if not path.is_file():
         raise FileError(path, "is not there")

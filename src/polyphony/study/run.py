@@ -15,47 +15,47 @@ from polyphony.runs.samples import keep_samples
 from polyphony.runs.stage import Stage, locked, results_in, run_of
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Training
-from polyphony.study.leftovers import clear_the_way
-from polyphony.study.plan import Upto, part, plan
-from polyphony.study.provenance import code_named, refuse_sweep, write_provenance
+from polyphony.study.leftovers import resolve_conflicts
+from polyphony.study.plan import Upto, jobs_upto, plan
+from polyphony.study.provenance import naming_changed_code, refuse_sweep, write_provenance
 from polyphony.study.score_table import write_scores
 from polyphony.study.study import Study
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study did, and its scores if it went that far."""
+    """How many jobs of a study ran, and its scores."""
 
     ran: int
-    skipped: int
-    adopted: int
-    scores: list[Score]
+    skipped: int  # jobs whose results existed
+    adopted: int  # how many of these were linked from other runs
+    scores: list[Score]  # empty if the study stopped before the evaluation
 
 
 def run_study(
     study: Study, runner: Runner, board: Board, *, upto: Upto = Upto.EVALUATE, redo: bool = False
 ) -> Outcome:
-    """Run teachers, students and predictions, each as soon as its inputs exist; then write the scores.
+    """Train teachers and students, predict, and write the scores; results that exist are reused.
 
-    A folder with a result of another key raises a ChangedError; with `redo` the result is replaced.
+    Raises a ChangedError if the folder has results with other keys; `redo` removes them instead.
     """
     check_plans(study)
     refuse_sweep(study.folder)
     prints = fingerprints(study)
     jobs = plan(study, prints)
-    work = Session(study.folder, runner, board)
+    session = Session(study.folder, runner, board)
     with locked(study.folder):
-        with code_named(study):
-            clear_the_way(jobs, board, redo)
-        work.run(part(jobs, upto), lambda: write_provenance(study, prints))
+        with naming_changed_code(study):
+            resolve_conflicts(jobs, board, redo)
+        session.run(jobs_upto(jobs, upto), lambda: write_provenance(study, prints))
         write_provenance(study, prints)
         keep_samples(study.folder, study.data(), prints.images)
         rows = write_scores(study, jobs) if upto == Upto.EVALUATE else []
-    return Outcome(len(work.ran), len(work.found), work.adopted, rows)
+    return Outcome(len(session.ran), len(session.skipped), session.adopted, rows)
 
 
 def check_plans(study: Study) -> None:
-    """Raise for a recipe that cannot run, before a folder is made."""
+    """Raise a RecipeError if a batch is larger than the data, before a folder is created."""
     for table in (study.recipe.teachers, study.recipe.student):
         if isinstance(table, Schedule):
             study.plan(table)
@@ -63,58 +63,63 @@ def check_plans(study: Study) -> None:
 
 @dataclass
 class Session:
-    """Jobs in one folder: which were run, and which were there before or in another run."""
+    """Runs jobs in one folder, and records which jobs ran and which had a result already."""
 
     folder: Path
     runner: Runner
     board: Board
     ran: set[str] = field(default_factory=set)  # names of jobs
-    found: set[str] = field(default_factory=set)
-    adopted: int = 0  # how many of these were found in other runs
+    skipped: set[str] = field(default_factory=set)
+    adopted: int = 0  # how many of the skipped jobs were linked from other runs
 
     def run(self, jobs: Sequence[Job], begin: Callable[[], None]) -> None:
-        """Run what is missing of these jobs; `begin` is called before the first, if there is any."""
+        """Run the jobs that have no result yet; `begin` is called first, if there are any."""
         missing = not_done(jobs)
         if missing:
             begin()
-        taken = take_over(missing, self.folder.parent)
-        graph = Graph([job for job in missing if job.name not in taken])
-        self.adopted += len(taken)
+        linked = link_results(missing, self.folder.parent)
+        graph = Graph([job for job in missing if job.name not in linked])
+        self.adopted += len(linked)
         try:
             self.runner.run(graph, self.board)
         finally:
             self.ran |= graph.ran
-            self.found |= ({job.name for job in jobs} - {job.name for job in missing} | taken) - self.ran
+            done_before = {job.name for job in jobs} - {job.name for job in missing}
+            self.skipped |= (done_before | linked) - self.ran
 
 
-def outlook(jobs: Sequence[Job], runs: Path) -> dict[str, str]:
-    """The state of each job by name: done here, in another run, made with other settings, begun, or to do."""
-    known = results_in(runs)
-    return {job.name: state_of(job, known.get(job.key, [])) for job in jobs}
+def job_states(jobs: Sequence[Job], runs: Path) -> dict[str, str]:
+    """The state of each job by name, as text: what `run_study` would find and do.
+
+    `runs` is the folder of all runs, whose results can be linked.
+    """
+    results = results_in(runs)
+    return {job.name: job_state(job, results.get(job.key, [])) for job in jobs}
 
 
-def state_of(job: Job, others: Sequence[Path]) -> str:
+def job_state(job: Job, others: Sequence[Path]) -> str:
+    """The state of one job; `others` are the folders of other runs with its result."""
     if job.is_done():
         return "done"
-    if isinstance(job.result, Stage) and (words := job.result.difference()):
-        return f"made with another {words}"
+    if isinstance(job.result, Stage) and (setting := job.result.difference()):
+        return f"made with another {setting}"
     if others:
-        return f"taken from {run_of(others[0])}"
-    return "begun" if isinstance(job.result, Stage) and job.result.found() else "to do"
+        return f"linked from {run_of(others[0])}"
+    return "started" if isinstance(job.result, Stage) and job.result.found() else "to do"
 
 
-def take_over(jobs: Sequence[Job], runs: Path) -> set[str]:
-    """Link the results that another run in this folder has; returns the names of their jobs.
+def link_results(jobs: Sequence[Job], runs: Path) -> set[str]:
+    """Link trainings that other runs in the folder `runs` have; returns the names of their jobs.
 
-    A student is linked only if its teachers are the same: it must have learned from the same weights.
+    A student is linked only if it learned from teachers with the same weights as this run's.
     """
-    known = results_in(runs) if jobs else {}
-    waiting, taken = {job.name for job in jobs}, set()
+    results = results_in(runs) if jobs else {}
+    waiting, linked = {job.name for job in jobs}, set()
     for job in jobs:
         if not isinstance(job.work, Training) or not waiting.isdisjoint(job.needs):
             continue
-        stage, seen = job.result, job.work.seen()
-        if isinstance(stage, Stage) and any(stage.take_over(each, seen) for each in known.get(job.key, [])):
+        stage, hashes, folders = job.result, job.work.teacher_hashes(), results.get(job.key, [])
+        if isinstance(stage, Stage) and any(stage.take_over(folder, hashes) for folder in folders):
             waiting.remove(job.name)
-            taken.add(job.name)
-    return taken
+            linked.add(job.name)
+    return linked

@@ -1,4 +1,4 @@
-"""Results in files, each with the key of everything it depends on: rows, tensors, predictions."""
+"""Files of results: rows, tensors, predictions. Each has the key of everything that it depends on."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Saved = Mapping[tuple[str, int | None, str], Predictions]  # by model, seed and 
 
 @dataclass(frozen=True)
 class SavedRows(Generic[Kind]):
-    """Rows of a table that were made together."""
+    """A file with rows of a table, the result of one job."""
 
     path: Path
     key: str
     kind: type[Kind]
 
     def is_done(self) -> bool:
-        """Whether the file has this key and today's columns."""
+        """Whether the file has this key and the current columns."""
         if not self.path.exists():
             return False
-        found = read_json(self.path)
-        return (found.get("key"), found.get("columns")) == (self.key, columns(self.kind))
+        content = read_json(self.path)
+        return (content.get("key"), content.get("columns")) == (self.key, columns(self.kind))
 
     def load(self) -> list[Kind]:
         """The rows; raises a FileError if they are missing or damaged."""
@@ -50,22 +50,23 @@ class SavedRows(Generic[Kind]):
 
 
 def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind]:
-    """The rows of a file, none if its key does not begin with `start`.
+    """The rows of a file; an empty list if its key does not begin with `start`.
 
-    Unknown columns of another version are ignored, and those with a default may be missing.
+    Files of other versions can be read: unknown columns are ignored, missing ones get their default. Raises a
+    FileError if the file is damaged.
     """
-    found: dict[str, Any] = read_json(path)
-    if not str(found.get("key")).startswith(start):
+    content: dict[str, Any] = read_json(path)
+    if not str(content.get("key")).startswith(start):
         return []
     try:
-        rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+        rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
         return [kind(**{name: row[name] for name in columns(kind) if name in row}) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, first_line(error)) from error
 
 
 def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
-    """Write a run's table, unless it has the same content already."""
+    """Write a table of a run as CSV, unless the file has this content already; returns its path."""
     path, data = folder / kind.file, to_csv(rows, kind).encode()
     if not path.exists() or path.read_bytes() != data:
         write_whole(path, data)
@@ -74,7 +75,7 @@ def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A file of tensors with its key."""
+    """A safetensors file with its key."""
 
     path: Path
     key: str

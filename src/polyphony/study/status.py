@@ -26,21 +26,21 @@ class TrainingStatus:
     state: str
     epochs: int  # finished epochs
     of: int
-    host: str | None = None  # of the last start
+    host: str | None = None  # where it was started last
     pid: int | None = None
-    since: str | None = None
+    since: str | None = None  # time of the last start, in ISO format
     changed: float | None = None  # last change of its folder, in seconds since 1970
 
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a run."""
+    """The state of a run: its trainings, predictions and scores."""
 
     folder: str
     trainings: list[TrainingStatus]
-    predicted: int
-    predictions: int  # how many there will be
-    scored: bool
+    predicted: int  # predictions that exist
+    predictions: int  # predictions of the whole plan
+    scored: bool  # whether the table of scores exists
 
     def count(self, state: str) -> int:
         return sum(training.state == state for training in self.trainings)
@@ -49,7 +49,7 @@ class Status:
 def run_status(folder: Path) -> Status:
     """The state of the study or sweep in a folder; raises a StoreError for any other folder.
 
-    For a search, it counts the points that were asked for so far.
+    The status of a search counts the points that optuna has proposed so far.
     """
     study = stored_study(folder)
     is_sweep = (folder / "sweep.json").exists()
@@ -65,38 +65,41 @@ def stored_study(folder: Path) -> Study:
 
 
 def run_leftovers(folder: Path, data_root: Path | None) -> list[Path]:
+    """The results in a folder of a study or sweep that its recipe no longer names."""
     study = Study(stored_recipe(folder), folder, data_root)
     is_sweep = (folder / "sweep.json").exists()
-    predicted = valid_predictions(study) if is_sweep else None
-    return leftovers(folder, plan(study, fingerprints(study), predicted))
+    predictions = valid_predictions(study) if is_sweep else None
+    return leftovers(folder, plan(study, fingerprints(study), predictions))
 
 
 def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
-    """The state of one training. It checks last whether it is done, since it may end meanwhile."""
+    """The state of one training. done.json is checked last, since the training may end meanwhile."""
     done, started = folder / "done.json", folder / "started.json"
-    found = TrainingStatus(name, "missing", 0, epochs)
+    status = TrainingStatus(name, "missing", 0, epochs)
     try:
-        found = unfinished_status(name, epochs, folder)
+        status = unfinished_status(name, epochs, folder)
     except (StoreError, OSError):
         if started.exists() and not done.exists():
             raise
     if done.exists():
         return TrainingStatus(name, "done", epochs, epochs, changed=done.stat().st_mtime)
-    return found
+    return status
 
 
 def unfinished_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
-    """A training that was begun and is not done; raises if there is no record of it."""
+    """The state of a training that has started and is not done; raises if it has no started.json."""
     started, log = folder / "started.json", folder / "log.jsonl"
     host, pid, since = last_start(started)
-    so_far = read_bytes(log).count(b"\n") if log.exists() else 0
+    finished = read_bytes(log).count(b"\n") if log.exists() else 0
     ended = host is None or (host == platform.node() and (pid is None or not is_alive(pid)))
     changed = max(path.stat().st_mtime for path in (started, log) if path.exists())
-    return TrainingStatus(name, "stopped" if ended else "running", so_far, epochs, host, pid, since, changed)
+    return TrainingStatus(
+        name, "stopped" if ended else "running", finished, epochs, host, pid, since, changed
+    )
 
 
 def last_start(started: Path) -> tuple[str | None, int | None, str | None]:
-    """Host, process and time of the last start, as far as its record has them."""
+    """Host, process and time of the last start; None for each that started.json lacks."""
     record = read_json(started)
     host, pid, since = (record.get(field) for field in ("host", "pid", "since"))
     try:

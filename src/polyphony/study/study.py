@@ -31,15 +31,17 @@ class Study:
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
-    data_instead: Splits | None = field(default=None, repr=False)  # of the recipe's, to count models
+    data_instead: Splits | None = field(
+        default=None, repr=False
+    )  # replaces the recipe's data, to count costs
 
     def data(self) -> Splits:
-        """The data, which is cached."""
+        """The data of the recipe, read once and cached."""
         return self.data_instead or load_splits(self.recipe.data, self.data_root)
 
     @property
     def teacher_count(self) -> int:
-        """How many teachers are trained: one for each member, and the extra ones."""
+        """How many teachers the study has: one for each member, and the extra ones."""
         return self.recipe.members + self.recipe.teachers.extra
 
     @property
@@ -49,11 +51,11 @@ class Study:
 
     @property
     def models(self) -> list[Model]:
-        """(model, seed) of everything that predicts: the teachers together, then every student."""
+        """(model, seed) of every model that predicts: the teachers as one model, then every student."""
         return [(TEACHERS, None), *self.students]
 
     def threads(self) -> int:
-        """Threads of a process: the recipe's, or one for small images, else all cores."""
+        """Threads of a process (default: one for small images, else one for each core)."""
         height, width = self.data().train.images.shape[-2:]
         return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else cores())
 
@@ -64,47 +66,47 @@ class Study:
         return Trained(self.folder / "students" / name / str(seed))
 
     def plan(self, schedule: Schedule) -> Plan:
-        """The plan of a schedule of the recipe; a RecipeError if its batch is larger than the data."""
+        """The plan of a training; raises a RecipeError if the schedule's batch is larger than the data."""
         if schedule.batch > len(self.data().train):
             raise RecipeError(
                 f"{self.recipe.name}: a batch of {schedule.batch} is larger than"
                 f" the data's {len(self.data().train)} training images"
             )
         recipe = self.recipe
-        computed = recipe.model_dump(include={"precision", "deterministic", "way", "compile"})
-        return Plan.of(schedule, augment=recipe.data.augment, **computed)
+        settings = recipe.model_dump(include={"precision", "deterministic", "way", "compile"})
+        return Plan.of(schedule, augment=recipe.data.augment, **settings)
 
     def unlabelled_share(self, method: str) -> float:
-        """The share of unlabelled images in a batch, for a method's student."""
+        """The share of unlabelled images in a batch of a method's training."""
         distillation = self.recipe.distillation(method)
         return distillation.share if distillation else 0.0
 
     def student_steps(self, method: str) -> int:
-        """How many steps a method's student is trained."""
+        """The number of steps of a method's training."""
         schedule, share = self.recipe.schedule(method), self.unlabelled_share(method)
         return epoch_steps(self.data().train, schedule.batch, share) * schedule.epochs
 
     def blueprint(self, table: NetworkTable, start: dict[str, Tensor] | None = None) -> Blueprint:
-        """What networks for this data are made from, with first weights if a student starts from some."""
+        """The blueprint of networks for this data; `start` holds initial weights, if there are any."""
         splits = self.data()
         shape = tuple(splits.train.images.shape[1:])
         return Blueprint(table, len(splits.classes), shape, splits.train.statistics, start)
 
     def network(self, table: NetworkTable, rng: torch.Generator | None = None) -> nn.Module:
-        """A new network for this data, with its normalisation."""
+        """A new network for this data, which normalises its inputs."""
         return self.blueprint(table).network(rng)
 
     def fresh_student(self, name: str, rng: torch.Generator) -> Ensemble:
-        """A method's student with its first weights."""
+        """A method's student with its initial weights."""
         start = self.teacher(0).weights() if self.recipe.starts_from_teacher(name) else None
         return self._student(name, rng, start, None)
 
     def blank_student(self, name: str) -> Ensemble:
-        """A method's student whose weights do not matter yet."""
+        """A method's student with arbitrary weights, to be counted or overwritten."""
         return self._student(name, None, None, None)
 
     def proof(self, name: str, student: Ensemble) -> Proof | None:
-        """What the training of a method's student has shown of its members."""
+        """The result of a trained student's conversion check; None if its network was not converted."""
         blueprint = self.blueprint(self.recipe.student_network)
         return Proof.of(student, self.recipe.form_table(name), blueprint)
 
@@ -117,15 +119,15 @@ class Study:
             return self.recipe.form(name).student(blueprint, self.recipe.members, rng)
         except ValueError as error:
             if isinstance(error, RecipeError) or torch.get_default_device().type == "meta":
-                raise  # it may work if weights have values
+                raise  # the caller may try again on a device where weights have values
             raise RecipeError(f"{self.recipe.name}: methods.{name}: {error}") from error
 
     def load_model(self, model: str, seed: int | None, teachers: int) -> Ensemble:
-        """A trained student as it predicts, or without a seed so many teachers together."""
+        """A trained student as it predicts; if `seed` is None, the first `teachers` teachers instead."""
         return self.load_teachers(teachers) if seed is None else self.load_student(model, seed)
 
     def load_teachers(self, count: int, first: int = 0) -> DeepEnsemble:
-        """`count` trained teachers from the `first`; those from `members` on are extra ones."""
+        """Trained teachers `first` to `first + count - 1`; numbers from `members` on are extra teachers."""
         networks = []
         for j in range(first, first + count):
             network = self.network(self.recipe.teachers.network_of(j))
@@ -149,11 +151,11 @@ class Study:
         return self.recipe.form(name).predictors(self.recipe.members)
 
     def outlined(self) -> Study:
-        """The study with as many blank images as the official data has; a DataError if that is unknown."""
+        """The study with blank images in the official number; raises a DataError if that is unknown."""
         return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data))
 
 
 @lru_cache(maxsize=1)
 def load_splits(data: Data, root: Path | None) -> Splits:
-    """The data of a recipe; a process works on one data set at a time."""
+    """The data of a recipe. Only the last is cached: a process works on one data set at a time."""
     return load(data.name, data, root)

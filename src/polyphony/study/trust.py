@@ -1,6 +1,6 @@
-"""Tables about trust, from saved predictions: selective prediction, prediction sets, groups.
+"""Tables for selective prediction, prediction sets and groups of test images, from saved predictions.
 
-Groups of test images come from a column of the user's CSV file; a run keeps them in groups.csv.
+The user can define groups by a column of a CSV file; the run stores them in groups.csv.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ from polyphony.study.study import Model
 SETS: Mapping[str, SetMeasure] = {"lac": lac, "aps": APS()}
 COVERAGES = (0.9, 0.95)
 GROUPS = "groups.csv"  # in the folder of a run
-CLASS = "class"  # the groups that every run has
+CLASS = "class"  # every run has groups by class
 MOST_GROUPS = 1000  # in one column
 
 
 def write_trust(
     folder: Path, saved: Saved, temperatures: Sequence[Temperature], classes: Sequence[str]
 ) -> None:
-    """Write selective.csv, sets.csv, thresholds.csv and groups.csv for a run's models."""
+    """Write the tables of selective prediction, prediction sets, thresholds and groups."""
     fit = {(row.model, row.seed): row.temperature for row in temperatures}
     write_table(folder, SelectiveScore, selective_scores(saved, fit))
     write_table(folder, SetScore, set_scores(saved, classes))
-    valid = {(model, seed): found for (model, seed, split), found in saved.items() if split == "valid"}
-    rows = (row for key, found in valid.items() for row in thresholds(*key, found, fit[key]))
+    rows = [
+        row
+        for (model, seed, split), predictions in saved.items()
+        if split == "valid"
+        for row in thresholds(model, seed, predictions, fit[model, seed])
+    ]
     write_table(folder, Threshold, rows)
     write_table(folder, GroupedScore, grouped_scores(saved, fit, read_groups(folder), classes))
 
@@ -47,30 +51,32 @@ def selective_scores(saved: Saved, fit: Mapping[Model, float]) -> Iterator[Selec
         if split not in ("valid", "test"):
             continue
         for kind, temperature in {"standard": 1.0, "calibrated": fit[model, seed]}.items():
-            for score, found in predictions.selective(temperature).items():
-                columns: dict[str, Any] = found.scores()
+            for score, curve in predictions.selective(temperature).items():
+                columns: dict[str, Any] = curve.scores()
                 yield SelectiveScore(model, seed, split, kind, score, **columns)
 
 
 def set_scores(saved: Saved, classes: Sequence[str]) -> Iterator[SetScore]:
-    """A row for each model, kind of sets, coverage, and class or all classes, on test images."""
-    for (model, seed, split), tested in saved.items():
+    """A row for each model, kind of sets, coverage, and class, on test images; class None means all."""
+    for (model, seed, split), test in saved.items():
         if split != "test":
             continue
         for score, measure in SETS.items():
             rule = saved[model, seed, "valid"].set_rule(measure)
-            for wanted in COVERAGES:
-                sets = rule.sets(tested.log_probs(), wanted)
-                for label, rows in by_label(tested.labels, classes).items():
-                    found = set_quality(sets[rows], tested.labels[rows])
-                    made = found.n, found.coverage, found.size, found.empty
-                    yield SetScore(model, seed, score, wanted, label, *made, rule.fitted, len(rule.scores))
+            for coverage in COVERAGES:
+                sets = rule.sets(test.log_probs(), coverage)
+                for label, rows in by_label(test.labels, classes).items():
+                    quality = set_quality(sets[rows], test.labels[rows])
+                    numbers = quality.n, quality.coverage, quality.size, quality.empty
+                    yield SetScore(
+                        model, seed, score, coverage, label, *numbers, rule.fitted, len(rule.scores)
+                    )
 
 
 def by_label(labels: Tensor, classes: Sequence[str]) -> dict[str | None, Tensor]:
-    """The rows of all images, and of the images of each class."""
-    everything: dict[str | None, Tensor] = {None: torch.arange(len(labels))}
-    return everything | {classes[k]: (labels == k).nonzero()[:, 0] for k in labels.unique().tolist()}
+    """Class → indices of its images; None → indices of all images."""
+    all_images: dict[str | None, Tensor] = {None: torch.arange(len(labels))}
+    return all_images | {classes[k]: (labels == k).nonzero()[:, 0] for k in labels.unique().tolist()}
 
 
 def grouped_scores(
@@ -80,46 +86,49 @@ def grouped_scores(
     classes: Sequence[str],
 ) -> Iterator[GroupedScore]:
     """A row for each calibrated model and each class and group of test images."""
-    for (model, seed, split), tested in saved.items():
+    for (model, seed, split), test in saved.items():
         if split != "test":
             continue
-        labelled = {CLASS: [classes[k] for k in tested.labels.tolist()]}
-        for by, values in {**labelled, **groups}.items():
-            names = sorted(set(values), key=classes.index if by == CLASS else None)
-            which = torch.tensor([names.index(value) for value in values])
-            for k, found in tested.groups(which, fit[model, seed]).items():
-                label, answer = (classes[each] for each in found.confusion) if found.confusion else 2 * [None]
-                numbers = found.n, found.acc, found.ece, found.confidence
-                yield GroupedScore(model, seed, by, names[k], *numbers, label, answer, found.confused)
+        by_class = {CLASS: [classes[k] for k in test.labels.tolist()]}
+        for column, values in {**by_class, **groups}.items():
+            names = sorted(set(values), key=classes.index if column == CLASS else None)
+            group_of_image = torch.tensor([names.index(value) for value in values])
+            for k, group in test.groups(group_of_image, fit[model, seed]).items():
+                label, answer = (classes[c] for c in group.confusion) if group.confusion else (None, None)
+                numbers = group.n, group.acc, group.ece, group.confidence
+                yield GroupedScore(model, seed, column, names[k], *numbers, label, answer, group.confused)
 
 
 class GroupsError(UserError, ValueError):
-    """A CSV file does not give the group of each test image."""
+    """A CSV file cannot be used as groups of the test images."""
 
 
 def add_groups(folder: Path, source: str, images: int) -> str:
-    """Store the column of "FILE.csv:COLUMN", which has a row for each test image; returns its name."""
+    """Store the groups in "FILE.csv:COLUMN", a row for each test image; returns the name of the column.
+
+    Raises a GroupsError if the file cannot be read or does not fit the test images.
+    """
     path, _, column = source.rpartition(":")
     if not path or not column:
         raise GroupsError(f"'{source}' names no column: write FILE.csv:COLUMN")
     if column == CLASS:
         raise GroupsError(f"every run has groups by '{CLASS}': rename the column")
-    found = read_columns(Path(path))
-    if column not in found:
-        raise GroupsError(f"{path} has no column '{column}'; {suggestion(column, found)}")
-    values = found[column]
+    table = read_columns(Path(path))
+    if column not in table:
+        raise GroupsError(f"{path} has no column '{column}'; {suggestion(column, table)}")
+    values = table[column]
     if len(values) != images:
         raise GroupsError(f"{path} has {len(values):,} rows, but the run has {images:,} test images")
     if len(set(values)) > MOST_GROUPS:
         raise GroupsError(f"{path}: '{column}' has more than {MOST_GROUPS:,} different values")
-    columns = {**read_groups(folder), column: values}
-    text = csv_text(list(columns), zip(*columns.values(), strict=True))
+    groups = {**read_groups(folder), column: values}
+    text = csv_text(list(groups), zip(*groups.values(), strict=True))
     write_whole(folder / GROUPS, text.encode())
     return column
 
 
 def read_groups(folder: Path) -> Mapping[str, Sequence[str]]:
-    """The groups of a run's test images by column; empty without groups.csv."""
+    """Column → the group of each test image of a run; empty without groups.csv."""
     path = folder / GROUPS
     if not path.exists():
         return {}
@@ -130,7 +139,7 @@ def read_groups(folder: Path) -> Mapping[str, Sequence[str]]:
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
-    """The columns of a CSV file with a header."""
+    """The columns of a CSV file by their names; raises a GroupsError if it cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]

@@ -1,1 +1,1 @@
-"""Values of α, temperature and step size for one method, tried on validation images."""
+"""Sweeps: compare values of α, temperature and step size of one method on validation images."""

@@ -13,14 +13,14 @@ from polyphony.execute.board import Board
 from polyphony.execute.job import Job
 from polyphony.execute.runner import Runner
 from polyphony.metrics import Predictions
-from polyphony.recipe.points import Point, Swept
+from polyphony.recipe.points import Point, SweepPlan
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
 from polyphony.runs.stage import locked
 from polyphony.runs.store import FolderError, read_json, write_json
 from polyphony.study.fingerprints import Fingerprints, fingerprints
-from polyphony.study.leftovers import clear_the_way
-from polyphony.study.plan import FORMAT, Upto, part, plan, predictions_of, valid_predictions
+from polyphony.study.leftovers import resolve_conflicts
+from polyphony.study.plan import FORMAT, Upto, jobs_upto, plan, predictions_of, valid_predictions
 from polyphony.study.provenance import write_provenance
 from polyphony.study.run import Session, check_plans
 from polyphony.study.saved import write_table
@@ -32,11 +32,11 @@ from polyphony.training.tally import DivergedError
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep did, its scores, and the points whose training diverged."""
+    """How many jobs of a sweep ran, its scores, and the points whose training diverged."""
 
-    ran: int  # jobs, without trainings that diverged
-    skipped: int  # jobs that were done before
-    adopted: int  # of these, trainings linked from other runs
+    ran: int  # without trainings that diverged
+    skipped: int  # jobs whose results existed
+    adopted: int  # how many of these were linked from other runs
     scores: list[SweepScore]
     diverged: list[Point]
 
@@ -45,26 +45,27 @@ class SweepOutcome:
 class Sweep:
     """The values to sweep, the output folder, the data folder and the device."""
 
-    swept: Swept
+    swept: SweepPlan
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
 
     def search(self, prints: Fingerprints) -> Search:
-        """The search in which optuna proposes points."""
+        """The search of this folder, in which optuna proposes points."""
         images = {split: prints.images[split] for split in ("train", "valid")}
         return open_search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
 
     def study(self, points: Sequence[Point]) -> Study:
+        """The study whose methods are these points."""
         return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
 
     def plan(self, points: Sequence[Point], prints: Fingerprints) -> list[Job]:
-        """The jobs of some points and of their teachers."""
+        """The jobs of these points and of their teachers."""
         study = self.study(points)
         return plan(study, prints, valid_predictions(study))
 
     def check(self, trials: int | None) -> None:
-        """Raise if the sweep cannot run, before anything is written."""
+        """Raise a FolderError or a RecipeError if the sweep cannot run, before anything is written."""
         if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
             raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
         check_plans(self.study([self.swept.own]))
@@ -72,7 +73,7 @@ class Sweep:
             check_search(self.swept)
 
     def facts(self, trials: int | None) -> dict[str, Any]:
-        """The content of sweep.json: what was swept, and how."""
+        """The content of sweep.json: the recipe, the method, and the values of its parameters."""
         recipe, method = self.swept.recipe, self.swept.method
         return {
             "recipe": recipe.name,
@@ -87,75 +88,80 @@ class Sweep:
 def run_sweep(
     sweep: Sweep, runner: Runner, board: Board, *, trials: int | None = None, redo: bool = False
 ) -> SweepOutcome:
-    """Train and score the whole grid, or `trials` points of a search; then write sweep.csv.
+    """Train and score all points of the grid, or `trials` points of a search; then write sweep.csv.
 
-    Results that exist are not made again. Only training and validation images are used.
+    Results that exist are reused. Test images are not used. Raises a DivergedError if all points diverged.
     """
     sweep.check(trials)
     prints = fingerprints(sweep.study([sweep.swept.own]))
     with locked(sweep.folder):
-        work = Session(sweep.folder, runner, board)
-        sweeping = Sweeping(sweep, work, sweep.facts(trials), prints, redo)
-        points, lost = (sweep.swept.grid(), []) if trials is None else sweeping.search(trials)
-        lost += sweeping.measure(points) if points else []
-        kept = [point for point in points if point not in lost]
-        if not kept:
+        session = Session(sweep.folder, runner, board)
+        active = ActiveSweep(sweep, session, sweep.facts(trials), prints, redo)
+        points, diverged = (sweep.swept.grid(), []) if trials is None else active.search(trials)
+        diverged += active.train(points) if points else []
+        finished = [point for point in points if point not in diverged]
+        if not finished:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
-        found = predicted(sweep.plan(kept, prints))
-        rows = [row for point in kept for row in score(found, point)]
-        sweeping.begin([*kept, *lost])
-        teachers = found[TEACHERS, None].first(sweep.swept.recipe.members)
-        measured = by_calibration(teachers, teachers.fit_temperature(), TeacherScore)
-        write_table(
-            sweep.folder, TeacherScore, [TeacherScore(kind, **each) for kind, each in measured.items()]
-        )
+        predictions = load_predictions(sweep.plan(finished, prints))
+        rows = [row for point in finished for row in score(predictions, point)]
+        active.begin([*finished, *diverged])
+        teachers = predictions[TEACHERS, None].first(sweep.swept.recipe.members)
+        scores = by_calibration(teachers, teachers.fit_temperature(), TeacherScore)
+        teacher_rows = [TeacherScore(calibration, **columns) for calibration, columns in scores.items()]
+        write_table(sweep.folder, TeacherScore, teacher_rows)
         write_table(sweep.folder, SweepScore, rows)
-    return SweepOutcome(len(work.ran), len(work.found), work.adopted, rows, lost)
+    return SweepOutcome(len(session.ran), len(session.skipped), session.adopted, rows, diverged)
 
 
 @dataclass(frozen=True)
-class Sweeping:
+class ActiveSweep:
     """A sweep while it runs."""
 
     sweep: Sweep
-    work: Session
-    facts: dict[str, Any]
+    session: Session
+    facts: dict[str, Any]  # the content of sweep.json
     prints: Fingerprints
     redo: bool
-    known: dict[Point, None] = field(default_factory=dict)  # points so far, in order
+    points: dict[Point, None] = field(default_factory=dict)  # an ordered set of all points so far
 
     def search(self, trials: int) -> tuple[list[Point], list[Point]]:
-        """Ask, train and tell, as many points a round as run at a time; returns good and diverged points."""
+        """Run a search until `trials` trials have a result; returns finished and diverged points.
+
+        A round trains as many points as the runner can train at the same time.
+        """
         search = self.sweep.search(self.prints)
-        self.known.update(dict.fromkeys([*search.finished(), *search.diverged()]))
-        while (left := trials - search.answered()) > 0:
-            asked = search.ask(min(left, self.work.runner.at_once))
-            points = list(dict.fromkeys(trial.point for trial in asked))
-            diverged = self.measure(points)
-            kept = [point for point in points if point not in diverged]
-            found = predicted(self.sweep.plan(kept, self.prints)) if kept else {}
-            for trial in asked:
-                lost = trial.point in diverged
-                search.tell(trial, None if lost else judged(score(found, trial.point)))
+        self.points.update(dict.fromkeys([*search.finished(), *search.diverged()]))
+        while (left := trials - search.completed()) > 0:
+            round_trials = search.ask(min(left, self.session.runner.at_once))
+            points = list(dict.fromkeys(trial.point for trial in round_trials))
+            diverged = self.train(points)
+            finished = [point for point in points if point not in diverged]
+            predictions = load_predictions(self.sweep.plan(finished, self.prints)) if finished else {}
+            for trial in round_trials:
+                has_diverged = trial.point in diverged
+                search.tell(trial, None if has_diverged else judged_nll(score(predictions, trial.point)))
         return search.finished(), search.diverged()
 
-    def measure(self, points: Sequence[Point]) -> list[Point]:
-        """Train and predict what is missing of these points; returns the points whose training diverged."""
+    def train(self, points: Sequence[Point]) -> list[Point]:
+        """Train these points and predict, unless results exist; returns the points that diverged.
+
+        If one of several points diverges, the unfinished points run one by one, to learn which one it was.
+        """
         jobs = self.sweep.plan(points, self.prints)
-        self.known.update(dict.fromkeys(points))
-        begin = partial(self.begin, list(self.known))
-        clear_the_way(jobs, self.work.board, self.redo)
-        self.work.run(part(jobs, Upto.TEACH), begin)  # a teacher that diverges ends the sweep
+        self.points.update(dict.fromkeys(points))
+        begin = partial(self.begin, list(self.points))
+        resolve_conflicts(jobs, self.session.board, self.redo)
+        self.session.run(jobs_upto(jobs, Upto.TEACH), begin)  # a teacher that diverges ends the sweep
         try:
-            self.work.run(jobs, begin)
+            self.session.run(jobs, begin)
         except DivergedError:
             if len(points) == 1:
                 return list(points)
-            return [lost for point in points for lost in self.measure([point])]
+            return [diverged for point in points for diverged in self.train([point])]
         return []
 
     def begin(self, points: Sequence[Point]) -> None:
-        """Write sweep.json and recipe.json; the table of another sweep is removed."""
+        """Write sweep.json and recipe.json; sweep.csv is removed if it is of another sweep."""
         path = self.sweep.folder / "sweep.json"
         if path.exists() and read_json(path) != self.facts:
             (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
@@ -163,22 +169,24 @@ class Sweeping:
         write_provenance(self.sweep.study(points), self.prints)
 
 
-Predicted = dict[tuple[str, int | None], Predictions]  # by model and seed, on validation images
+ValidPredictions = dict[tuple[str, int | None], Predictions]  # by model and seed, on validation images
 
 
-def predicted(jobs: Sequence[Job]) -> Predicted:
+def load_predictions(jobs: Sequence[Job]) -> ValidPredictions:
     return {(model, seed): file.load() for (model, seed, _), file in predictions_of(jobs).items()}
 
 
-def score(found: Predicted, point: Point) -> list[SweepScore]:
+def score(predictions: ValidPredictions, point: Point) -> list[SweepScore]:
     """The rows of a point: one for each seed and calibration."""
     rows = []
-    for seed, valid in ((seed, each) for (name, seed), each in found.items() if name == point.name):
-        for kind, measured in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
-            rows.append(SweepScore(point.name, seed, calibration=kind, **asdict(point), **measured))
+    for (name, seed), valid in predictions.items():
+        if name != point.name:
+            continue
+        for calibration, columns in by_calibration(valid, valid.fit_temperature(), SweepScore).items():
+            rows.append(SweepScore(name, seed, calibration=calibration, **asdict(point), **columns))
     return rows
 
 
-def judged(rows: Sequence[SweepScore]) -> float:
-    """What decides between points: the calibrated validation NLL, mean over seeds."""
+def judged_nll(rows: Sequence[SweepScore]) -> float:
+    """The quantity that a search minimises: the calibrated validation NLL, mean over seeds."""
     return metrics.mean_sd([row.nll for row in rows if row.calibration == JUDGE]).mean

@@ -1,4 +1,4 @@
-"""A search: optuna proposes points in rounds; a journal file stores them with their scores."""
+"""A search: optuna proposes points in rounds; a journal file stores the points and their NLLs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 from polyphony._util.text import extra
 from polyphony.recipe import ROUNDING, Recipe, RecipeError
 from polyphony.recipe.methods import Method
-from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, Swept
+from polyphony.recipe.points import GREY_LEVELS, PARAMETERS, Point, SweepPlan
 from polyphony.runs.store import Spec, spec_key
 
 if TYPE_CHECKING:
     import optuna
 
-STARTUP = 6  # random points before the search uses results
-ROUND = "round"  # key in the journal: number of trials at the end of the current round
+STARTUP = 6  # trials with random points before optuna uses results
+ROUND = "round"  # key in the journal; its value is the number of trials at the end of the current round
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that optuna asked for, and its number in optuna."""
+    """A point that optuna proposed, and the number of the trial in optuna."""
 
     number: int
     point: Point
 
 
-def check_search(swept: Swept) -> None:
-    """Raise unless optuna is installed and there is a range to search."""
+def check_search(swept: SweepPlan) -> None:
+    """Raise a RecipeError unless optuna is installed and at least one parameter has a range of numbers."""
     if find_spec("optuna") is None:
         raise RecipeError(f"a search needs optuna: {extra('sweep')}; or sweep a grid")
     if not swept.varied:
@@ -43,17 +43,18 @@ def check_search(swept: Swept) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """Tree-structured Parzen estimators between the smallest and the largest value of each parameter.
+    """A search by tree-structured Parzen estimators between the smallest and largest value of each parameter.
 
-    What is asked next depends only on the journal and the size of a round, and a round is completed before
-    the next begins. So a search that was killed gives the same result as one that was not. The caller must
-    hold the lock of the journal's folder.
+    The next points depend only on the journal and on the size of a round, and a round is completed before the
+    next begins. So a killed search that continues gives the same result as one without interruption. The
+    caller must hold the lock of the journal's folder.
     """
 
-    swept: Swept
+    swept: SweepPlan
     study: optuna.Study
 
     def includes(self, point: Point) -> bool:
+        """Whether a point lies in all ranges."""
         return all(
             isinstance(value := getattr(point, name), float) and low <= value <= high
             for name, (low, high) in self.ranges.items()
@@ -66,20 +67,22 @@ class Search:
         return {name: (min(values), max(values)) for name, values in numbers.items()}
 
     def finished(self) -> list[Point]:
-        """The points that have an NLL, each once, in the order they were asked for."""
+        """The points that have an NLL, without duplicates, in the order of their trials."""
         return self._points([trial for trial in self._trials() if trial.value is not None])
 
     def diverged(self) -> list[Point]:
+        """The points whose training diverged, in the same order."""
         return self._points([t for t in self._trials() if t.state.is_finished() and t.value is None])
 
-    def answered(self) -> int:
+    def completed(self) -> int:
         """How many trials have a result, including those that diverged."""
         return sum(trial.state.is_finished() for trial in self._trials())
 
     def ask(self, count: int) -> list[Trial]:
-        """At most `count` points of one round: unanswered ones of the current round, else those of a new one.
+        """At most `count` trials without a result, all of the same round.
 
-        A new round has `count` points, all asked for before any of them has a result.
+        If the current round is complete, a new round of `count` trials begins. Optuna proposes all points of
+        a round before any of them has a result.
         """
         trials = self._trials()
         end = self.study.user_attrs.get(ROUND, 0)
@@ -87,12 +90,12 @@ class Search:
             end = len(trials) + count
             self.study.set_user_attr(ROUND, end)
         for _ in range(end - len(trials)):
-            self._next()
-        unanswered = [trial for trial in self._trials() if not trial.state.is_finished()]
-        return [Trial(trial.number, self.point(trial.params)) for trial in unanswered[:count]]
+            self._propose()
+        unfinished = [trial for trial in self._trials() if not trial.state.is_finished()]
+        return [Trial(trial.number, self.point(trial.params)) for trial in unfinished[:count]]
 
     def tell(self, trial: Trial, nll: float | None) -> None:
-        """Record the NLL of a trial; None for a training that diverged, which the search then avoids."""
+        """Record the NLL of a trial, or None for a training that diverged; the search avoids such points."""
         from optuna.trial import TrialState
 
         if nll is None:
@@ -105,7 +108,8 @@ class Search:
         fixed = {name: self.swept.values[name][0] for name in PARAMETERS}
         return Point(**fixed | {name: rounded(name, value) for name, value in parameters.items()})
 
-    def _next(self) -> None:
+    def _propose(self) -> None:
+        """Add a trial to the journal."""
         import optuna
         from optuna.distributions import FloatDistribution
 
@@ -113,24 +117,25 @@ class Search:
             n_startup_trials=STARTUP, multivariate=True, constant_liar=True, seed=len(self._trials())
         )
         self.study.ask(
-            {name: FloatDistribution(*ends, log=name != "alpha") for name, ends in self.ranges.items()}
+            {name: FloatDistribution(*limits, log=name != "alpha") for name, limits in self.ranges.items()}
         )
 
     def repair(self) -> None:
-        """Fail the trials whose parameters a killed process did not write, so that the sampler ignores them.
+        """Mark trials without parameters, which a killed process leaves, as failed: the sampler ignores them.
 
-        A new search begins at the recipe's own point.
+        The first point of a new search is the recipe's own.
         """
         from optuna.trial import TrialState
 
         for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            if not self._is_whole(trial):
+            if not self._has_parameters(trial):
                 self.study.tell(trial.number, state=TrialState.FAIL)
-        begun = any(trial.state != TrialState.FAIL for trial in self.study.get_trials(deepcopy=False))
-        if not begun and self.includes(self.swept.own):
+        trials = self.study.get_trials(deepcopy=False)
+        is_new = all(trial.state == TrialState.FAIL for trial in trials)
+        if is_new and self.includes(self.swept.own):
             self.study.enqueue_trial({name: getattr(self.swept.own, name) for name in self.swept.varied})
 
-    def _is_whole(self, trial: optuna.trial.FrozenTrial) -> bool:
+    def _has_parameters(self, trial: optuna.trial.FrozenTrial) -> bool:
         return trial.params.keys() >= set(self.swept.varied)
 
     def _points(self, trials: Iterable[optuna.trial.FrozenTrial]) -> list[Point]:
@@ -138,44 +143,44 @@ class Search:
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         """All trials that have their parameters."""
-        return [trial for trial in self.study.get_trials(deepcopy=False) if self._is_whole(trial)]
+        return [trial for trial in self.study.get_trials(deepcopy=False) if self._has_parameters(trial)]
 
 
-def open_search(swept: Swept, journal: Path, trained_on: Spec) -> Search:
-    """The search in a journal file; trainings with other settings are another study in the same file.
+def open_search(swept: SweepPlan, journal: Path, trained_on: Spec) -> Search:
+    """The search with these settings in a journal file, which can hold several searches.
 
-    `trained_on` is what an NLL depends on besides the recipe: the images and the version of the code.
+    `trained_on` holds what an NLL depends on besides the recipe: the images and the version of the code.
     """
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    mend(journal)
+    repair_journal(journal)
     storage, name = JournalStorage(JournalFileBackend(str(journal))), search_key(swept, trained_on)
     search = Search(swept, optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
     search.repair()
     return search
 
 
-def search_key(swept: Swept, trained_on: Spec) -> str:
+def search_key(swept: SweepPlan, trained_on: Spec) -> str:
     """The hash of everything that the points of a search have in common."""
     recipe = swept.recipe
     fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"} - ROUNDING)
     method = recipe.methods[swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
-    kept = {name: swept.values[name] for name in PARAMETERS if name not in swept.varied}
-    return spec_key({"recipe": fixed, "method": method, "kept": kept, "trained_on": trained_on})
+    constant = {name: swept.values[name] for name in PARAMETERS if name not in swept.varied}
+    return spec_key({"recipe": fixed, "method": method, "kept": constant, "trained_on": trained_on})
 
 
 def rounded(parameter: str, value: float) -> float:
-    """A value to three significant digits; a step size close to whole grey levels is rounded to them."""
+    """A value with three significant digits; a step size close to whole grey levels is rounded to them."""
     if parameter == "step_size" and (levels := float(f"{GREY_LEVELS * value:.3g}")).is_integer():
         return levels / GREY_LEVELS
     return float(f"{value:.3g}")
 
 
-def mend(journal: Path) -> None:
-    """Remove what a killed process left: half a line at the end, and optuna's lock."""
+def repair_journal(journal: Path) -> None:
+    """Remove what a killed process leaves: an incomplete last line, and optuna's lock."""
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists():  # complete lines are not touched, so that a kill here loses nothing
+    if journal.exists():  # complete lines stay, so that a kill here loses nothing
         os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
