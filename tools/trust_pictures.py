@@ -23,7 +23,7 @@ from polyphony.report.chart import Chart, Margins, Panel, diagonal, write
 from polyphony.report.figures.quality import risk_coverage
 from polyphony.report.style import MUTED, TEXT, looks_of
 from polyphony.report.tables import Numbers
-from polyphony.report.verdict import chosen
+from polyphony.report.verdict import best_on_validation
 from polyphony.runs.predictions import UNKNOWN
 from polyphony.runs.rows import SetScore, UnknownScore, UnlabelledKld
 from polyphony.runs.run import Run
@@ -35,7 +35,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 def main(folder: str) -> None:
     """Write every picture that the run has the numbers for."""
     run = Run.open(Path(folder))
-    save("risk-coverage", risk_coverage(run, [TEACHERS, BEST_TEACHER, chosen(run)]))
+    save("risk-coverage", risk_coverage(run, [TEACHERS, BEST_TEACHER, best_on_validation(run)]))
     save("sets", chart(sets(run)))
     save("calibration", chart(calibration(run)))
     save("unknown", chart(unknown(run)))
@@ -62,7 +62,7 @@ def asked(run: Run, model: str, split: str) -> tuple[Predictions, float]:
 def sets(run: Run) -> list[Panel]:
     """How large sets are, and how often they hold each class; means over seeds."""
     rows = [row for row in run.table(SetScore) if row.score == "lac"]
-    student = chosen(run)
+    student = best_on_validation(run)
 
     def sizes(axes: Axes) -> None:
         models = run.models[::-1]
@@ -98,7 +98,7 @@ def sets(run: Run) -> list[Panel]:
 
 def calibration(run: Run) -> list[Panel]:
     """Reliability in bins of equal width and of equal counts."""
-    student = chosen(run)
+    student = best_on_validation(run)
     found, temperature = asked(run, student, "test")
     log_probs = found.log_probs(temperature)
     sure, right = confidence(log_probs), is_correct(log_probs, found.labels)
@@ -149,7 +149,7 @@ def unknown(run: Run) -> list[Panel]:
     best = {row.model: row.score for row in run.table(UnknownScore) if row.best}
     return [
         Panel(f"{model}: test images (grey), {name}", partial(histogram, model=model, score=best[model]), 1.2)
-        for model in (BEST_TEACHER, chosen(run))
+        for model in (BEST_TEACHER, best_on_validation(run))
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from polyphony import metrics
 from polyphony.report.chart import Chart
-from polyphony.report.figures.diversity import shown_by_temperature
+from polyphony.report.figures.diversity import disagreement_by_temperature
 from polyphony.report.verdict import advice, uncalibrated, undertrained, visible_disagreement
 from polyphony.runs.run import Run
 
@@ -36,7 +36,7 @@ def said(small_run: Path, maker):
 def test_teachers_that_agree_on_training_images_are_said_to(said):
     words = said(train=0.5, valid=3.0, moved=3.0)
     assert "Plain distillation sees little of it." in words
-    assert "On images perturbed as in kd-ods (temperature 1) it is" in words
+    assert "On images perturbed as in kd-ods (temperature 1) they disagree" in words
     assert "larger step" not in words
 
 
@@ -45,8 +45,8 @@ def test_a_step_that_shows_little_is_said_to_be_small(said):
 
 
 def test_a_temperature_that_shows_it_is_named(said):
-    assert "At temperature 4 it is" in said(train=2.0, valid=3.0)
-    assert "At temperature 4 it is" not in said(train=0.5, valid=3.0)
+    assert "At temperature 4 they disagree" in said(train=2.0, valid=3.0)
+    assert "At temperature 4 they disagree" not in said(train=0.5, valid=3.0)
 
 
 def test_teachers_that_disagree_on_training_images_need_no_perturbation(said):
@@ -71,7 +71,7 @@ def test_a_method_is_judged_at_its_own_temperature(said, small_run: Path):
     )
     (sentence,) = (words for words in visible_disagreement(run) if "as in kd-ods" in words)
     share = f"{100 * shown / there_is:.0f}\N{NO-BREAK SPACE}%"
-    assert sentence.startswith(f"On images perturbed as in kd-ods (temperature 4) it is {share}")
+    assert sentence.startswith(f"On images perturbed as in kd-ods (temperature 4) they disagree {share}")
 
 
 def test_students_that_have_not_learnt_their_training_images_are_named(small_run: Path):
@@ -99,7 +99,7 @@ def test_a_temperature_at_an_end_of_its_range_is_remarked_on(small_run: Path):
 
 def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_run: Path):
     run = Run.open(small_run)
-    chart = shown_by_temperature(run)
+    chart = disagreement_by_temperature(run)
     assert isinstance(chart, Chart)
     shares = {(label, temperature): share for label, temperature, share in chart.numbers.rows}
     klds = {s: run.predictions["teachers", None, s].first(3).logits.double() for s in ("train", "valid")}
@@ -121,4 +121,6 @@ def test_methods_that_move_images_alike_are_named_in_one_sentence(said, small_ru
     (sentence,) = (
         words for words in visible_disagreement(Run.open(small_run)) if words.startswith("On images")
     )
-    assert sentence.startswith("On images perturbed as in kd-gaussian and kd-ods (temperature 1) it is ")
+    assert sentence.startswith(
+        "On images perturbed as in kd-gaussian and kd-ods (temperature 1) they disagree "
+    )

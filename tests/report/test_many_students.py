@@ -16,7 +16,7 @@ from polyphony.recipe import read_recipe, shipped
 from polyphony.report import Run, report_of
 from polyphony.report.chart import LINES, Chart, grouped
 from polyphony.report.figures.diversity import student_diversity, teacher_diversity
-from polyphony.report.figures.jacobians import from_scratch, jacobian_matching
+from polyphony.report.figures.jacobians import jacobian_matching, scratch_references
 from polyphony.report.figures.members import member_predictions
 from polyphony.report.figures.shift import corruption_boxes
 from polyphony.report.figures.training import learning_curves
@@ -193,7 +193,7 @@ def test_members_are_shown_of_the_best_students_that_have_some(run: Run):
 
 
 def test_methods_that_perturb_alike_share_a_panel(run: Run):
-    found = [names for names, _ in run.moved]
+    found = [names for names, _ in run.perturbed_training]
     assert ["kd-ods", "mimo-ods", "hydra-ods"] in found
     assert ["kd-ods-external"] in found
     chart = teacher_diversity(run)
@@ -214,7 +214,7 @@ def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_
     facts["recipe"]["methods"]["kd-mixup"] = {"form": {"kind": "mimo"}}
     (tmp_path / "recipe.json").write_text(json.dumps(facts))
     (tmp_path / "scores.csv").write_text((many / "scores.csv").read_text())
-    against = from_scratch(Run(tmp_path), ["scratch", "kd", "mimo-ods", "hydra-ods", "kd-mixup"])
+    against = scratch_references(Run(tmp_path), ["scratch", "kd", "mimo-ods", "hydra-ods", "kd-mixup"])
     assert against == {
         "scratch": "scratch", "kd": "scratch", "mimo-ods": "kd-mixup", "hydra-ods": "scratch",
         "kd-mixup": "kd-mixup",

@@ -144,9 +144,9 @@ def test_whom_members_follow_is_a_share_of_the_teachers_divergence(small_run: Pa
 def test_diversity_of_a_student_worse_than_one_teacher_is_not_praised(small_run: Path, rescored):
     run = Run.open(small_run)
     share = np.mean([row.kld for row in run.scored("kd")]) / run.scored(TEACHERS)[0].kld
-    assert run.kept("kd") == pytest.approx(share)
+    assert run.diversity_share("kd") == pytest.approx(share)
     worse = rescored(small_run, lambda row: {"nll": 1.3, "dee": 0.3} if row["model"] == "kd" else {})
-    assert Run.open(worse).kept("kd") is None
+    assert Run.open(worse).diversity_share("kd") is None
 
 
 def test_prices_are_those_of_the_smallest_batch_unless_told(full_run: Path):

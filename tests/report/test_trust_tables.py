@@ -23,7 +23,7 @@ from polyphony.report.trust_tables import (
     set_tables,
     unlabelled_table,
 )
-from polyphony.report.verdict import chosen, verdict
+from polyphony.report.verdict import best_on_validation, verdict
 from polyphony.runs.rows import (
     GroupedScore,
     Score,
@@ -125,7 +125,7 @@ def test_sets_of_all_images_and_of_every_class(run):
 
 def test_classes_and_groups_of_one_student(run):
     by_class, by_camera = group_tables(run)
-    rows = [row for row in run.table(GroupedScore) if row.model == chosen(run)]
+    rows = [row for row in run.table(GroupedScore) if row.model == best_on_validation(run)]
     assert [row["class"] for row in cells(by_class)] == list(CLASSES)
     assert {row["camera"]: row["images"] for row in cells(by_camera)} == {"old": "40", "new": "80"}
     for row in cells(by_class):
@@ -183,10 +183,10 @@ def test_a_run_of_before_has_none_of_the_tables(small_run):
 
 def test_the_verdict_compares_errors_at_80_percent_coverage_with_the_best_teacher(run):
     assert "At 80 %" not in verdict(run).sentence
-    errors = {"best teacher": 0.1, chosen(run): 0.086}
+    errors = {"best teacher": 0.1, best_on_validation(run): 0.086}
     rows = [replace(row, error_80=errors.get(row.model, 0.5)) for row in run.scores]
     if not run.scored("best teacher"):
-        alike = [row for row in rows if row.model == chosen(run) and row.seed == 0]
+        alike = [row for row in rows if row.model == best_on_validation(run) and row.seed == 0]
         rows += [replace(row, model="best teacher", seed=1, error_80=0.1) for row in alike]
     write_table(run.folder, Score, rows)
     said = verdict(Run.open(run.folder)).sentence.replace("\N{NO-BREAK SPACE}", " ")

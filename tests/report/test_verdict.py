@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyphony.report import Run
-from polyphony.report.verdict import ONCE, chosen, standing, verdict
+from polyphony.report.verdict import ONE_SEED, best_and_ties, best_on_validation, verdict
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_student_is_chosen_on_validation_images(small_run: Path, rescored):
     best = {"split": "valid", "model": "kd"}
     run = Run.open(rescored(small_run, lambda row: {"nll": 0.1} if best.items() <= row.items() else {}))
     means = {m: np.mean([s.nll for s in run.scored(m, "valid")]) for m in run.methods}
-    assert chosen(run) == min(means, key=means.__getitem__) == "kd"
+    assert best_on_validation(run) == min(means, key=means.__getitem__) == "kd"
 
 
 def test_the_three_numbers_are_worth_price_and_whom_members_follow(full_run: Path, scored):
@@ -116,7 +116,7 @@ def test_one_seed_says_that_a_difference_may_be_chance(small_run: Path):
     lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
     kept = [line for line in lines if ",1," not in line or line.startswith("best teacher")]
     (small_run / "scores.csv").write_text("".join(kept))
-    assert verdict(Run.open(small_run)).notes[0] == ONCE
+    assert verdict(Run.open(small_run)).notes[0] == ONE_SEED
 
 
 def test_a_run_scored_before_there_was_a_best_teacher_has_a_verdict(small_run: Path):
@@ -144,8 +144,8 @@ def by_seed(values: list[float]) -> dict[int | None, float]:
 
 
 @given(st.lists(st.lists(st.floats(0, 3), min_size=2, max_size=4), min_size=1, max_size=5))
-def test_level_are_those_whose_paired_difference_may_be_zero(draws: list[list[float]]):
-    best, _, level = standing({str(place): by_seed(each) for place, each in enumerate(draws)})
+def test_ties_are_students_whose_paired_difference_may_be_zero(draws: list[list[float]]):
+    best, _, ties = best_and_ties({str(place): by_seed(each) for place, each in enumerate(draws)})
     draws = [each[: min(map(len, draws))] for each in draws]  # of the seeds that all have
     means = [statistics.fmean(each) for each in draws]
     first = int(best)
@@ -154,14 +154,14 @@ def test_level_are_those_whose_paired_difference_may_be_zero(draws: list[list[fl
         apart = [mine - least for mine, least in zip(each, draws[first], strict=True)]
         if place != first and np.std(apart) > 1e-9:
             p = scipy.stats.ttest_1samp(apart, 0).pvalue
-            assert abs(p - 0.05) < 1e-6 or (str(place) in level) == (p > 0.05)
+            assert abs(p - 0.05) < 1e-6 or (str(place) in ties) == (p > 0.05)
 
 
 def test_seeds_that_not_all_have_do_not_make_a_student_the_best():
     nlls = {"a": by_seed([0.50, 0.51, 0.10]), "b": by_seed([0.40, 0.409])}
-    best, nll, level = standing(nlls)
-    assert (best, nll.n, level) == ("b", 2, [])
-    assert standing({"a": {0: 0.5}, "b": {1: 0.2}})[0] == "b"
+    best, nll, ties = best_and_ties(nlls)
+    assert (best, nll.n, ties) == ("b", 2, [])
+    assert best_and_ties({"a": {0: 0.5}, "b": {1: 0.2}})[0] == "b"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from polyphony.report.chart import Absent, Chart
 from polyphony.report.differences import run_differences
 from polyphony.report.figures.diversity import (
+    disagreement_by_temperature,
     external_diversity,
-    shown_by_temperature,
     student_diversity,
     teacher_diversity,
 )
@@ -68,7 +68,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
         (
             members_table,
             teacher_diversity,
-            shown_by_temperature,
+            disagreement_by_temperature,
             unlabelled_table,
             student_diversity,
             external_diversity,

@@ -1,4 +1,4 @@
-"""Tables for people as HTML, Markdown and LaTeX; tables of numbers as CSV."""
+"""Tables of text as HTML, Markdown and LaTeX; tables of numbers as CSV; small helpers for both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyphony.runs.rows import csv_text
 
-MOST_ROWS = 60  # of a chart's numbers on the page; the file has them all
+MOST_ROWS = 60  # a chart with more rows shows its numbers only in the CSV file
 DASH = "–"  # a cell without a value
 Value = str | int | float | None
 Row = TypeVar("Row")
@@ -56,17 +56,19 @@ class Numbers:
 
     def csv(self) -> str:
         """A CSV file with all digits; None and NaN are empty."""
-        return csv_text(self.header, ([None if _is_nan(each) else each for each in row] for row in self.rows))
+        return csv_text(
+            self.header, ([None if _is_nan(value) else value for value in row] for row in self.rows)
+        )
 
     def for_page(self) -> list[list[str]]:
-        """The rows for the page, if they are few enough to read."""
+        """The rows as text for the page; empty if there are more than 60."""
         rows = self.rows if len(self.rows) <= MOST_ROWS else ()
-        return [[value_text(each) for each in row] for row in rows]
+        return [[value_text(value) for value in row] for row in rows]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, whether it is the best of its column, the paper's number, its range over seeds."""
+    """A cell: its text, whether it is bold, the paper's number beside it, its range over seeds."""
 
     text: str
     best: bool = False
@@ -83,7 +85,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table for people: names in the first column, numbers in the others. Without rows it is not shown."""
+    """A table of text: names in the first column, numbers in the others. The page omits one without rows."""
 
     name: str
     caption: str
@@ -95,12 +97,12 @@ class PageTable:
         cls, name: str, caption: str, header: Sequence[str], rows: Iterable[Iterable[Cell | str]]
     ) -> PageTable:
         """A table whose cells may be plain text."""
-        cells = [[Cell(each) if isinstance(each, str) else each for each in row] for row in rows]
+        cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
         return cls(name, caption, header, cells)
 
     @classmethod
     def from_rows(cls, name: str, caption: str, rows: Sequence[Mapping[str, Cell | str]]) -> PageTable:
-        """A table from rows with equal headings."""
+        """A table from rows that map the same headings to cells."""
         return cls.of(name, caption, list(rows[0]) if rows else [], [row.values() for row in rows])
 
     def markdown(self) -> str:
@@ -126,7 +128,7 @@ class PageTable:
 
 
 def by(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
-    """Rows by the value of a column, or by the values of several as a tuple; in the order of the rows."""
+    """Rows grouped by the value of a column, or by the tuple of several values; in the order of the rows."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(attrgetter(*columns)(row), []).append(row)
@@ -134,25 +136,25 @@ def by(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
 
 
 def binned(edges: Tensor | np.ndarray, *columns: Tensor | np.ndarray) -> list[tuple[Value, ...]]:
-    """For each bin its lower edge, its upper edge, and its value in each column."""
-    each = [edges[:-1].tolist(), edges[1:].tolist(), *(column.tolist() for column in columns)]
-    return list(zip(*each, strict=True))
+    """A row for each bin: its lower edge, its upper edge, and its value in each column."""
+    lists = [edges[:-1].tolist(), edges[1:].tolist(), *(column.tolist() for column in columns)]
+    return list(zip(*lists, strict=True))
 
 
 def number(values: Iterable[float | None], digits: int = 2) -> str:
-    """The mean of the known values; a dash without any."""
+    """The mean of the values that are not None; a dash if all are."""
     known = [value for value in values if value is not None]
     return f"{fmean(known):.{digits}f}" if known else DASH
 
 
 def share(values: Iterable[float | None], digits: int = 1) -> str:
-    """The mean of the known values in per cent; a dash without any."""
+    """The mean of the values that are not None, in per cent; a dash if all are."""
     mean = number((None if value is None else 100 * value for value in values), digits)
     return mean if mean == DASH else f"{mean} %"
 
 
 def slug(name: str) -> str:
-    """A name as part of a file name: other characters than letters, digits, . - _ become dashes."""
+    """A name for a file name: all characters except letters, digits, . - _ become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name)
 
 

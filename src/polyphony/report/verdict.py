@@ -1,4 +1,4 @@
-"""What came out of a run, in plain words: the verdict that page and terminal show, and the page's advice."""
+"""The result of a run in plain sentences: the verdict for page and terminal, and advice for the page."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS, BySeed, by_shared_seeds, differ, mean_text
 
-ALIKE = 0.05  # of the teachers' mean-KLD: below it members count as alike
-LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # of the teachers' disagreement on validation images
-WARM = 4.0  # the temperature that is suggested
-LEARNT = 0.95  # of the teachers' accuracy on training images
-ONCE = "Every student was trained once, so a difference between two methods may be chance."
+ALIKE = 0.05  # members are alike if their mean-KLD is below this share of the teachers'
+LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # shares of the teachers' disagreement on validation images
+SUGGESTED_TEMPERATURE = 4.0
+TRAINED = 0.95  # a student below this share of the teachers' training accuracy needs longer training
+ONE_SEED = "Every student was trained once, so a difference between two methods may be chance."
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One of the three numbers that matter: what it is about, the number, what it means."""
+    """One of the three main numbers: its title, the number, what it means."""
 
     about: str
     number: str
@@ -32,7 +32,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sentence, three numbers, notes that qualify them, and a sentence about each student."""
+    """One sentence, three main numbers, notes on how far to trust them, and a sentence on each student."""
 
     sentence: str
     headlines: Sequence[Headline]
@@ -41,23 +41,23 @@ class Verdict:
 
 
 def verdict(run: Run) -> Verdict:
-    """The student chosen on validation images against one teacher and all teachers, and what to change."""
-    name = chosen(run)
-    notes = [*_certainty(run, name), *_worse(run), *_alike(run)]
+    """Compare the student that is best on validation images with one teacher and with all teachers."""
+    name = best_on_validation(run)
+    notes = [*_certainty_notes(run, name), *_worse_note(run), *_alike_note(run)]
     headlines = [_worth(run, name), _price(run, name), _following(run, name)]
-    students = {each: _student(run, each) for each in run.methods}
+    students = {method: _student(run, method) for method in run.methods}
     return Verdict(_sentence(run, name), headlines, notes, students)
 
 
-def chosen(run: Run) -> str:
-    """The method with the lowest mean calibrated NLL on validation images."""
-    rows = {name: run.scored(name, "valid") for name in run.methods}
-    known = {name: statistics.fmean(row.nll for row in each) for name, each in rows.items() if each}
-    return min(known or run.methods, key=lambda name: known.get(name, 0.0))
+def best_on_validation(run: Run) -> str:
+    """The method with the lowest mean calibrated NLL on validation images; the first if none has scores."""
+    scores = {name: run.scored(name, "valid") for name in run.methods}
+    nlls = {name: statistics.fmean(row.nll for row in rows) for name, rows in scores.items() if rows}
+    return min(nlls or run.methods, key=lambda name: nlls.get(name, 0.0))
 
 
 def _sentence(run: Run, name: str) -> str:
-    """What the student costs and is worth, beside one teacher and all teachers."""
+    """The student's cost and NLL, beside the NLLs of one teacher and of all teachers."""
     times, together = run.times_one_teacher(name), _nll(run, TEACHERS)
     cost = f"{_size(run, name)} of the teachers’ parameters"
     if times is not None:
@@ -68,16 +68,16 @@ def _sentence(run: Run, name: str) -> str:
     elif run.baseline:
         one = f"Your best single network has {_nll(run, BEST_TEACHER)}"
         rivals = f"{one}, all {run.members} teachers together have {together}"
-    own = f"{name}, at {cost}, has a calibrated NLL of {_nll(run, name)} on test images."
-    return f"{own} {rivals}.{_errors(run, name)}"
+    student = f"{name}, at {cost}, has a calibrated NLL of {_nll(run, name)} on test images."
+    return f"{student} {rivals}.{_errors(run, name)}"
 
 
 def _errors(run: Run, name: str) -> str:
-    """ "At 80 % coverage it makes 14 % fewer errors than your best single network." """
+    """ "At 80 % coverage it makes 14 % fewer errors than your best single network.", or nothing."""
     if run.baseline is None:
         return ""
     mine, one = (run.mean(model, "error_80").mean for model in (name, run.baseline))
-    if math.isnan(mine) or not one > 0:  # NaN: early runs did not measure it
+    if math.isnan(mine) or not one > 0:  # NaN: older runs did not measure it
         return ""
     share = mine / one - 1
     word = "fewer" if share < 0 else "more"
@@ -93,7 +93,7 @@ def _size(run: Run, name: str) -> str:
 
 
 def percent(share: float) -> str:
-    """ "62 %", never broken over two lines."""
+    """ "62 %" with a no-break space."""
     return f"{round(100 * share)}\N{NO-BREAK SPACE}%"
 
 
@@ -133,51 +133,51 @@ def _following(run: Run, name: str) -> Headline:
             why = "it is one network without members"
         return Headline("Follows its teachers", "–", why)
     meaning = f"of the way from no teacher in particular ({percent(0)}) to exact copies ({percent(1)})"
-    return Headline("Follows its teachers", percent(share), f"{meaning}{_kept(run, name)}")
+    return Headline("Follows its teachers", percent(share), f"{meaning}{_diversity(run, name)}")
 
 
-def _kept(run: Run, name: str) -> str:
-    """The share of the diversity that a student keeps, in words."""
-    kept = run.kept(name)
-    return "" if kept is None else f"; it keeps {percent(kept)} of the teachers’ diversity"
+def _diversity(run: Run, name: str) -> str:
+    """ "; it keeps 62 % of the teachers’ diversity"; empty if unknown."""
+    share = run.diversity_share(name)
+    return "" if share is None else f"; it keeps {percent(share)} of the teachers’ diversity"
 
 
 # Notes
 
 
-def standing(nlls: Mapping[str, BySeed]) -> tuple[str, MeanSd, list[str]]:
+def best_and_ties(nlls: Mapping[str, BySeed]) -> tuple[str, MeanSd, list[str]]:
     """The student with the lowest NLL, that NLL, and the students that it is not clearly better than.
 
     Only seeds that all students have count.
     """
     nlls = by_shared_seeds(nlls)
-    means = {name: metrics.mean_sd(list(each.values())) for name, each in nlls.items()}
+    means = {name: metrics.mean_sd(list(seeds.values())) for name, seeds in nlls.items()}
     best = min(means, key=lambda name: means[name].mean)
-    level = [name for name in nlls if name != best and not differ(nlls[best], nlls[name])]
-    return best, means[best], level
+    ties = [name for name in nlls if name != best and not differ(nlls[best], nlls[name])]
+    return best, means[best], ties
 
 
-def _certainty(run: Run, name: str) -> list[str]:
-    """How certain the order of the students is, and that of the chosen one and the best teacher."""
-    best, nll, level = standing({method: run.by_seed(method, "nll") for method in run.methods})
+def _certainty_notes(run: Run, name: str) -> list[str]:
+    """In how many seeds a student beats the best teacher, and whether the best student is clearly best."""
+    best, nll, ties = best_and_ties({method: run.by_seed(method, "nll") for method in run.methods})
     if nll.n == 1:
-        return [ONCE]
-    said = []
+        return [ONE_SEED]
+    notes = []
     if run.baseline:
         nlls, one = run.by_seed(name, "nll").values(), run.mean(run.baseline, "nll").mean
-        ahead = f"{sum(nll < one for nll in nlls)} of {len(nlls)} seeds"
-        said.append(f"{name} is better than your best network in {ahead}.")
+        seeds = f"{sum(nll < one for nll in nlls)} of {len(nlls)} seeds"
+        notes.append(f"{name} is better than your best network in {seeds}.")
     if len(run.methods) > 1:
         interval = f"the 95 % interval of the difference, paired over {nll.n} seeds,"
         order = f" and is clearly better than every other student: {interval} excludes zero."
-        if level:
-            order = f", but is not clearly better than {listed(level)}: {interval} includes zero."
-        said.append(f"On test images {best} has the lowest NLL ({mean_text('nll', nll)}){order}")
-    return said
+        if ties:
+            order = f", but is not clearly better than {listed(ties)}: {interval} includes zero."
+        notes.append(f"On test images {best} has the lowest NLL ({mean_text('nll', nll)}){order}")
+    return notes
 
 
-def _worse(run: Run) -> list[str]:
-    """Which students are worse than one teacher, and what to change."""
+def _worse_note(run: Run) -> list[str]:
+    """Which students are worse than one teacher, and what to change; empty if there are none."""
     names = [name for name in run.methods if is_worse(run, name)]
     if not names:
         return []
@@ -185,28 +185,28 @@ def _worse(run: Run) -> list[str]:
     if all(map(run.recipe.starts_from_teacher, names)):
         start = " lower student.learning_rate,"
     return [
-        f"Worse than one teacher: {listed(names)}. Train longer (student.epochs),{start} or take a larger"
+        f"Worse than one teacher: {listed(names)}. Train longer (student.epochs),{start} or use a larger"
         " network."
     ]
 
 
 def is_worse(run: Run, name: str) -> bool:
-    """Whether a student has a higher NLL than the best teacher, or without one a DEE below 1."""
+    """Whether a student's NLL is above the best teacher's, or without a best teacher its DEE below 1."""
     if run.baseline:
         return run.mean(name, "nll").mean > run.mean(run.baseline, "nll").mean
     dee = run.dee(name)
     return dee is not None and dee.value < 1
 
 
-def _alike(run: Run) -> list[str]:
-    """Which distilled students have members that are alike, and what to change."""
+def _alike_note(run: Run) -> list[str]:
+    """Which distilled students have members that are alike, and what to change; empty if there are none."""
     names = [name for name in run.methods if run.perturbation(name) is not None and is_alike(run, name)]
     if not names:
         return []
     return [
         f'The members of {listed(names)} are almost alike: one network (form = "single") would do the same'
-        ' for less. To make them differ, train on perturbed images (perturb = "ods"), take a larger'
-        " step_size, or a higher temperature."
+        ' at a lower cost. To make them differ, train on perturbed images (perturb = "ods"), or use a larger'
+        " step_size or a higher temperature."
     ]
 
 
@@ -220,16 +220,16 @@ def is_alike(run: Run, name: str) -> bool:
 
 
 def _student(run: Run, name: str) -> str:
-    """One sentence: its quality beside one teacher's, and its members."""
+    """One sentence: the student's NLL beside one teacher's, and what its members do."""
     nll, dee = f"NLL {_nll(run, name)}", run.dee(name)
     quality = f"{nll}, worth {dee.text} teachers (DEE)" if dee else nll
     if run.baseline:
         word = "Worse" if is_worse(run, name) else "Better"
         quality = f"{word} than your best network ({nll} against {_nll(run, run.baseline)})"
-    return f"{quality}; {_of_members(run, name)}."
+    return f"{quality}; {_members(run, name)}."
 
 
-def _of_members(run: Run, name: str) -> str:
+def _members(run: Run, name: str) -> str:
     members, share = run.members_of(name), run.follows(name)
     if members == 1:
         return "one network without members"
@@ -239,7 +239,7 @@ def _of_members(run: Run, name: str) -> str:
         return "its members are almost alike"
     if share is None:
         return f"{members} members"
-    return f"its members follow their own teachers by {percent(share)}{_kept(run, name)}"
+    return f"its members follow their own teachers by {percent(share)}{_diversity(run, name)}"
 
 
 # Advice on how to distil, from the teachers' predictions on training images and from the logs
@@ -252,79 +252,82 @@ def advice(run: Run) -> list[str]:
 
 def visible_disagreement(run: Run) -> list[str]:
     """How much of the teachers' disagreement training images reveal, clean and perturbed."""
-    clean, held = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
-    if clean is None or held is None or run.members == 1 or not held.mean_kld():
+    train, valid = (run.pooled(TEACHERS, split) for split in ("train", "valid"))
+    if train is None or valid is None or run.members == 1 or not valid.mean_kld():
         return []
-    warmth = run.recipe.student.temperature
-    share = share_shown(clean, held, warmth)
+    temperature = run.recipe.student.temperature
+    share = visible_share(train, valid, temperature)
     sees = "little of it"
     if share >= LITTLE:
         sees = "most of it: try that first" if share >= ENOUGH else "part of it"
-    said = (
-        f"At temperature {warmth:g} the teachers disagree on training images {percent(share)} as much as on"
-        f" validation images. Plain distillation sees {sees}."
+    note = (
+        f"At temperature {temperature:g} the teachers disagree on training images {percent(share)} as much as"
+        f" on validation images. Plain distillation sees {sees}."
     )
-    return [said] if share >= LITTLE else [said, *_perturbed(run, held), *_warm(clean, held, warmth)]
+    if share >= LITTLE:
+        return [note]
+    return [note, *_perturbation_notes(run, valid), *_temperature_note(train, valid, temperature)]
 
 
-def _perturbed(run: Run, held: Predictions) -> Iterator[str]:
-    """What each perturbation reveals, at the temperature of its methods."""
-    for names, seen in run.moved:
-        warmths: dict[float, list[str]] = {}
+def _perturbation_notes(run: Run, valid: Predictions) -> Iterator[str]:
+    """How much disagreement each perturbation reveals, at the temperature of its methods."""
+    for names, perturbed in run.perturbed_training:
+        by_temperature: dict[float, list[str]] = {}
         for name in names:
-            warmths.setdefault(float(run.recipe.setting(name, "temperature")), []).append(name)
-        for warmth, alike in warmths.items():
-            share = share_shown(seen, held, warmth)
+            by_temperature.setdefault(float(run.recipe.setting(name, "temperature")), []).append(name)
+        for temperature, methods in by_temperature.items():
+            share = visible_share(perturbed, valid, temperature)
             hint = ": a larger step would reveal more" if share < ENOUGH else ""
             if share > MUCH:
                 hint = ": the step may be too large; try smaller ones on validation images"
-            how = f"perturbed as in {listed(alike)} (temperature {warmth:g})"
-            yield f"On images {how} it is {percent(share)}{hint}."
+            how = f"perturbed as in {listed(methods)} (temperature {temperature:g})"
+            yield f"On images {how} they disagree {percent(share)} as much{hint}."
 
 
-def _warm(clean: Predictions, held: Predictions, warmth: float) -> list[str]:
-    warm = share_shown(clean, held, WARM)
-    if warmth >= WARM or warm < LITTLE:
+def _temperature_note(train: Predictions, valid: Predictions, temperature: float) -> list[str]:
+    """How much clean images reveal at the suggested temperature; empty if that is little, or not higher."""
+    share = visible_share(train, valid, SUGGESTED_TEMPERATURE)
+    if temperature >= SUGGESTED_TEMPERATURE or share < LITTLE:
         return []
     return [
-        f"At temperature {WARM:g} it is {percent(warm)} on clean training images. That is cheaper to try;"
-        " validation images tell which is better."
+        f"At temperature {SUGGESTED_TEMPERATURE:g} they disagree {percent(share)} as much on clean training"
+        " images. That is cheaper to try; compare both on validation images."
     ]
 
 
-def share_shown(seen: Predictions, held: Predictions, temperature: float) -> float:
-    """The teachers' mean-KLD on some images as a share of that on held-out ones, both at a temperature."""
-    mine, others = (Predictions(each.logits / temperature, each.labels).mean_kld() for each in (seen, held))
-    return mine / others
+def visible_share(images: Predictions, valid: Predictions, temperature: float) -> float:
+    """The teachers' mean-KLD on some images divided by that on validation images, both at a temperature."""
+    mean_klds = [Predictions(each.logits / temperature, each.labels).mean_kld() for each in (images, valid)]
+    return mean_klds[0] / mean_klds[1]
 
 
 def undertrained(run: Run) -> list[str]:
-    """Which students of plain distillation have learnt their training images less than the teachers."""
-    taught = _accuracy(run, TEACHERS)
-    shares = {name: _accuracy(run, name) for name in run.methods_with("clean")}
-    behind = [f"{name} ({percent(share)})" for name, share in shares.items() if share < LEARNT * taught]
+    """Which students of plain distillation have a lower training accuracy than the teachers, if any."""
+    teachers = _accuracy(run, TEACHERS)
+    students = {name: _accuracy(run, name) for name in run.methods_with("clean")}
+    behind = [f"{name} ({percent(acc)})" for name, acc in students.items() if acc < TRAINED * teachers]
     if not behind:
         return []
     return [
         "After training, these students get fewer training images right than the teachers"
-        f" ({percent(taught)}): {listed(behind)}. Train them longer before you compare a perturbation with"
+        f" ({percent(teachers)}): {listed(behind)}. Train them longer before you compare a perturbation with"
         " them."
     ]
 
 
 def _accuracy(run: Run, model: str) -> float:
-    """The mean training accuracy in the last epoch of a model's trainings; NaN without logs."""
-    last = [log[-1].get("acc", math.nan) for log in run.logs(model) if log]
-    return statistics.fmean(last) if last else math.nan
+    """The training accuracy in the last epoch, mean over a model's trainings; NaN without logs."""
+    accuracies = [log[-1].get("acc", math.nan) for log in run.logs(model) if log]
+    return statistics.fmean(accuracies) if accuracies else math.nan
 
 
 def uncalibrated(run: Run) -> list[str]:
-    """Which models have a temperature at a bound of the search range, for any seed."""
-    ends = [model for (model, _), fitted in run.temperatures.items() if fitted in TEMPERATURE_BOUNDS]
-    if not ends:
+    """Which models have, for any seed, a temperature at a bound of the search range; empty if none."""
+    models = dict.fromkeys(model for (model, _), t in run.temperatures.items() if t in TEMPERATURE_BOUNDS)
+    if not models:
         return []
     low, high = TEMPERATURE_BOUNDS
     return [
-        f"The temperature fitted for {listed(list(dict.fromkeys(ends)))} is at a bound of the search range"
+        f"The temperature fitted for {listed(list(models))} is at a bound of the search range"
         f" ({low:g} to {high:,.0f}): calibrated scores mean little there."
     ]

@@ -1,4 +1,4 @@
-"""Whether students have their teachers' Jacobians, and the signal-to-noise ratio of their gradients."""
+"""How close students' Jacobians are to their teachers', and the signal-to-noise ratio of gradients."""
 
 from __future__ import annotations
 
@@ -22,41 +22,42 @@ Cosines = Mapping[str, Tensor]  # by method, all seeds and members together
 _TITLE = "Jacobians of members and teachers"
 _SNR_TITLE = "Signal-to-noise ratio of gradients"
 _WORDS = {"train": "training images", "valid": "validation images", "test": "test images"}
-_POINTS = 150  # of a curve
+_POINTS = 150  # most points of a curve
 
 
 def jacobian_matching(run: Run) -> list[Chart | PageTable | Absent]:
-    """ROC and distributions of the cosines between teacher j's and member j's Jacobians, and their table."""
+    """Cosines between the Jacobians of teacher j and member j: their ROC curves, distributions and table."""
     rows = [row for row in run.table(JacobianCosine) if row.model in run.methods]
     if not rows:
         return [Absent(_TITLE, "run 'polyphony analyse RUN jacobians' (minutes).")]
-    against = from_scratch(run, list(by(rows, "model")))
-    if not against:
+    references = scratch_references(run, list(by(rows, "model")))
+    if not references:
         return [Absent(_TITLE, "the recipe has no student without teachers to compare with.")]
     splits = {
         split: {
-            method: torch.tensor([row.cosine for row in mine], dtype=torch.float64)
-            for method, mine in by(each, "model").items()
+            method: torch.tensor([row.cosine for row in method_rows], dtype=torch.float64)
+            for method, method_rows in by(split_rows, "model").items()
         }
-        for split, each in by(rows, "split").items()
+        for split, split_rows in by(rows, "split").items()
     }
-    used = list(dict.fromkeys(against.values()))
-    own = "" if len(used) == 1 else ", of the same form where there is one"
+    names = list(dict.fromkeys(references.values()))
+    same_form = "" if len(names) == 1 else ", of the same form if there is one"
     reading = (
-        "A student that copies its teacher's function also changes with its input as the teacher does: the"
+        "A student that copies its teacher's function also reacts to its input as the teacher does: the"
         " cosine between their Jacobians is high. The ROC shows how well this cosine separates a distilled"
-        f" student from one without teachers ({', '.join(used)}{own}). Closer to the upper left is better."
+        f" student from one without teachers ({', '.join(names)}{same_form}). Closer to the upper left is"
+        " better."
     )
     caption = (
-        "Cosine between the Jacobians of teacher j and member j, mean over examples, members and seeds (COS),"
-        f" and the area under the ROC against {' or '.join(used)}{own} (AUROC)."
+        "COS: the cosine between the Jacobians of teacher j and member j, mean over examples, members and"
+        f" seeds. AUROC: the area under the ROC against {' or '.join(names)}{same_form}."
     )
-    table = PageTable.from_rows("jacobians", caption, _table_rows(splits, against))
-    return [_chart(splits, against, looks_of(run), reading), table]
+    table = PageTable.from_rows("jacobians", caption, _table_rows(splits, references))
+    return [_chart(splits, references, looks_of(run), reading), table]
 
 
-def from_scratch(run: Run, methods: Sequence[str]) -> dict[str, str]:
-    """The student without teachers that each method is compared with: of its own form, or the first."""
+def scratch_references(run: Run, methods: Sequence[str]) -> dict[str, str]:
+    """For each method the student without teachers to compare with: that of its form, or else the first."""
     scratch = [method for method in run.methods_with(None) if method in methods]
     if not scratch:
         return {}
@@ -78,36 +79,36 @@ def roc(scratch: Tensor, distilled: Tensor) -> tuple[Tensor, Tensor]:
     return rates[0], rates[1]
 
 
-def _chart(splits: Mapping[str, Cosines], against: Mapping[str, str], look: Looks, reading: str) -> Chart:
-    """For each split panels of ROC curves against students from scratch, and panels of distributions."""
+def _chart(splits: Mapping[str, Cosines], references: Mapping[str, str], look: Looks, reading: str) -> Chart:
+    """For each split: panels of ROC curves against students from scratch, and panels of distributions."""
     rocs: list[Panel] = []
     densities: list[Panel] = []
     rows = []
-    for split, each in splits.items():
+    for split, cosines in splits.items():
         words = _WORDS.get(split, split)
-        curves = {m: roc(each[against[m]], each[m]) for m in each if m != against[m]}
+        curves = {m: roc(cosines[references[m]], cosines[m]) for m in cosines if m != references[m]}
         draw = partial(_roc, curves=curves, look=look)
         rocs += grouped(f"ROC, {words}", list(curves), look, draw, 1.15)
-        densities += _densities(f"cosines, {words}", each, look)
+        densities += _densities(f"cosines, {words}", cosines, look)
         for method, (x, y) in curves.items():
-            rows += [(split, method, *at) for at in zip(x.tolist(), y.tolist(), strict=True)]
+            rows += [(split, method, *point) for point in zip(x.tolist(), y.tolist(), strict=True)]
     numbers = Numbers(["split", "model", "false_positive_rate", "true_positive_rate"], rows)
-    shown = [look[method] for method in look if any(method in each for each in splits.values())]
-    return Chart("jacobians", _TITLE, reading, [*rocs, *densities], numbers, shown)
+    legend = [look[method] for method in look if any(method in cosines for cosines in splits.values())]
+    return Chart("jacobians", _TITLE, reading, [*rocs, *densities], numbers, legend)
 
 
-def _table_rows(splits: Mapping[str, Cosines], against: Mapping[str, str]) -> list[dict[str, str]]:
+def _table_rows(splits: Mapping[str, Cosines], references: Mapping[str, str]) -> list[dict[str, str]]:
     """COS and AUROC of every method on every split."""
     rows = []
-    for method, scratch in against.items():
+    for method, scratch in references.items():
         row = {"Method": method}
-        for split, each in splits.items():
-            cosine = area = DASH
-            if method in each:
-                cosine = f"{float(each[method].mean()):.3f}"
-            if method in each and method != scratch:
-                area = f"{metrics.detect(each[scratch], each[method]).auroc:.3f}"
-            row |= {f"COS, {split} ↑": cosine, f"AUROC, {split} ↑": area}
+        for split, cosines in splits.items():
+            mean = auroc = DASH
+            if method in cosines:
+                mean = f"{float(cosines[method].mean()):.3f}"
+            if method in cosines and method != scratch:
+                auroc = f"{metrics.detect(cosines[scratch], cosines[method]).auroc:.3f}"
+            row |= {f"COS, {split} ↑": mean, f"AUROC, {split} ↑": auroc}
         rows.append(row)
     return rows
 
@@ -118,16 +119,16 @@ def _roc(
     diagonal(axes)
     for method in models:
         x, y = curves[method]
-        kept = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int)
-        axes.plot(x[kept].tolist(), y[kept].tolist(), color=look[method].colour)
+        points = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int)
+        axes.plot(x[points].tolist(), y[points].tolist(), color=look[method].colour)
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
 
 
-def _densities(title: str, each: Cosines, look: Looks) -> list[Panel]:
-    every, fewest = torch.cat(list(each.values())), min(len(values) for values in each.values())
+def _densities(title: str, cosines: Cosines, look: Looks) -> list[Panel]:
+    everything, fewest = torch.cat(list(cosines.values())), min(len(values) for values in cosines.values())
     bins = min(40, max(8, round(2 * fewest ** (1 / 3))))
-    edges = np.linspace(float(every.min()), float(every.max()), bins + 1)
-    heights = {m: np.histogram(values.numpy(), edges, density=True)[0] for m, values in each.items()}
+    edges = np.linspace(float(everything.min()), float(everything.max()), bins + 1)
+    heights = {m: np.histogram(values.numpy(), edges, density=True)[0] for m, values in cosines.items()}
 
     def draw(axes: Axes, models: Sequence[str]) -> None:
         for method in models:
@@ -136,7 +137,7 @@ def _densities(title: str, each: Cosines, look: Looks) -> list[Panel]:
         axes.set(xlabel="cosine of Jacobians", ylabel="density", ylim=(0, top))
         axes.grid(visible=False, axis="x")
 
-    return grouped(title, list(each), look, draw, 1.15)
+    return grouped(title, list(cosines), look, draw, 1.15)
 
 
 def gradient_snr(run: Run) -> Chart | Absent:
@@ -148,8 +149,8 @@ def gradient_snr(run: Run) -> Chart | Absent:
     look = assign([(kind, kind) for kind in lines])
 
     def draw(axes: Axes) -> None:
-        for kind, mine in lines.items():
-            x, y = zip(*sorted((row.step_size, row.snr) for row in mine), strict=True)
+        for kind, line in lines.items():
+            x, y = zip(*sorted((row.step_size, row.snr) for row in line), strict=True)
             axes.plot([255 * step for step in x], y, **look[kind].mark, markersize=5)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -157,8 +158,8 @@ def gradient_snr(run: Run) -> Chart | Absent:
 
     numbers = Numbers(columns(GradientSnr), [astuple(row) for row in rows])
     reading = (
-        "How much of the gradient that matches Jacobians is signal: its mean over random perturbations"
-        " divided by its spread. Higher is better: fewer training steps are lost to noise."
+        "The ratio belongs to the part of the gradient that matches Jacobians: its mean over random"
+        " perturbations divided by its spread. Higher is better: fewer training steps are lost to noise."
     )
     legend = [look[kind] for kind in lines]
     return Chart("snr", _SNR_TITLE, reading, [Panel("", draw, 1.3)], numbers, legend)

@@ -1,4 +1,4 @@
-"""A few images, and the prediction of each teacher and member, before and after the perturbation."""
+"""A few training images, and the predictions of all members on them, before and after the perturbation."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from polyphony.report.tables import Numbers
 from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
-MOST = 3  # examples on the page
-MODELS = 7  # models under an example, the teachers among them
+MOST_EXAMPLES = 3  # on the page
+MOST_MODELS = 7  # under an example, with the teachers
 _TITLE = "Predictions of the members"
-_PREFIX = "students."  # of a student's name in the file
+_PREFIX = "students."  # students' names in the file begin with it
 _SIDES = ("before", "after")
 _READING = (
-    "On top a training image, the perturbed image, and their difference, amplified. Below, the predictions"
-    " before (left) and after the perturbation: a row for each member, a column for each class; a stronger"
-    " colour is a higher probability. The perturbation should make the teachers’ rows differ, and a good"
-    " student’s rows should differ in the same way."
+    "On top: a training image, the perturbed image, and their difference, amplified. Below: the predictions"
+    " before (left) and after (right) the perturbation, a row for each member, a column for each class. A"
+    " stronger colour is a higher probability. The perturbation should make the teachers’ rows differ, and a"
+    " good student’s rows should differ in the same way."
 )
-Said = Mapping[str, Tensor]  # probabilities by model, before and after [2 m e k]
+Probabilities = Mapping[str, Tensor]  # by model: before and after, members, examples, classes [2 m e k]
 
 
 def member_predictions(run: Run) -> Chart | Absent:
-    """A panel for each of a few training images: the image, and a matrix for each model, a row a member.
+    """A panel for each of a few training images: the image, and a matrix for each model, one row per member.
 
-    Of many students the best are shown, those that have members first.
+    If there are many students, the best are shown: first those with members, then those with the lowest NLL.
     """
     if run.views is None:
         return Absent(_TITLE, "run 'polyphony analyse RUN members'.")
     images, perturbed = run.views["images"], run.views["perturbed"]
     students = {name.removeprefix(_PREFIX): t for name, t in run.views.items() if name.startswith(_PREFIX)}
-    said = {TEACHERS: run.views[TEACHERS], **students}
-    order, look = _shown(run, students), looks_of(run)
-    aspect, margins = 1 / _height(len(order)), Margins(2.0, 12.0, 4.0, 4.0)
+    probabilities = {TEACHERS: run.views[TEACHERS], **students}
+    models, look = _models_on_page(run, students), looks_of(run)
+    aspect, margins = 1 / _height(len(models)), Margins(2.0, 12.0, 4.0, 4.0)
     panels = []
-    for place in range(min(MOST, len(images))):
-        here = {look[model]: said[model][:, :, place] for model in order}
-        draw = partial(_draw, image=images[place], perturbed=perturbed[place], said=here)
+    for place in range(min(MOST_EXAMPLES, len(images))):
+        rows = {look[model]: probabilities[model][:, :, place] for model in models}
+        draw = partial(_draw, image=images[place], perturbed=perturbed[place], probabilities=rows)
         panels.append(Panel(f"example {place + 1}", draw, aspect, margins))
-    which = " that have members" if all(students[name].shape[1] > 1 for name in order[1:]) else ""
-    best = f" These are the {len(order) - 1} best students by NLL{which}; the file has all."
-    reading = _READING + (best if len(order) < len(said) else "")
-    legend = [look[model] for model in order]
-    return Chart("members", _TITLE, reading, panels, _numbers(said), legend, width=SMALL)
+    with_members = " that have members" if all(students[name].shape[1] > 1 for name in models[1:]) else ""
+    note = f" These are the {len(models) - 1} best students by NLL{with_members}; the file has all."
+    reading = _READING + (note if len(models) < len(probabilities) else "")
+    legend = [look[model] for model in models]
+    return Chart("members", _TITLE, reading, panels, _numbers(probabilities), legend, width=SMALL)
 
 
-def _shown(run: Run, students: Said) -> list[str]:
-    """The teachers and the best students, those without members only where there are too few with some."""
-    known = [method for method in run.methods if method in students]
-    best = sorted(known, key=lambda name: (students[name].shape[1] == 1, run.mean(name, "nll").mean))
-    return [TEACHERS, *(method for method in known if method in best[: MODELS - 1])]
+def _models_on_page(run: Run, students: Probabilities) -> list[str]:
+    """The teachers and the best students in the recipe's order; students with members have precedence."""
+    methods = [method for method in run.methods if method in students]
+    best = sorted(methods, key=lambda name: (students[name].shape[1] == 1, run.mean(name, "nll").mean))
+    return [TEACHERS, *(method for method in methods if method in best[: MOST_MODELS - 1])]
 
 
-def _numbers(said: Said) -> Numbers:
+def _numbers(probabilities: Probabilities) -> Numbers:
     rows = [
-        (example + 1, model, when, member + 1, label, float(each[side, member, example, label]))
-        for example in range(next(iter(said.values())).shape[2])
-        for model, each in said.items()
+        (example + 1, model, when, member + 1, label, float(tensor[side, member, example, label]))
+        for example in range(next(iter(probabilities.values())).shape[2])
+        for model, tensor in probabilities.items()
         for side, when in enumerate(_SIDES)
-        for member in range(each.shape[1])
-        for label in range(each.shape[3])
+        for member in range(tensor.shape[1])
+        for label in range(tensor.shape[3])
     ]
     return Numbers(["example", "model", "when", "member", "class", "probability"], rows)
 
@@ -86,10 +86,10 @@ def _picture(image: Tensor) -> np.ndarray:
     return pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
-def _draw(axes: Axes, *, image: Tensor, perturbed: Tensor, said: Mapping[Look, Tensor]) -> None:
-    """An image before and after [c h w], and under them the predictions of each model. said [2 m k]"""
+def _draw(axes: Axes, *, image: Tensor, perturbed: Tensor, probabilities: Mapping[Look, Tensor]) -> None:
+    """An image before and after [c h w], and below them each model's probabilities [2 m k]."""
     axes.axis("off")
-    unit = 1 / _height(len(said))  # one panel's width, as a share of its height
+    unit = 1 / _height(len(probabilities))  # the panel's width as a share of its height
     difference = visible_difference(image, perturbed)
     pictures = {"image": _picture(image), "perturbed": _picture(perturbed), "difference": difference}
     for place, (words, picture) in enumerate(pictures.items()):
@@ -97,11 +97,11 @@ def _draw(axes: Axes, *, image: Tensor, perturbed: Tensor, said: Mapping[Look, T
         inset.set_xlabel(words, fontsize=9.5, labelpad=3)
     for side, words in enumerate(_SIDES):
         _write(axes, side * 0.52, 1 - 0.475 * unit, words, MUTED.light)
-    most = max(each.shape[1] for each in said.values())
-    for place, (look, each) in enumerate(said.items()):
+    most = max(tensor.shape[1] for tensor in probabilities.values())
+    for place, (look, tensor) in enumerate(probabilities.items()):
         top = 1 - (0.56 + 0.24 * place) * unit
         _write(axes, 0, top, look.label, look.colour)
-        for side, rows in enumerate(each):
+        for side, rows in enumerate(tensor):
             height = 0.155 * unit * (1 / most if len(rows) == 1 else 1)
             _inset(axes, _tinted(rows, look), (side * 0.52, top - 0.01 * unit - height, 0.48, height))
 
@@ -117,7 +117,7 @@ def _write(axes: Axes, x: float, y: float, words: str, colour: str) -> None:
 
 def _tinted(values: Tensor, look: Look) -> np.ndarray:
     """Probabilities [m k] as the opacity of a model's colour. → [m k 4]"""
-    # Pixels cannot follow the page from light to dark: half-way between its two colours one sees both.
+    # Pixels cannot change with the page's scheme; the middle of the two colours is visible on light and dark.
     light, dark = to_rgb(look.ink.light), to_rgb(look.ink.dark)
     tinted = np.empty((*values.shape, 4))
     tinted[..., :3] = [(one + other) / 2 for one, other in zip(light, dark, strict=True)]
@@ -126,7 +126,7 @@ def _tinted(values: Tensor, look: Look) -> np.ndarray:
 
 
 def _inset(axes: Axes, picture: np.ndarray, box: tuple[float, float, float, float]) -> Axes:
-    """A picture in a thin frame at a part of the axes."""
+    """Draw a picture with a thin frame into a box of the axes; returns the new axes."""
     inset = axes.inset_axes(box)
     inset.imshow(picture, interpolation="none", aspect="auto")
     inset.set(xticks=[], yticks=[])

@@ -1,4 +1,4 @@
-"""Quality against price: calibrated NLL over milliseconds, bytes of the exported file, and training time."""
+"""Quality against price: calibrated NLL over latency, size of the exported file, and training time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from polyphony.runs.run import Run
 from polyphony.runs.scores import TEACHERS
 
 _TITLE = "Quality for its price"
-_WIDTH, _LINE = 400.0, 14.0  # of a panel, and of a line of labels, in points
-_MARK, _ASIDE, _LETTER = 6.0, 16.0, 6.6  # half a mark, from a mark to its label, a letter; in points
+# In points: the width of a panel, the height of a label, half a mark, from a mark to its label, a letter.
+_WIDTH, _LINE, _MARK, _ASIDE, _LETTER = 400.0, 14.0, 6.0, 16.0, 6.6
 _MARGINS = Margins(left=58.0, bottom=44.0, right=14.0, top=12.0)
 
-
-Cost = Callable[[Run, str], float | None]
+Cost = Callable[[Run, str], float | None]  # of a run and a model; None if not measured
 
 
 @dataclass(frozen=True)
@@ -41,27 +40,27 @@ class Priced:
 
 
 def quality_for_price(run: Run, models: Sequence[str] = ()) -> Chart | Absent:
-    """NLL against milliseconds, every mark labelled, of some models (default: all)."""
+    """NLL against milliseconds of some models (default: all), every mark labelled."""
     row = run.price(TEACHERS)
     if row is None:
         return Absent(_TITLE, "latency was not measured: run 'polyphony analyse RUN latency'.")
     images, threads = counted(row.batch, "image"), counted(row.threads, "thread")
     reading = (
         f"Lower left is better. Milliseconds are for {images} ({row.runtime}, {threads}); bars are one"
-        " standard deviation over seeds. The grey line averages 1, 2, … teachers. A student below it is"
+        " standard deviation over seeds. The grey line is the mean of 1, 2, … teachers. A student below it is"
         " better than an ensemble of the same price."
     )
     return _chart("price", _TITLE, reading, run, {f"milliseconds for {images}": _milliseconds}, models)
 
 
 def other_costs(run: Run) -> Chart:
-    """NLL against the size of the file, or the parameters, and against training time."""
+    """NLL against the size of the file (if not measured, the parameters) and against training time."""
     size: dict[str, Cost] = {"megabytes of the exported file": _megabytes}
     if run.price(TEACHERS) is None:
         size = {"million parameters": lambda run, model: run.params(model) / 1e6}
     reading = (
-        "The same against what a model takes to store and to train. The training time of a student does not"
-        " include its teachers."
+        "Calibrated NLL against the size of a model and its training time. Lower left is better. The training"
+        " time of a student does not include its teachers."
     )
     return _chart("costs", "Size and training time", reading, run, {**size, "seconds of training": _training})
 
@@ -97,25 +96,25 @@ def _chart(
             draw = partial(_draw, points=points, line=_ensembles(run, cost), label=words)
             aspect = min(1.5, _WIDTH / (90.0 + _LINE * len(points)))  # room for the labels of many models
             panels.append(Panel(words if len(costs) > 1 else "", draw, aspect, _MARGINS))
-            rows += [(words, each.label, each.price, each.nll.mean, each.nll.sd) for each in points]
+            rows += [(words, point.label, point.price, point.nll.mean, point.nll.sd) for point in points]
     numbers = Numbers(["cost", "model", "value", "nll", "nll_sd"], rows)
     return Chart(name, title, reading, panels, numbers, width=_WIDTH)
 
 
 def _ensembles(run: Run, cost: Cost) -> list[tuple[float, float]]:
     """(price, NLL) of the mean of 1, 2, … teachers of the ensemble."""
-    together, curve = cost(run, TEACHERS) or 0.0, run.curves.get("calibrated", [])
+    all_teachers, curve = cost(run, TEACHERS) or 0.0, run.curves.get("calibrated", [])
     sizes = list(enumerate(curve))[1 : run.members + 1]
-    return [(size * together / run.members, nll) for size, nll in sizes]
+    return [(size * all_teachers / run.members, nll) for size, nll in sizes]
 
 
 def _draw(axes: Axes, *, points: Sequence[Priced], line: Sequence[tuple[float, float]], label: str) -> None:
     if len(line) > 1:
         axes.plot(*zip(*line, strict=True), color=RULE.light, linewidth=2.5, zorder=1)
-    for each in points:
-        mark = {**each.look.mark, "markersize": 7.5, "linestyle": "", "elinewidth": 1.4}
-        axes.errorbar(each.price, each.nll.mean, spread(each.nll), **mark, zorder=3)
-    axes.set_xlim(0, 1.1 * max(each.price for each in points))
+    for point in points:
+        mark = {**point.look.mark, "markersize": 7.5, "linestyle": "", "elinewidth": 1.4}
+        axes.errorbar(point.price, point.nll.mean, spread(point.nll), **mark, zorder=3)
+    axes.set_xlim(0, 1.1 * max(point.price for point in points))
     axes.margins(y=0.12)
     axes.set(xlabel=label, ylabel="calibrated NLL on test images")
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -124,38 +123,38 @@ def _draw(axes: Axes, *, points: Sequence[Priced], line: Sequence[tuple[float, f
 
 
 def _write_labels(axes: Axes, points: Sequence[Priced]) -> None:
-    """The name of each point in the nearest free place beside it, with a thin line to the point."""
+    """Write each point's name in the nearest free place beside it, with a thin line to the point."""
     size = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())  # in inches
     across, up = 72 * size.width / axes.get_xlim()[1], 72 * size.height / float(np.ptp(axes.get_ylim()))
     marks = []
-    for each in points:
-        x, y = each.price * across, (each.nll.mean - axes.get_ylim()[0]) * up
-        bar = max(_MARK, spread(each.nll) * up)
+    for point in points:
+        x, y = point.price * across, (point.nll.mean - axes.get_ylim()[0]) * up
+        bar = max(_MARK, spread(point.nll) * up)
         marks.append(Bbox.from_extents(x - _MARK, y - bar, x + _MARK, y + bar))
-    widths = [_LETTER * len(each.label) for each in points]
+    widths = [_LETTER * len(point.label) for point in points]
     places = free_places(marks, widths, 72 * size.width, 72 * size.height)
-    for each, mark, place in zip(points, marks, places, strict=True):
-        right, colour = place.x0 > mark.x0, each.look.colour
+    for point, mark, place in zip(points, marks, places, strict=True):
+        right, colour = place.x0 > mark.x0, point.look.colour
         offset = (place.x0 if right else place.x1) - (mark.x0 + mark.x1) / 2, place.y0 + _LINE / 2
         axes.annotate(
-            each.label, (each.price, each.nll.mean), (offset[0], offset[1] - (mark.y0 + mark.y1) / 2),
+            point.label, (point.price, point.nll.mean), (offset[0], offset[1] - (mark.y0 + mark.y1) / 2),
             textcoords="offset points", ha="left" if right else "right", va="center", color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (not right, 0.5)},
         )  # fmt: skip
 
 
 def free_places(marks: Sequence[Bbox], widths: Sequence[float], right: float, top: float) -> list[Bbox]:
-    """A place for the label of each mark: the nearest inside the panel that overlaps no mark and no label.
+    """For each mark, the nearest place inside the panel where its label overlaps no mark and no other label.
 
-    Where there is none, the nearest inside the panel, or the nearest of all.
+    If no place is free, the nearest inside the panel; if the label fits nowhere inside, the nearest of all.
     """
-    taken = list(marks)
+    occupied = list(marks)
     for mark, width in zip(marks, widths, strict=True):
         places = list(_around(mark, width, right, top))
         inside = [place for place in places if place.x0 >= 0 and place.x1 <= right]
-        free = [place for place in inside if not any(map(place.overlaps, taken))]
-        taken.append([*free, *inside, *places][0])
-    return taken[len(marks) :]
+        free = [place for place in inside if not any(map(place.overlaps, occupied))]
+        occupied.append([*free, *inside, *places][0])
+    return occupied[len(marks) :]
 
 
 def _around(mark: Bbox, width: float, right: float, top: float) -> Iterator[Bbox]:

@@ -39,29 +39,30 @@ def _entropy_chart(run: Run, name: str) -> Chart:
     """A panel for each model, up to the entropy of a uniform prediction, ln K."""
     classes = next(iter(run.predictions.values())).logits.shape[-1]
     edges = np.linspace(0.0, math.log(classes), BINS + 1)
-    found = {model: sides for model in run.models if (sides := _entropies(run, model, name))}
-    shares = {model: [_shares(side, edges) for side in sides] for model, sides in found.items()}
+    entropies = {model: sides for model in run.models if (sides := _entropies(run, model, name))}
+    shares = {model: [_shares(side, edges) for side in sides] for model, sides in entropies.items()}
     top = max(float(side.max()) for both in shares.values() for side in both)
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
-    for model, entropies in found.items():
-        draw = partial(_histograms, entropies=entropies, edges=edges, top=top, look=looks_of(run)[model])
+    for model, sides in entropies.items():
+        draw = partial(_histograms, entropies=sides, edges=edges, top=top, look=looks_of(run)[model])
         panels.append(Panel(model, partial(draw, shares=shares[model]), 1.2))
-        rows += [(model, *each) for each in binned(edges, *shares[model])]
+        rows += [(model, *row) for row in binned(edges, *shares[model])]
     reading = (
-        f"Entropy of the mean prediction: grey on test images, in colour on {name}, whose classes the models"
-        " never saw. Good models have grey on the left and colour on the right. AUROC is the probability that"
-        " an unknown image has a higher entropy than a test image."
+        f"Entropy of the mean prediction. Grey: test images. In colour: {name}, whose classes the models were"
+        " not trained on. Good models have grey on the left and colour on the right. AUROC is the probability"
+        " that an unknown image has a higher entropy than a test image."
     )
     numbers = Numbers(["model", "entropy_above", "entropy_to", "share_known", "share_unknown"], rows)
     return Chart(f"entropy-{slug(name)}", f"{_UNKNOWN}: {name}", reading, panels, numbers, width=SMALL)
 
 
 def _entropies(run: Run, model: str, name: str) -> list[Tensor]:
-    """Entropies on test images and on unknown images, in nats; empty if one is missing."""
-    sides = [run.pooled(model, split) for split in ("test", f"{UNKNOWN}{name}")]
-    known = [metrics.entropy(each.log_probs()) for each in sides if each is not None]
-    return known if len(known) == len(sides) else []
+    """Entropies on test images and on unknown images, in nats; empty if predictions on either are missing."""
+    test, unknown = (run.pooled(model, split) for split in ("test", f"{UNKNOWN}{name}"))
+    if test is None or unknown is None:
+        return []
+    return [metrics.entropy(predictions.log_probs()) for predictions in (test, unknown)]
 
 
 def _shares(entropies: Tensor, edges: np.ndarray) -> np.ndarray:
@@ -93,7 +94,7 @@ def _histograms(
 
 
 def corruption_boxes(run: Run) -> list[Chart | Absent]:
-    """For each corrupted data set: NLL and ECE over corruption types, at each severity."""
+    """For each corrupted data set: boxes of NLL and ECE over all corruptions, at each severity."""
     sets = by(run.table(CorruptedScore), "data")
     if not sets:
         why = "run 'polyphony evaluate RUN --corrupted NAME', for example cifar10-c."
@@ -108,11 +109,11 @@ def _corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) ->
     for label, scores in (("NLL", nll), ("ECE", ece)):
         draw = partial(_boxes, scores=scores, look=look, label=label)
         panels += grouped(label, models, look, draw, 1.25)
-    each = [(m, *at, nll[m][at], ece[m][at]) for m in models for at in sorted(nll[m])]
-    numbers = Numbers(["model", "corruption", "severity", "nll", "ece"], each)
+    lines = [(m, *at, nll[m][at], ece[m][at]) for m in models for at in sorted(nll[m])]
+    numbers = Numbers(["model", "corruption", "severity", "nll", "ece"], lines)
     reading = (
-        f"Each box holds {len(by(rows, 'corruption'))} kinds of corruption at one severity (line:"
-        " median, box: quartiles, whiskers: all), means over seeds. Lower is better."
+        f"Each box holds the means over seeds of {len(by(rows, 'corruption'))} kinds of corruption at one"
+        " severity. Line: median. Box: quartiles. Whiskers: lowest and highest. Lower is better."
     )
     title, legend = f"{_CORRUPTED}: {name}", [look[model] for model in models]
     return Chart(f"corrupted-{slug(name)}", title, reading, panels, numbers, legend)
@@ -121,8 +122,9 @@ def _corruption_chart(name: str, rows: Sequence[CorruptedScore], look: Looks) ->
 def by_corruption(rows: Sequence[CorruptedScore], column: str) -> Scores:
     """Means over seeds of a column, by model and then (corruption, severity)."""
     means: Scores = {}
-    for (model, *at), each in by(rows, "model", "corruption", "severity").items():
-        means.setdefault(model, {})[at[0], at[1]] = sum(getattr(row, column) for row in each) / len(each)
+    for (model, corruption, severity), seeds in by(rows, "model", "corruption", "severity").items():
+        mean = sum(getattr(row, column) for row in seeds) / len(seeds)
+        means.setdefault(model, {})[corruption, severity] = mean
     return means
 
 
@@ -130,12 +132,12 @@ def _boxes(axes: Axes, *, models: Sequence[str], scores: Scores, look: Looks, la
     severities = sorted({severity for _, severity in scores[models[0]]})
     step = 0.82 / len(models)
     for place, model in enumerate(models):
-        at = [number + (place - (len(models) - 1) / 2) * step for number in range(len(severities))]
-        each = [[v for (_, s), v in scores[model].items() if s == severity] for severity in severities]
+        positions = [number + (place - (len(models) - 1) / 2) * step for number in range(len(severities))]
+        boxes = [[v for (_, s), v in scores[model].items() if s == severity] for severity in severities]
         colour = look[model].colour
         axes.boxplot(
-            each, positions=at, widths=step * 0.8, whis=(0, 100), patch_artist=True, manage_ticks=False,
-            showcaps=False, medianprops={"color": colour, "linewidth": 2.0},
+            boxes, positions=positions, widths=step * 0.8, whis=(0, 100), patch_artist=True,
+            manage_ticks=False, showcaps=False, medianprops={"color": colour, "linewidth": 2.0},
             whiskerprops={"color": colour, "linewidth": 1.1},
             boxprops={"facecolor": colour, "edgecolor": colour, "alpha": 0.35},
         )  # fmt: skip

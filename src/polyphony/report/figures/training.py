@@ -1,4 +1,4 @@
-"""Learning curves, epoch by epoch."""
+"""Learning curves: validation scores by epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyphony.report.style import Looks, looks_of
 from polyphony.report.tables import Numbers, Value
 from polyphony.runs.run import Run
 
-Series = list[tuple[int, float, float, float]]  # epoch, mean, least, largest over seeds
+Series = list[tuple[int, float, float, float]]  # epoch; mean, least and largest over seeds
 _COLUMNS = {
     "valid_nll": "validation NLL",
     "valid_acc": "validation accuracy",
@@ -24,13 +24,13 @@ _TITLE = "Learning curves"
 
 
 def learning_curves(run: Run) -> Chart | Absent:
-    """Validation NLL, accuracy and, where members were compared, diversity of the teachers and students."""
-    logs = {model: log for model in run.trained if (log := run.logs(model))}
+    """Validation NLL, accuracy and (if logged) mean-KLD of the teachers and students, by epoch."""
+    logs = {model: log for model in run.trained if (log := run.logs(model))}  # of all trainings of a model
     look = looks_of(run)
     panels: list[Panel] = []
     rows: list[Sequence[Value]] = []
     for column, words in _COLUMNS.items():
-        lines = {model: line for model, each in logs.items() if (line := over_seeds(each, column))}
+        lines = {model: line for model, log in logs.items() if (line := over_seeds(log, column))}
         rows += [(column, model, *point) for model, line in lines.items() for point in line]
         if lines:
             draw = partial(_lines, lines=lines, look=look, column=column)
@@ -38,17 +38,17 @@ def learning_curves(run: Run) -> Chart | Absent:
     if not panels:
         return Absent(_TITLE, "the run folder has no training logs.")
     reading = (
-        "Lines are means over seeds, bands go from the least to the largest. The saved weights are the best"
-        " on validation images near the end. An NLL that rises there means that longer training would hurt."
+        "Lines are means over seeds; bands go from the lowest to the highest seed. The saved weights are the"
+        " best on validation images near the end. If the NLL rises there, longer training would hurt."
     )
     if any(column == "valid_kld" for column, *_ in rows):
-        reading += " Members whose mean-KLD falls towards 0 become one predictor."
+        reading += " If the mean-KLD falls towards 0, the members become one predictor."
     numbers = Numbers(["score", "model", "epoch", "mean", "least", "largest"], rows)
     return Chart("learning", _TITLE, reading, panels, numbers, [look[model] for model in logs])
 
 
 def over_seeds(logs: Sequence[Sequence[Mapping[str, float]]], column: str) -> Series:
-    """(epoch, mean, least, largest) of a column over the trainings that reached the epoch."""
+    """(epoch, mean, least, largest) of a column over the trainings that reached this epoch."""
     values: dict[int, list[float]] = {}
     for row in (row for log in logs for row in log):
         if math.isfinite(row.get(column, math.nan)):
@@ -65,14 +65,14 @@ def _lines(
         axes.plot(epochs, mean, color=look[model].colour, linewidth=1.5)
         axes.plot(epochs[-1], mean[-1], **look[model].mark, markersize=5)
     low, high = _limits(column, list(lines.values()))
-    if low < high:  # else all lines are one, and level
+    if low < high:  # false if all lines are the same horizontal line
         axes.set_ylim(low, high)
     axes.set(xlabel="epoch", ylabel=_COLUMNS[column])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def _limits(column: str, lines: Sequence[Series]) -> tuple[float, float]:
-    """The range worth showing: the first epochs are far from everything that matters."""
+    """The range of the vertical axis, without the extreme values of the first epochs."""
     if column == "valid_nll":
         ends = [line[-1][1] for line in lines]
         highest = max(largest for line in lines for *_, largest in line)
