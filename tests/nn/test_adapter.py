@@ -49,7 +49,7 @@ def test_logits_are_taken_out_of_what_a_network_returns(pack):
 
 @pytest.mark.parametrize("pack", [lambda z: None, lambda z: {"loss": 1.0}, lambda z: ()])
 def test_a_network_without_logits_is_an_error(pack):
-    with pytest.raises(TypeError, match="gives no logits"):
+    with pytest.raises(TypeError, match="without logits"):
         adapt(Returns(pack))(torch.rand(2, 3, 4, 4))
 
 
@@ -94,7 +94,7 @@ def test_statistics_are_kept_with_the_weights():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mean": (0.1, 0.2), "std": (1, 1, 1)}, "mean is given for 2 channels and std for 3"),
+        ({"mean": (0.1, 0.2), "std": (1, 1, 1)}, "mean has 2 channels and std has 3"),
         ({"std": (0.5, 0.0, 0.5)}, "above zero, not 0.0"),
     ],
 )

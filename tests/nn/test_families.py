@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyphony.ensembles import BatchEnsemble, Hydra, LatentBE
 from polyphony.nn import AtOnce, ConversionError, InTurn, adapt, member_share
 from polyphony.nn.branch import boundaries
-from polyphony.nn.conversion import inside
+from polyphony.nn.conversion import unwrap
 from polyphony.nn.probe import on_random_images
 from polyphony.nn.rank_one import RankOne
 
@@ -45,7 +45,7 @@ def images(side: int) -> Tensor:
 def merged_by_hand(network: nn.Module, student: BatchEnsemble, j: int) -> nn.Module:
     """The network as it was before, with W ∘ s_j r_jᵀ for every weight that has factors, group by group."""
     alone = copy.deepcopy(network).double()
-    converted = inside(student.network)
+    converted = unwrap(student.network)
     for name, layer in converted.named_modules():
         if not isinstance(layer, RankOne):
             continue

@@ -12,7 +12,7 @@ from torch import nn
 
 from polyphony.ensembles import DeepEnsemble, LoRAEnsemble
 from polyphony.nn import ConversionError, resnet
-from polyphony.nn.conversion import inside
+from polyphony.nn.conversion import unwrap
 from polyphony.nn.low_rank import LowRank, OwnWeights
 
 RANK = 2
@@ -38,7 +38,7 @@ def moved(student: LoRAEnsemble) -> LoRAEnsemble:
 def by_hand(network: nn.Module, student: LoRAEnsemble, j: int) -> nn.Module:
     """The network as it was, with W + B_j A_j row by row, part after part, and member j's classifier."""
     alone = copy.deepcopy(network).double()
-    for name, layer in inside(student.network).named_modules():
+    for name, layer in unwrap(student.network).named_modules():
         if not isinstance(layer, LowRank | OwnWeights):
             continue
         plain = alone.get_submodule(name)

@@ -130,7 +130,7 @@ def test_a_network_of_single_precision_that_fails_says_why_and_not_that_double_d
         def forward(self, x: Tensor) -> object:
             return [self.out(x.float().flatten(1)).tolist()]
 
-    with pytest.raises(ConversionError, match="that returns list gives no logits"):
+    with pytest.raises(ConversionError, match="the network returns list without logits"):
         add_members(Single(), 2, size=(1, 2, 2))
 
 
@@ -170,9 +170,7 @@ def test_a_layer_that_keeps_a_prepared_weight_is_refused_whether_it_was_used_or_
     if used:
         with torch.no_grad():
             network(torch.rand(2, 3, 8, 8))
-    with pytest.raises(
-        ConversionError, match=re.escape("a weight that it has prepared, where each member has")
-    ):
+    with pytest.raises(ConversionError, match=re.escape("a weight that it prepared, but each member has")):
         BatchEnsemble(network, 3)
     shared = by_hand.PreparesWeights(kind)
     assert exact(BatchEnsemble(shared, 3, keep=("up",)).double().eval(), 4)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from polyphony.data import DataError
-from polyphony.nn.weights import WeightsError, load_weights, read_weights
+from polyphony.nn.weights import WeightsError, load_weights, read_stored, read_weights
 
 
 def network(width: int = 3) -> nn.Sequential:
@@ -113,7 +113,7 @@ def test_a_model_of_transformers_takes_the_file_that_it_has_saved(tmp_path, capf
     with pytest.raises(WeightsError, match=r"'classifier.weight' is \[3, \d+\], but the network's is \[4, "):
         load_weights(other, file)
     safetensors.torch.save_file(read_weights(file) | {"more": torch.ones(1)}, file)
-    with pytest.raises(WeightsError, match="is it of another network"):
+    with pytest.raises(WeightsError, match="is it from another network"):
         load_weights(mine, file)
     assert capfd.readouterr() == ("", "")
 
@@ -125,9 +125,9 @@ def test_a_model_of_transformers_takes_the_file_that_it_has_saved(tmp_path, capf
         (lambda: {"0.weight": torch.ones(3, 4)}, "lacks '0.bias' and 6 more, which the network needs"),
         (
             lambda: network().state_dict() | {"9.w": torch.ones(1)},
-            "has '9.w', which the network does not know",
+            "has '9.w', which the network does not have",
         ),
-        (lambda: network(5).state_dict(), "is [5, 4], but the network's is [3, 4]: is it of another net"),
+        (lambda: network(5).state_dict(), "is [5, 4], but the network's is [3, 4]: is it from another net"),
         (
             lambda: prefixed("a.") | {"b.w": torch.ones(1)},
             "which the network needs, and has 'a.0.bias' and 9",
@@ -196,6 +196,19 @@ def test_weights_under_a_key_are_picked_by_its_name(tmp_path):
         read_weights(tmp_path / "a.pt#swa")
     torch.save(averaged, tmp_path / "a.pt#model")  # a file that is called so
     assert torch.equal(read_weights(tmp_path / "a.pt#model")["0.weight"], averaged["0.weight"])
+
+
+def test_the_set_of_weights_that_was_chosen_and_the_others_are_returned(tmp_path):
+    weights = network().state_dict()
+    torch.save({"ema_state_dict": weights, "model": weights, "state_dict": weights}, tmp_path / "a.pt")
+    for name, key, others in (
+        ("a.pt", "state_dict", ("ema_state_dict", "model")),
+        ("a.pt#model", "model", ("ema_state_dict", "state_dict")),
+    ):
+        stored = read_stored(tmp_path / name)
+        assert (stored.key, stored.other_keys) == (key, others)
+    torch.save(weights, tmp_path / "a.pt")
+    assert read_stored(tmp_path / "a.pt")[1:] == ("", ())
 
 
 CONVERTED = {

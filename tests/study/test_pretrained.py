@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from polyphony import Options, load, load_student, predict
-from polyphony.cli import sweep
+from polyphony.cli import main, sweep
 from polyphony.cli.study import announce
 from polyphony.data import DataError, files, pixels
 from polyphony.execute.runner import Here
@@ -30,7 +30,7 @@ from polyphony.study.evaluation import check_trained
 from polyphony.study.fingerprints import weights_hash
 from polyphony.study.jobs import TrainStudent
 from polyphony.study.plan import Upto
-from polyphony.study.pretrained import refuse_unfit, swapped
+from polyphony.study.pretrained import choices_of_weights, refuse_unfit, swapped
 from polyphony.study.provenance import open_study
 from polyphony.study.run import run_study
 from polyphony.study.study import Study
@@ -203,6 +203,33 @@ def test_copies_of_one_network_are_no_two_teachers(folder):
     assert not list((folder / "run").rglob("weights.safetensors")), "something was trained"
 
 
+def test_init_says_which_set_of_weights_it_uses(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    weights = torch.load("a.pt")["model"]
+    scaled = {name: 1.1 * value for name, value in weights.items()}
+    torch.save({"model": weights, "ema": {"shadow": scaled}}, "a.pt")
+    torch.save({"model": {name: 1.2 * value for name, value in weights.items()}}, "c.pt")
+    init = ("digits", "--network", "outside_nets:make", "--mean", "0.5", "--std", "0.25", "--minutes", "0.01")
+    for paths, is_said in ((("a.pt", "c.pt"), True), (("a.pt#model", "a.pt#ema.shadow"), False)):
+        with pytest.raises(SystemExit) as end:
+            main(["init", *init, *paths, "--out", f"own{is_said}.toml"])
+        assert not end.value.code
+        line = "a.pt: using the weights under 'model'; also in the file: 'ema.shadow'. To use others, write"
+        assert (f"{line} a.pt#ema.shadow.\n" in capsys.readouterr().out) == is_said
+
+
+def test_files_with_the_same_sets_of_weights_share_a_line(tmp_path):
+    paths = [tmp_path / f"{j}.pt" for j in range(3)]
+    for path in paths[:2]:
+        torch.save({"state_dict": {"w": torch.ones(1)}, "ema_state_dict": {"w": torch.ones(1)}}, path)
+    torch.save({"w": torch.ones(1)}, paths[2])
+    assert choices_of_weights({path: path.name for path in paths}) == [
+        "0.pt and 1.pt: using the weights under 'state_dict'; also in the file: 'ema_state_dict'."
+        f" To use others, write {paths[0]}#ema_state_dict."
+    ]
+
+
 @pytest.mark.parametrize("odd", ["sparse", "without numbers", "conjugated"])
 def test_weights_that_are_no_plain_numbers_are_one_sentence(folder, odd):
     weights = torch.load(folder / "a.pt")["model"]
@@ -213,7 +240,7 @@ def test_weights_that_are_no_plain_numbers_are_one_sentence(folder, odd):
         "conjugated": weights[name].to(torch.complex64).conj(),
     }[odd]
     torch.save(weights, folder / "a.pt")
-    with pytest.raises(WeightsError, match="is no plain tensor of numbers"):
+    with pytest.raises(WeightsError, match="is not a plain tensor of real numbers"):
         run(folder)
 
 
@@ -414,7 +441,10 @@ def test_they_teach_students_of_every_form_which_networks_allow(folder):
         ("methods.kd.form=mimo", "'one_image' cannot take images of 2 × 8 × 8 (RuntimeError: "),
         ("teachers.network.name=outside_nets:two", "answers 2 images with [2, 2], not with [2, 10]"),
         ("teachers.network.name=outside_nets:pooled", "own: methods.kd: no members for layer 'network.0' (t"),
-        ("methods.kd.form={ kind = 'hydra', head = 'fc' }", "the network has no layer 'fc' to put heads in"),
+        (
+            "methods.kd.form={ kind = 'hydra', head = 'fc' }",
+            "the network has no layer 'fc' to replace by heads",
+        ),
     ],
 )
 def test_a_network_that_does_not_fit_is_one_sentence(folder, override, sentence):
@@ -451,7 +481,7 @@ def test_each_teacher_may_have_a_network_of_its_own(folder):
                        { kind = "python", name = "outside_nets:make", args = { width = 9 } }]""",
     )
     (folder / "own.toml").write_text(text)
-    with pytest.raises(RecipeError, match=r"student\.network must be given"):
+    with pytest.raises(RecipeError, match=r"student\.network is required"):
         read_recipe(folder / "own.toml")
     network = "student.network={ kind = 'resnet', depth = 8, width = 4 }"
     recipe = read_recipe(folder / "own.toml", [network])

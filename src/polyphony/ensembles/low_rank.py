@@ -1,4 +1,4 @@
-"""Members by matrices of low rank and classifiers of their own, in a network that is trained already."""
+"""Members with low-rank matrices and their own classifiers, in a trained network."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from polyphony.ensembles.batch_ensemble import MembersInside
 from polyphony.ensembles.hydra import Heads, find_head
 from polyphony.nn import Size
 from polyphony.nn.low_rank import LowRank, OwnWeights, adapted_layers, draw_low_rank
-from polyphony.nn.members import convertible, replace_layers
+from polyphony.nn.members import layers_to_convert, replace_layers
 from polyphony.nn.rank_one import MemberLayer
 from polyphony.nn.trial import find_order
 
 
 class LoRAEnsemble(MembersInside):
-    """One network whose members have weights W + B_j A_j and classifiers of their own (LoRA-Ensemble, 2024).
+    """One network whose members have weights W + B_j A_j and their own classifiers (LoRA-Ensemble, 2024).
 
     Args:
-        network: Any network of Conv2d and Linear layers, usually one that is trained. It is copied.
+        network: Any network of Conv2d and Linear layers, usually a trained one. It is copied.
         members: M.
         rank: r, the rank of B_j A_j.
-        layers: Names of the layers to adapt, with all below them, or patterns ("blocks.*.attn.*"). Default:
-            the linear layers of attention, or every Linear and Conv2d of a network that has none.
+        layers: Names of modules to adapt, with all layers inside them, or patterns ("blocks.*.attn.*").
+            Default: the linear layers of attention, or every Linear and Conv2d of a network that has none.
         head: Name of the classifier (default: the last Linear).
-        factor_std: Classifiers start as the network's, each weight times N(1, factor_std²) (default: afresh).
-        freeze: Whether A, B and the classifiers alone are trained.
+        factor_std: Classifiers start as the network's, each weight times N(1, factor_std²) (default: random).
+        freeze: Whether only A, B and the classifiers are trained.
         rng: Source of A and of the classifiers. B starts at zero.
-        size: (channels, height, width) of the images with which the conversion is tried.
+        size: (channels, height, width) of the images with which the conversion is tested.
 
     Raises:
         ConversionError: A layer cannot have members; the message names it.
@@ -60,8 +60,8 @@ class LoRAEnsemble(MembersInside):
         linear = [name for name, layer in network.named_modules() if type(layer) is nn.Linear]
         head, classifier = find_head(network, head or next(reversed(linear), None))
         heads = Heads(classifier, members, factor_std, rng)
-        places = [place for place in adapted_layers(network, layers) if place[1] is not classifier]
-        names = {network.get_submodule(name): name for name in convertible(places, member_norm=False)}
+        modules = [named for named in adapted_layers(network, layers) if named[1] is not classifier]
+        names = {network.get_submodule(name): name for name in layers_to_convert(modules, member_norm=False)}
 
         def make(layer: nn.Module) -> MemberLayer:
             if layer is classifier:
@@ -71,7 +71,7 @@ class LoRAEnsemble(MembersInside):
             return draw_low_rank(layer, names[layer], members, rank, rng)
 
         find = partial(find_order, network, [*names.values(), head], size, options=("layers",))
-        converted = replace_layers(network, members, make, find, True)
+        converted = replace_layers(network, members, make, find, inplace=True)
         super().__init__(converted, members, size)
         if freeze:
             self.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Replaces a network's layers by layers of members, and makes member j a plain network again."""
+"""Replaces a network's layers by layers with members, and turns member j into a plain network again."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ from polyphony.nn.rank_one import (
 )
 from polyphony.nn.running import SHARED, AtOnce, Front, InTurn, Repeat
 
-Places = list[tuple[str, nn.Module]]
+NamedModules = list[tuple[str, nn.Module]]
 Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r [m i], s [m o] of a layer
-Make = Callable[[nn.Module], MemberLayer]  # the layer of members that takes a layer's place
+Make = Callable[[nn.Module], MemberLayer]  # makes the layer with members that replaces a plain layer
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
 LOST = -2  # in place of a dimension, like `SHARED`: the order of the rows is unknown
 
 
 class ConversionError(UserError, ValueError):
-    """A network cannot be given members as it is."""
+    """A network that cannot have members as it is; the message says why."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """The dimension of each layer's inputs that holds the members, or that members run in turn."""
+    """How rows reach the layers with members: the dimension of each layer's inputs that holds the members.
+
+    With `in_turn`, members run one after the other, and the dimensions are not used.
+    """
 
     dims: dict[str, int]
     in_turn: bool = False
-    front: Front | None = None  # what runs before members branch
+    front: Front | None = None  # the shared modules that run before members branch
 
     @property
     def lost(self) -> list[str]:
@@ -50,7 +53,10 @@ class Order:
 
 
 def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Module:
-    """Replace the layers that an order names, except shared ones, by what `make` returns. In place."""
+    """Replace in place the layers that an order names, except shared ones, by what `make` returns.
+
+    Returns the network, in a module that runs its members if they run in turn or have a front.
+    """
     dims = {network.get_submodule(name): dim for name, dim in order.dims.items() if dim != SHARED}
 
     def with_members(module: nn.Module) -> nn.Module | None:
@@ -66,8 +72,8 @@ def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Mo
     return AtOnce(converted, members, order.front) if order.front else converted
 
 
-def of_members(module: nn.Module, members: int, draw: Draw) -> MemberLayer:
-    """The rank-one layer, or the norms of members, that replace a layer."""
+def make_member_layer(module: nn.Module, members: int, draw: Draw) -> MemberLayer:
+    """The layer with members that replaces a plain one: rank-one for Conv2d and Linear, else BatchNorms."""
     if isinstance(module, nn.Conv2d):
         return RankOneConv2d(module, draw(module))
     if isinstance(module, nn.Linear):
@@ -78,7 +84,7 @@ def of_members(module: nn.Module, members: int, draw: Draw) -> MemberLayer:
 def draw_factors(
     layer: nn.Conv2d | nn.Linear, members: int, std: float, rng: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """r [m i] and s [m o] from N(1, std²), where the weight lives."""
+    """Draw r [m i] and s [m o] from N(1, std²), on the device of the weight."""
     weight, inputs = layer.weight, layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features
     r = normal((members, inputs), weight, rng, 1, std)
     return r, normal((members, len(weight)), weight, rng, 1, std)
@@ -87,25 +93,25 @@ def draw_factors(
 def normal(
     shape: Sequence[int], like: Tensor, rng: torch.Generator | None, mean: float = 0, std: float = 1
 ) -> Tensor:
-    """Numbers from N(mean, std²), drawn on the generator's device and moved to a weight's."""
+    """Draw from N(mean, std²) on the generator's device, and move it to the device and dtype of `like`."""
     device = like.device if rng is None else rng.device
     return torch.empty(shape, device=device).normal_(mean, std, generator=rng).to(like)
 
 
 def merge_member(network: nn.Module, j: int) -> nn.Module:
     """The plain network that member j of a converted network is, as a copy."""
-    network = inside(network)
-    merged = {id(layer): layer.merge(j) for layer in member_layers(network)}  # instead of copies of them
+    network = unwrap(network)
+    merged = {id(layer): layer.merge(j) for layer in member_layers(network)}  # deepcopy takes these instead
     return without_repeat(copy.deepcopy(network, merged))
 
 
-def inside(network: nn.Module) -> nn.Module:
+def unwrap(network: nn.Module) -> nn.Module:
     """The network whose layers were converted, without the module that runs it for all members."""
     return network.network if isinstance(network, AtOnce | InTurn) else network
 
 
 def without_repeat(network: nn.Module) -> nn.Module:
-    """Remove the hook that repeats rows for members."""
+    """Remove the hook that repeats rows for members, and return the network."""
     for module in network.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, Repeat):
@@ -114,39 +120,40 @@ def without_repeat(network: nn.Module) -> nn.Module:
 
 
 def factors(network: nn.Module) -> Iterator[Tensor]:
-    """The rank-one factors r and s of every layer that has them: parameters, or made of some (LatentBE)."""
+    """The rank-one factors r and s of every rank-one layer: parameters, or computed from some (LatentBE)."""
     for layer in rank_ones(network):
         yield from (layer.r, layer.s)
 
 
 def factor_distance(network: nn.Module) -> float:
-    """Distance of two members' factors as a share of their norm, mean over pairs of members and over layers.
+    """Distance of two members' factors relative to their norm, mean over pairs of members and over layers.
 
-    A layer's factors are compared as the matrices s_j r_jᵀ that multiply its weights, in the Frobenius norm:
-    r and s alone may differ by a number that goes from one to the other and changes nothing. 0 is a network
-    whose members have the same weights; fresh factors, N(1, ½²), give about √(1.125 / 1.5625) = 0.85.
+    Compares the matrices s_j r_jᵀ that multiply a layer's weights, in the Frobenius norm: a scale that moves
+    from r to s changes the factors, but not the matrix. The distance is 0 if all members have the same
+    weights, and about √(1.125 / 1.5625) = 0.85 for fresh factors, N(1, ½²). Raises a ValueError if the
+    network has no rank-one layers, or one member.
     """
-    flat = list(factors(network))
-    if not flat or len(flat[0]) < 2:
+    all_factors = list(factors(network))
+    if not all_factors or len(all_factors[0]) < 2:
         raise ValueError("a distance of members needs rank-one factors of at least two")
-    return fmean(layer_distance(r, s) for r, s in zip(flat[::2], flat[1::2], strict=True))
+    return fmean(layer_distance(r, s) for r, s in zip(all_factors[::2], all_factors[1::2], strict=True))
 
 
 def layer_distance(r: Tensor, s: Tensor) -> float:
     """‖s_i r_iᵀ − s_j r_jᵀ‖ / √((‖s_i r_iᵀ‖² + ‖s_j r_jᵀ‖²) / 2), mean over pairs. [m i], [m o] → scalar"""
     r, s = r.detach().cpu().double(), s.detach().cpu().double()
-    inner = (r @ r.T) * (s @ s.T)  # ⟨s_i r_iᵀ, s_j r_jᵀ⟩ of all pairs, without the matrices
+    inner = (r @ r.T) * (s @ s.T)  # ⟨s_i r_iᵀ, s_j r_jᵀ⟩ of all pairs; the matrices are not built
     squares = inner.diagonal()
     pairs = list(combinations(range(len(r)), 2))
-    apart = [squares[i] + squares[j] - 2 * inner[i, j] for i, j in pairs]
+    distances = [squares[i] + squares[j] - 2 * inner[i, j] for i, j in pairs]
     norms = [(squares[i] + squares[j]) / 2 for i, j in pairs]
     return fmean(
-        float((a.clamp_min(0) / n).sqrt()) if n > 0 else 0.0 for a, n in zip(apart, norms, strict=True)
+        float((d.clamp_min(0) / n).sqrt()) if n > 0 else 0.0 for d, n in zip(distances, norms, strict=True)
     )
 
 
 def member_share(network: nn.Module) -> float:
-    """The share of one member's weights that is its own: those of rank-one layers and of its own norms."""
+    """The share of one member's weights that lies in layers with members (rank-one layers, own norms)."""
     layers = member_layers(network)
     own = {p for layer in layers for p in layer.parameters()}
     shared = sum(p.numel() for p in network.parameters() if p not in own)
@@ -154,13 +161,13 @@ def member_share(network: nn.Module) -> float:
     return mine / max(1, mine + shared)
 
 
-def every_module(network: nn.Module) -> Places:
+def every_module(network: nn.Module) -> NamedModules:
     """All modules with their names; a module that is used twice is listed twice."""
     return list(network.named_modules(remove_duplicate=False))
 
 
 def replace(network: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Replace every module for which `convert` returns another one; each is converted once."""
+    """Replace every module for which `convert` returns another one; `convert` is called once for each."""
     converted: dict[nn.Module, nn.Module | None] = {}
     for name, module in every_module(network):
         if module not in converted:

@@ -1,4 +1,4 @@
-"""Members by matrices of low rank: member j of a layer has the weight W + B_j A_j (LoRA-Ensemble)."""
+"""Members by low-rank matrices: member j of a layer has the weight W + B_j A_j (LoRA-Ensemble)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from polyphony._util.text import suggestion
-from polyphony.nn.conversion import ConversionError, Places, every_module
+from polyphony.nn.conversion import ConversionError, NamedModules, every_module
 from polyphony.nn.folding import FACTORED, Factored
-from polyphony.nn.rank_one import EVERYONE, MemberWeights, rows_of
+from polyphony.nn.rank_one import ALL_MEMBERS, MemberWeights, rows_of
 
-GAIN = 10.0  # of A, Xavier uniform
+GAIN = 10.0  # of the Xavier uniform distribution of A
 FUSED = ("qkv", "query_key_value")  # layers that compute queries, keys and values at once
 ATTENTION = ("attn", "attention")
 
@@ -21,7 +21,7 @@ ATTENTION = ("attn", "attention")
 class LowRank(MemberWeights):
     """Member j's weight is W + B_j A_j, as a matrix [o i…]; A is `down` [m p r i…], B is `up` [m p o/p r].
 
-    A layer that does the work of p layers, as one for queries, keys and values, has A and B for each of them.
+    A layer that fuses p layers, such as one for queries, keys and values, has its own A and B for each.
     """
 
     down: nn.Parameter
@@ -30,7 +30,7 @@ class LowRank(MemberWeights):
     def __init__(self, shared: nn.Conv2d | nn.Linear, down: Tensor, up: Tensor) -> None:
         super().__init__(shared, down=down, up=up)
 
-    def member_weights(self, of: slice = EVERYONE) -> Tensor:
+    def member_weights(self, of: slice = ALL_MEMBERS) -> Tensor:
         """W + B_j A_j of some members. [m o i …]"""
         weight = self.shared.weight
         change: Tensor = rows_of(self.up, of) @ rows_of(self.down, of)
@@ -52,7 +52,7 @@ FACTORED[LowRank] = FactoredLowRank
 
 
 class OwnWeights(MemberWeights):
-    """Every member has a weight of its own, [m o i]; the layer that it was keeps its settings alone."""
+    """A layer whose members each have their own weight, [m o i]; `shared` only keeps the settings."""
 
     weights: nn.Parameter
 
@@ -62,14 +62,14 @@ class OwnWeights(MemberWeights):
             self.bias = nn.Parameter(bias)
         shared.register_parameter("weight", None)
 
-    def member_weights(self, of: slice = EVERYONE) -> Tensor:
+    def member_weights(self, of: slice = ALL_MEMBERS) -> Tensor:
         return rows_of(self.weights, of)
 
 
 def draw_low_rank(
     layer: nn.Conv2d | nn.Linear, name: str, members: int, rank: int, rng: torch.Generator | None
 ) -> LowRank:
-    """The layer of members that starts as a layer is: A Xavier uniform with gain 10, B zero."""
+    """A layer whose members all start with the layer's weight: A is Xavier uniform with gain 10, B zero."""
     weight = layer.weight.detach()
     outputs, inputs = len(weight), weight[0].numel()
     parts = 3 if name.rpartition(".")[2] in FUSED and outputs % 3 == 0 else 1
@@ -79,29 +79,30 @@ def draw_low_rank(
     return LowRank(layer, down.to(weight), weight.new_zeros(members, parts, outputs // parts, rank))
 
 
-def adapted_layers(network: nn.Module, names: tuple[str, ...]) -> Places:
-    """The places of layers to adapt: those that the names, or patterns such as "blocks.*.attn.*", match.
+def adapted_layers(network: nn.Module, patterns: tuple[str, ...]) -> NamedModules:
+    """The modules to adapt: those whose names match a pattern ("head", "blocks.*.attn.*"), and inner ones.
 
-    Without names, the linear layers of attention, or every Linear and Conv2d of a network that has none.
+    Without patterns, the linear layers of attention, or all modules of a network that has none. Raises a
+    ConversionError for a pattern that matches no Conv2d or Linear.
     """
-    places = [(name, module) for name, module in every_module(network) if name]
-    if not names:
-        return [place for place in places if is_attention(*place)] or places
-    matches = {name: [place for place in places if is_match(place[0], name)] for name in names}
-    for name, found in matches.items():
-        if not any(isinstance(module, nn.Conv2d | nn.Linear) for _, module in found):
-            near = suggestion(name, [other for other, _ in places])
-            raise ConversionError(f"the network has no Conv2d or Linear layer in '{name}': {near}")
-    return [place for place in places if any(place in found for found in matches.values())]
+    modules = [(name, module) for name, module in every_module(network) if name]
+    if not patterns:
+        return [named for named in modules if is_attention(*named)] or modules
+    matches = {pattern: [named for named in modules if is_match(named[0], pattern)] for pattern in patterns}
+    for pattern, matched in matches.items():
+        if not any(isinstance(module, nn.Conv2d | nn.Linear) for _, module in matched):
+            near = suggestion(pattern, [name for name, _ in modules])
+            raise ConversionError(f"the network has no Conv2d or Linear layer in '{pattern}': {near}")
+    return [named for named in modules if any(named in matched for matched in matches.values())]
 
 
 def is_attention(name: str, module: nn.Module) -> bool:
-    """Whether a layer is a projection of attention, by the names of the modules that it is in."""
-    within = name.lower().split(".")[:-1]
-    return isinstance(module, nn.Linear) and any(word in part for part in within for word in ATTENTION)
+    """Whether a module is a Linear inside attention, judged by the names of the modules around it."""
+    parents = name.lower().split(".")[:-1]
+    return isinstance(module, nn.Linear) and any(word in part for part in parents for word in ATTENTION)
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Whether a module is one that a pattern matches, or inside one."""
-    parents = accumulate(name.split("."), "{}.{}".format)
-    return any(fnmatchcase(each, pattern) for each in parents)
+    """Whether a pattern matches a module's name, or the name of a module around it."""
+    prefixes = accumulate(name.split("."), "{}.{}".format)
+    return any(fnmatchcase(prefix, pattern) for prefix in prefixes)

@@ -1,4 +1,4 @@
-"""Members for any network of Conv2d and Linear layers."""
+"""Gives members to any network of Conv2d and Linear layers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from polyphony.nn.conversion import (
     FACTOR_STD,
     ConversionError,
     Make,
+    NamedModules,
     Order,
-    Places,
     convert,
     draw_factors,
     every_module,
-    of_members,
+    make_member_layer,
 )
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import MemberLayer
 from polyphony.nn.running import Front
 from polyphony.nn.trial import ORDER, PROVEN, TRIED, find_order, front_at
 
-# Layers with weights that have no rank-one form here. A network's other parameters are shared by its members.
+# Layers with weights for which there is no rank-one layer. Members share a network's other parameters.
 UNSUPPORTED = (
     nn.Conv1d,
     nn.Conv3d,
@@ -57,21 +57,24 @@ def add_members(
 ) -> nn.Module:
     """Give every Conv2d and Linear of a network rank-one factors, N(1, factor_std²). [(m b) …] → [(m b) …]
 
-    Trained weights stay as they are, a module used twice stays one module, and the layers named in `keep`,
-    with all below them, are shared by the members unchanged, as are layers that see nothing of the images.
-    BatchNorm is shared, its statistics over all rows; `member_norm` gives each member its own.
+    Returns a converted copy, or with `inplace` the network itself. Trained weights do not change. A module
+    that is used twice stays one module.
 
-    With a `branch`, the name of a module, all that runs before it is shared by the members unchanged, and
-    runs once for rows that all members see: `converted(x, shared=True)`, [b …] → [(m b) …]. A number above 0
-    and below 1 is a branch with about this share of the network's multiply-adds before it.
+    Members share the layers named in `keep`, with all layers inside them, and layers whose inputs do not
+    depend on the images. They also share BatchNorm, with statistics over all rows; with `member_norm` each
+    member has its own.
 
-    The conversion is first tried on a few random images of `size`, (channels, height, width), or of a size
-    that the network declares or else runs on. A ConversionError says which layers cannot have members, or
-    would have wrong ones, and leaves the network untouched.
+    `branch` is the name of a module: members share all modules that run before it. These run once for rows
+    that all members see: `converted(x, shared=True)`, [b …] → [(m b) …]. A number between 0 and 1 chooses a
+    branch with about this share of the network's multiply-adds before it.
+
+    The conversion is first tested on a few random images of `size`, (channels, height, width); by default of
+    a size that the network declares or accepts. Raises a ConversionError that names the layers that cannot
+    have members, or whose members would be wrong; the network is then unchanged.
     """
     check(NotNegative, factor_std=factor_std)
     draw = partial(draw_factors, members=members, std=factor_std, rng=rng)
-    make = partial(of_members, members=members, draw=draw)
+    make = partial(make_member_layer, members=members, draw=draw)
     find = partial(try_order, network, keep, member_norm, branch, size)
     return replace_layers(network, members, make, find, inplace)
 
@@ -83,7 +86,7 @@ def replace_layers(
     find: Callable[[], tuple[Order, Size | None]],
     inplace: bool = False,
 ) -> nn.Module:
-    """Put what `make` gives in place of layers, by an order that is known (`set_proven`) or that is found."""
+    """Replace layers by what `make` returns, by the order of `set_proven`, or else by the one of `find`."""
     check(Members, members=members)
     order, tried = getattr(network, PROVEN, None) or find()
     network = network if inplace else copy.deepcopy(network)
@@ -95,12 +98,12 @@ def replace_layers(
 
 
 def set_proven(network: nn.Module, order: Order, size: Size) -> None:
-    """Let `add_members` convert a network by the order that an earlier trial found, on images of a size."""
+    """Let `add_members` use the order that an earlier trial found on images of this size."""
     setattr(network, PROVEN, (order, size))
 
 
 def order_of(network: object) -> Order | None:
-    """The order that a trial found for a network, if it was converted."""
+    """The order by which a network was converted, or None."""
     return getattr(network, ORDER, None)
 
 
@@ -111,11 +114,11 @@ def try_order(
     branch: str | float | None,
     size: Size | None,
 ) -> tuple[Order, Size | None]:
-    """The order for options of `add_members`, and the size of the images that were tried."""
+    """The order for these options of `add_members`, and the size of the images of its trial."""
 
     def layers(front: Front | None) -> list[str]:
         shared = keep if front is None else (*keep, *front.modules)
-        return convertible(unless_kept(every_module(network), shared), member_norm)
+        return layers_to_convert(without_kept(every_module(network), shared), member_norm)
 
     front = None
     if isinstance(branch, str):
@@ -126,31 +129,37 @@ def try_order(
     return find_order(network, layers(front), size, front)
 
 
-def unless_kept(places: Places, keep: tuple[str, ...]) -> Places:
-    """The places of modules to convert: one that is kept anywhere is kept wherever it stands."""
-    names = {name for name, _ in places}
+def without_kept(modules: NamedModules, keep: tuple[str, ...]) -> NamedModules:
+    """The modules without those to keep; a module with several names is kept under all of them.
+
+    Raises a ValueError for a name that the network does not have.
+    """
+    names = {name for name, _ in modules}
     for name in keep:
         if name not in names:
             raise ValueError(f"the network has no layer '{name}' to keep")
     inside = tuple(f"{name}." for name in keep)
-    kept = {module for name, module in places if f"{name}.".startswith(inside)}
-    return [(name, module) for name, module in places if module not in kept]
+    kept = {module for name, module in modules if f"{name}.".startswith(inside)}
+    return [(name, module) for name, module in modules if module not in kept]
 
 
-def convertible(places: Places, member_norm: bool) -> list[str]:
-    """The layers that are to have members, once each; a ConversionError names all that cannot."""
+def layers_to_convert(modules: NamedModules, member_norm: bool) -> list[str]:
+    """The names of the layers that get members, each layer once.
+
+    Raises a ConversionError that names all layers that cannot have members, or says that there is no layer.
+    """
     kinds = (nn.Conv2d, nn.Linear, _BatchNorm) if member_norm else (nn.Conv2d, nn.Linear)
-    refused = {name: why for name, module in places if (why := refusal(module))}
-    if refused:
-        listed = ", ".join(f"'{name}' ({why})" for name, why in refused.items())
-        raise ConversionError(f"no members for layer {listed}; to share them, set keep={tuple(refused)}")
-    names: dict[nn.Module, str] = {m: name for name, m in reversed(places) if isinstance(m, kinds)}
+    obstacles = {name: reason for name, module in modules if (reason := obstacle(module))}
+    if obstacles:
+        listed = ", ".join(f"'{name}' ({reason})" for name, reason in obstacles.items())
+        raise ConversionError(f"no members for layer {listed}; to share them, set keep={tuple(obstacles)}")
+    names: dict[nn.Module, str] = {m: name for name, m in reversed(modules) if isinstance(m, kinds)}
     if not names:
         raise ConversionError("the network has no Conv2d or Linear layer to give members to")
-    return [name for name, module in places if names.get(module) == name]
+    return [name for name, module in modules if names.get(module) == name]
 
 
-def refusal(module: nn.Module) -> str | None:
+def obstacle(module: nn.Module) -> str | None:
     """Why a layer cannot have members, or None."""
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     if isinstance(module, MemberLayer):
@@ -161,11 +170,11 @@ def refusal(module: nn.Module) -> str | None:
         return None
     if any(getattr(module, hooks) for hooks in HOOKS):
         return "its hooks would be lost"
-    return None if has_plain_weight(module) else f"{kind} has no weight of its own of the usual shape"
+    return None if has_plain_weight(module) else f"{kind} has no weight of its own with the usual shape"
 
 
 def has_plain_weight(layer: nn.Conv2d | nn.Linear) -> bool:
-    """Whether a layer has a weight of the usual shape, which a member's weight can replace."""
+    """Whether a layer has its own weight of the usual shape, which a member's weight can replace."""
     weight = layer._parameters.get("weight")
     if weight is None or isinstance(weight, nn.UninitializedParameter) or any(layer.children()):
         return False

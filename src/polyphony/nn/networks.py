@@ -1,4 +1,4 @@
-"""ResNet and WideResNet for small images: pixels in [0, 1] in, normalisation inside, logits out."""
+"""ResNet and WideResNet for small images: take pixels in [0, 1], normalise them, return logits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polyphony._util.text import SettingError
 
 
 class Normalize(nn.Module):
-    """(x − mean) / std per channel, kept with the weights, so that a network takes pixels in [0, 1].
+    """(x − mean) / std per channel, saved with the weights, so that a network takes pixels in [0, 1].
 
-    Changes nothing until `set` is called, for example with `Split.statistics`.
+    Starts as the identity; call `set` with the statistics, for example `Split.statistics`.
     """
 
     mean: Tensor
@@ -29,7 +29,7 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.ones(channels, 1, 1))
 
     def set(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Take the training images' statistics, one number a channel or one for all."""
+        """Set mean and standard deviation: one number for each channel, or one for all."""
         self.mean.copy_(torch.tensor(mean).view(-1, 1, 1))
         self.std.copy_(torch.tensor(std).view(-1, 1, 1))
 
@@ -40,7 +40,7 @@ class Normalize(nn.Module):
 
 @fx.wrap
 def check_channels(x: Tensor, mean: Tensor) -> None:
-    """Raise for images of one channel for a network of several, which would be repeated in silence."""
+    """Raise a SettingError for a wrong number of channels; one channel would be broadcast silently."""
     if len(mean) not in (1, x.shape[-3]):
         raise SettingError(f"the images have {x.shape[-3]} channels, the network takes {len(mean)}")
 
@@ -49,14 +49,14 @@ def initialise(network: nn.Module, rng: torch.Generator | None) -> None:
     """Draw the weights: Kaiming normal by fan-out for Conv2d and the classifier, whose bias is zero."""
     for module in network.modules():
         if not isinstance(module, nn.Conv2d | nn.Linear) or module.weight.is_meta:
-            continue  # without numbers there is nothing to draw, and PyTorch takes seconds to find that out
+            continue  # nothing to draw on the meta device, and PyTorch would take seconds
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
 
 
 def stages(block: Callable[[int, int, int], nn.Module], widths: Sequence[int], blocks: int) -> nn.Sequential:
-    """One stage a width after the first, `blocks` blocks each; all but the first halve the resolution."""
+    """A stage of `blocks` blocks for each width after the first; all but the first halve the resolution."""
     return nn.Sequential(
         *(
             nn.Sequential(
@@ -86,7 +86,7 @@ class BasicBlock(nn.Module):
         return F.relu(y, inplace=True)
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """The input itself; where the shape changes, every second pixel with zero channels appended."""
+        """The input itself; if the shape changes, every second pixel with zero channels appended."""
         if self.stride == 1 and self.missing == 0:
             return x
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))

@@ -1,9 +1,9 @@
-"""Members by rank-one factors: member j of a layer has the weight W ∘ s_j r_jᵀ and a bias of its own.
+"""Members by rank-one factors: member j of a layer has the weight W ∘ s_j r_jᵀ and its own bias.
 
-Rows come folded, member-major: [(m b) …]. There are two ways to the same function: scale the small weights
-and run one ordinary layer for each member's block of rows, which is the fastest on a CPU; or scale
-activations by r_j before and s_j after (BatchEnsemble, Wen et al. 2019), which has more passes over the
-activations and the fewest kernels.
+The rows of all members are one batch, member after member: [(m b) …]. There are two ways to compute the same:
+scale the weights and run one ordinary layer for each member's block of rows, which is fastest on a CPU; or
+scale activations by r_j before the shared layer and by s_j after it (BatchEnsemble, Wen et al. 2019), which
+starts the fewest kernels, but passes over the activations more often.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-NOBODY = -1  # outside `InTurn.forward`
-EVERYONE = slice(None)
+NO_TURN = -1  # the `turn` of a layer outside `InTurn.forward`
+ALL_MEMBERS = slice(None)
 Way = Literal["auto", "weights", "activations"]
-"""What a rank-one layer scales; `auto`: weights on a CPU, activations elsewhere."""
+"""What a rank-one layer scales; `auto`: weights on a CPU, activations on other devices."""
 
 
 class MemberLayer(nn.Module):
-    """A layer that differs between members; it knows which dimension of its inputs holds them."""
+    """A layer that differs between members."""
 
     members: int
-    dim = 0  # members come first in this dimension of the inputs: [… (m b) …]
-    turn: int | None = None  # the member that all rows belong to, if members run in turn (`InTurn`)
+    dim = 0  # the dimension of the inputs that holds the members' rows: [… (m b) …]
+    turn: int | None = None  # if members run in turn (`InTurn`), the member that all rows belong to
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.turn == NOBODY:
+        if self.turn == NO_TURN:
             raise RuntimeError("a member layer was called outside `InTurn.forward`")
         if self.turn is not None:
             return self.one(x, self.turn)
@@ -45,30 +45,30 @@ class MemberLayer(nn.Module):
         raise NotImplementedError
 
     def merge(self, j: int) -> nn.Module:
-        """The plain layer that member j is, as a copy."""
+        """A copy of member j as a plain layer."""
         raise NotImplementedError
 
 
 class MemberWeights(MemberLayer):
-    """A layer whose weight all members share; each member has its `own` tensors, [m …], and a bias [m o].
+    """A layer with one weight for all members; each member has its `own` tensors, [m …], and a bias [m o].
 
-    Member j's weight is computed from the shared weight and its own tensors. The layer has the attributes of
-    the layer that it replaces, such as `.weight` and `.stride`. While members run in turn, `.weight` and
-    `.bias` are those of the current member.
+    Member j's weight is computed from the shared weight and its own tensors. Attributes of the replaced
+    layer, such as `.weight` and `.stride`, stay available. While members run in turn, `.weight` and `.bias`
+    are those of the current member.
     """
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, **own: Tensor) -> None:
         super().__init__()
         self.members, self.own = len(next(iter(own.values()))), tuple(own)
-        for name, each in own.items():
-            self.register_parameter(name, nn.Parameter(each))
+        for name, tensor in own.items():
+            self.register_parameter(name, nn.Parameter(tensor))
         bias = None if shared.bias is None else nn.Parameter(shared.bias.repeat(self.members, 1).detach())
         self.register_parameter("bias", bias)
         shared.register_parameter("bias", None)
-        self.shared = shared  # last: from now on it has the shared layer's attributes
+        self.shared = shared  # last: from now on `__getattr__` finds the shared layer's attributes
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("weight", "bias") and self.turn not in (None, NOBODY):
+        if name in ("weight", "bias") and self.turn not in (None, NO_TURN):
             return self.member(self.turn)[name == "bias"]
         try:
             return super().__getattr__(name)
@@ -77,7 +77,7 @@ class MemberWeights(MemberLayer):
                 raise
             return getattr(super().__getattr__("shared"), name)
 
-    def member_weights(self, of: slice = EVERYONE) -> Tensor:
+    def member_weights(self, of: slice = ALL_MEMBERS) -> Tensor:
         """The weights of some members. [m o i …]"""
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ class MemberWeights(MemberLayer):
         return self.by_weights(x)
 
     def by_weights(self, x: Tensor) -> Tensor:
-        """Run the layer for each member with its weight; plain linear layers are one matrix product."""
+        """Run the layer for each member with its weight; a plain Linear is one batched matrix product."""
         bias = self._parameters["bias"]
         if isinstance(self.shared, nn.Linear) and is_plain(self.shared):
             rows, weights = torch.stack(split_rows(x, self.members)).flatten(1, -2), self.member_weights().mT
@@ -117,33 +117,33 @@ class MemberWeights(MemberLayer):
 
 
 class RankOne(MemberWeights):
-    """Members by factors r [m i], s [m o]: member j has the weight W ∘ s_j r_jᵀ."""
+    """A layer with factors r [m i], s [m o]: member j has the weight W ∘ s_j r_jᵀ."""
 
     r: nn.Parameter
     s: nn.Parameter
-    channels: int  # the dimension of channels in [m b …]
+    channels: int  # the dimension of the channels in [m b …]
     way: Way = "auto"
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, factors: tuple[Tensor, Tensor]) -> None:
         super().__init__(shared, r=factors[0], s=factors[1])
 
     def scales(self, r: Tensor, s: Tensor) -> Tensor:
-        """What the shared weight is multiplied by. [m i], [m o] → [m o i …]"""
+        """The products of factors that multiply the shared weight. [m i], [m o] → [m o i …]"""
         raise NotImplementedError
 
-    def member_weights(self, of: slice = EVERYONE) -> Tensor:
+    def member_weights(self, of: slice = ALL_MEMBERS) -> Tensor:
         """W ∘ s_j r_jᵀ of some members. [m o i …]"""
         return self.shared.weight * self.scales(rows_of(self.r, of), rows_of(self.s, of))
 
     def all(self, x: Tensor) -> Tensor:
         on_cpu = x.device.type in ("cpu", "meta")
         by_weights = self.way == "weights" or (self.way == "auto" and on_cpu)
-        if by_weights or not is_plain(self.shared):  # a forward of its own may use the weight in any way
+        if by_weights or not is_plain(self.shared):  # another forward may use the weight in any way
             return self.by_weights(x)
         return self.by_activations(x)
 
     def by_activations(self, x: Tensor) -> Tensor:
-        """Run the shared layer once; its inputs are scaled before and its outputs after."""
+        """Run the shared layer once: its inputs are scaled by r and its outputs by s."""
         bias, rows = self._parameters["bias"], unfold_rows(x, self.members)
         shape = [self.members, *rows.dim() * [1]][: rows.dim()]
         shape[self.channels] = -1
@@ -155,13 +155,13 @@ class RankOne(MemberWeights):
 
 
 class RankOneConv2d(RankOne):
-    """[(m b) c h w] → [(m b) c' h' w'], whatever the stride, padding, dilation and groups."""
+    """[(m b) c h w] → [(m b) c' h' w'] with any stride, padding, dilation and groups."""
 
     shared: nn.Conv2d
     channels = 2
 
     def scales(self, r: Tensor, s: Tensor) -> Tensor:
-        """A group of outputs sees only its own inputs' factors. [m o i/groups 1 1]"""
+        """s_j r_jᵀ for every member; a group of outputs has the factors of its inputs. [m o i/groups 1 1]"""
         outputs = s.unflatten(1, (self.shared.groups, -1, 1))
         inputs = r.unflatten(1, (self.shared.groups, 1, -1))
         scale: Tensor = (outputs * inputs).flatten(1, 2)[..., None, None]
@@ -180,7 +180,7 @@ class RankOneLinear(RankOne):
 
 
 class MemberBatchNorm(MemberLayer):
-    """One BatchNorm for each member, statistics over that member's rows alone. [(m b) c …] → [(m b) c …]"""
+    """One BatchNorm for each member, with statistics over its own rows. [(m b) c …] → [(m b) c …]"""
 
     def __init__(self, norm: nn.Module, members: int) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class MemberBatchNorm(MemberLayer):
 
 
 def rank_ones(model: nn.Module) -> list[RankOne]:
-    """A model's rank-one layers."""
+    """The rank-one layers of a model."""
     return [layer for layer in model.modules() if isinstance(layer, RankOne)]
 
 
@@ -209,7 +209,7 @@ def member_layers(model: nn.Module) -> list[MemberLayer]:
 
 
 def set_way(model: nn.Module, way: Way) -> None:
-    """Let all rank-one layers scale weights or activations: the results differ by rounding alone."""
+    """Let all rank-one layers scale weights or activations; results differ only by rounding."""
     for layer in rank_ones(model):
         layer.way = way
 
@@ -221,14 +221,14 @@ def run_with(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor, bias: Tens
         return convolved
     if is_plain(layer):
         return F.linear(x, weight, bias)
-    own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    out: Tensor = functional_call(layer, own, (x,))
+    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    out: Tensor = functional_call(layer, parameters, (x,))
     return out
 
 
 def rows_of(own: Tensor, members: slice) -> Tensor:
-    """Some members' rows; for all members the tensor itself, since slicing costs kernels in each step."""
-    return own if members is EVERYONE else own[members]
+    """Some members' rows of a tensor; for all members the tensor itself, since a slice costs kernels."""
+    return own if members is ALL_MEMBERS else own[members]
 
 
 def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:
@@ -238,16 +238,16 @@ def split_rows(x: Tensor, members: int) -> tuple[Tensor, ...]:
 
 
 def unfold_rows(x: Tensor, members: int) -> Tensor:
-    """All rows, members first. [(m b) …] → [m b …]"""
+    """All rows with a dimension for members; a ValueError if they do not divide. [(m b) …] → [m b …]"""
     if x.shape[0] % members:
         raise ValueError(f"{x.shape[0]} rows do not divide among {members} members")
     return x.unflatten(0, (members, -1))  # type: ignore[no-any-return]
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer computes what PyTorch's Conv2d or Linear computes."""
-    forward, inner = (
+    """Whether a layer runs the forward of PyTorch's Conv2d or Linear, not one of its own."""
+    forward, conv_forward = (
         getattr(getattr(layer, name, None), "__func__", None) for name in ("forward", "_conv_forward")
     )
-    convolves = forward is nn.Conv2d.forward and inner is nn.Conv2d._conv_forward
-    return convolves or forward is nn.Linear.forward
+    is_conv = forward is nn.Conv2d.forward and conv_forward is nn.Conv2d._conv_forward
+    return is_conv or forward is nn.Linear.forward

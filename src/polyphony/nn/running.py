@@ -1,8 +1,8 @@
-"""How a network with members runs: all at once, or one after the other; and how a shared front runs once."""
+"""Runs networks with members: all at once, or one after the other; a shared front runs once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from polyphony.nn.rank_one import NOBODY, member_layers, split_rows
+from polyphony.nn.rank_one import NO_TURN, member_layers, split_rows
 
-SHARED = -1  # in place of a dimension: the tensor has no rows, and is the same for all members
+SHARED = -1  # in place of a dimension: the tensor has no rows and is the same for all members
 
 
 @dataclass(frozen=True)
 class Front:
-    """What all members share: the `modules` that run before the module `branch`, by name.
+    """The part of a network that all members share: the `modules` that run before the module `branch`.
 
     `dims` has one entry for each input of the branch, nested inputs included: the dimension of its rows,
-    `SHARED` for a tensor without rows, None for an input that is no tensor.
+    `SHARED` for a tensor without rows, None for an input that is not a tensor.
     """
 
     branch: str
@@ -31,14 +31,14 @@ class Front:
 
 
 class Members(nn.Module):
-    """Runs M members: [(m b) …] → [(m b) …]; with `shared` all see the same rows: [b …] → [(m b) …]."""
+    """Runs M members: [(m b) …] → [(m b) …]. With `shared`, all see the same rows: [b …] → [(m b) …]."""
 
     def forward(self, x: Tensor, shared: bool = False) -> Tensor:
         raise NotImplementedError
 
 
 class AtOnce(Members):
-    """A converted network whose members share a front: shared rows are repeated where they branch."""
+    """A converted network with a front: shared rows are repeated for each member before the branch."""
 
     def __init__(self, network: nn.Module, members: int, front: Front) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class AtOnce(Members):
 
 
 class Repeat:
-    """A hook before the branch that repeats the rows of its inputs for every member, while it is on."""
+    """A forward pre-hook of the branch that repeats the rows of its inputs for every member while `on`."""
 
     def __init__(self, members: int, dims: tuple[int | None, ...]) -> None:
         self.members, self.dims, self.on = members, dims, False
@@ -63,25 +63,25 @@ class Repeat:
         if not self.on:
             return None
         inputs, structure = tree_flatten((args, kwargs))
-        repeated = [self.repeated(each, dim) for each, dim in zip(inputs, self.dims, strict=True)]
+        repeated = [self.repeated(value, dim) for value, dim in zip(inputs, self.dims, strict=True)]
         return tree_unflatten(repeated, structure)
 
     def repeated(self, value: Any, dim: int | None) -> Any:
-        """[… b …] → [… (m b) …], as it lies in memory: `expand` and `flatten` would lose channels_last."""
+        """[… b …] → [… (m b) …], in the same memory format: `expand` and `flatten` lose channels_last."""
         return value if dim in (None, SHARED) else torch.cat(self.members * [value], dim)
 
 
 class InTurn(Members):
     """A converted network whose members run one after the other, each on its own rows.
 
-    For a network that does not keep its rows in their order, or reads weights without calling their layers.
-    A front runs once for shared rows. For other rows it runs M times, as the rest does.
+    For networks that change the order of their rows, or that read weights without calling their layers.
+    A front runs once for shared rows. For other rows it runs M times, like the rest.
     """
 
     def __init__(self, network: nn.Module, members: int, front: Front | None = None) -> None:
         super().__init__()
         self.network, self.members, self.front = network, members, front
-        self.give_turn(NOBODY)
+        self.give_turn(NO_TURN)
 
     def give_turn(self, j: int) -> None:
         """From now on all rows belong to member j."""
@@ -95,62 +95,59 @@ class InTurn(Members):
             yield self.network
 
     def forward(self, x: Tensor, shared: bool = False) -> Tensor:
+        front_once = FrontOnce(self.front) if shared and self.front else None
+        blocks = self.members * (x,) if shared else split_rows(x, self.members)
         try:
-            return run_each(self.turns(), x, self.members, shared, self.front)
+            return torch.cat(
+                [
+                    network(rows) if front_once is None else front_once.run(network, rows)
+                    for network, rows in zip(self.turns(), blocks, strict=True)
+                ]
+            )
         finally:
-            self.give_turn(NOBODY)
-
-
-def run_each(
-    networks: Iterable[nn.Module], x: Tensor, members: int, shared: bool, front: Front | None
-) -> Tensor:
-    """Member j's network on its rows, or on shared rows, for which a front runs once. → [(m b) …]"""
-    if not shared:
-        rows = split_rows(x, members)
-        return torch.cat([network(each) for network, each in zip(networks, rows, strict=True)])
-    once = FrontOnce(front) if front else None
-    return torch.cat([network(x) if once is None else once.run(network, x) for network in networks])
+            self.give_turn(NO_TURN)
 
 
 class FrontOnce:
-    """Runs networks with the same front: the first runs it, the others get what it returned there.
+    """Runs networks with the same front: only the first runs it, the others reuse its results.
 
-    A copy of it, since what follows may change a tensor in place.
+    They get copies of the results, since later modules may change a tensor in place.
     """
 
     def __init__(self, front: Front) -> None:
         self.front, self.is_first = front, True
-        self.recorded: list[Any] = []  # what modules of the front returned, then the inputs of the branch
+        self.recorded: list[Any] = []  # results of the front's modules, then the inputs of the branch
 
     def run(self, network: nn.Module, x: Tensor) -> Tensor:
-        """The network's outputs. Between modules of the front, its forward runs as always."""
-        self.replay, self.outside = iter(self.recorded), True  # of the front's modules, and before the branch
+        """The network's outputs. Code between the front's modules runs every time."""
+        self.replay = iter(self.recorded)
+        self.reuses = True  # False inside a module of the front, and from the branch on
         with ExitStack() as stack:
             for name in self.front.modules:
-                stack.enter_context(forward_by(network.get_submodule(name), self.call))
-            stack.enter_context(forward_by(network.get_submodule(self.front.branch), self.enter))
+                stack.enter_context(patched_forward(network.get_submodule(name), self.call_module))
+            stack.enter_context(patched_forward(network.get_submodule(self.front.branch), self.call_branch))
             outputs: Tensor = network(x)
         self.is_first = False
         return outputs
 
-    def call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A module of the front."""
-        if not self.outside:
+    def call_module(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The forward of a module of the front."""
+        if not self.reuses:
             return forward(*args, **kwargs)
-        self.outside = False
+        self.reuses = False
         try:
             return self.once(lambda: forward(*args, **kwargs))
         finally:
-            self.outside = True
+            self.reuses = True
 
-    def enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The branch."""
+    def call_branch(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The forward of the branch, with the inputs that it had in the first run."""
         args, kwargs = self.once(lambda: (args, kwargs))
-        self.outside = False  # from now on all modules run
+        self.reuses = False  # from now on all modules run
         return forward(*args, **kwargs)
 
     def once(self, make: Callable[[], Any]) -> Any:
-        """What is made in the first run."""
+        """Call `make` in the first run; return copies of its result in the others."""
         if not self.is_first:
             return copied(next(self.replay))
         value = make()
@@ -164,14 +161,14 @@ def copied(value: Any) -> Any:
 
 
 @contextmanager
-def forward_by(module: nn.Module, how: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's forward by `how` for a while; `how` gets the original forward first."""
-    before = module.__dict__.get("forward")
-    module.forward = partial(how, module.forward)
+def patched_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's forward inside the `with` block; its first argument is the original forward."""
+    instance_forward = module.__dict__.get("forward")  # a forward that somebody else has replaced
+    module.forward = partial(forward, module.forward)
     try:
         yield
     finally:
-        if before is None:
+        if instance_forward is None:
             del module.forward
         else:
-            module.forward = before
+            module.forward = instance_forward

@@ -1,4 +1,4 @@
-"""Tests whether each member computes what it computes alone: two members, random images and weights."""
+"""Tests a conversion with two members on random images: each must compute what it computes alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from polyphony.nn.conversion import (
     Order,
     convert,
     draw_factors,
-    inside,
+    make_member_layer,
     merge_member,
-    of_members,
+    unwrap,
 )
 from polyphony.nn.probe import (
     Size,
@@ -38,12 +38,12 @@ from polyphony.nn.probe import (
 from polyphony.nn.rank_one import is_plain
 from polyphony.nn.running import SHARED, Front, Members
 
-MEMBERS = 2  # of the trial: as few as can be told apart
-MORE = 5  # rows of each in a second, larger batch
-NEAR = 0.25  # how far a branch that is chosen by a share may be from it
-# Attributes of a converted network: at which size it was tried, and with which result.
+MEMBERS = 2  # in a trial: the fewest between which rows can be mixed up
+MORE_ROWS = 5  # of each member in a second, larger batch
+NEAR = 0.25  # a branch may be this far from the requested share of the operations
+# Attributes of a converted network: the size of the images of its trial, and the order that the trial found.
 TRIED, ORDER = "tried_size", "tried_order"
-PROVEN = "proven"  # of a plain network: both, of an earlier trial, so that nothing is tried again
+PROVEN = "proven"  # attribute of a plain network: order and size of an earlier trial, which replace a new one
 
 
 def find_order(
@@ -53,24 +53,24 @@ def find_order(
     front: Front | None = None,
     options: Sequence[str] = ("keep", "member_norm"),
 ) -> tuple[Order, Size | None]:
-    """The order in which rows reach these layers, tested: each member computes what it computes alone.
+    """The order in which rows reach these layers, and the size of the trial's images (None on meta).
 
-    All members run at once if their rows can be followed, otherwise in turn. Raises a ConversionError that
-    says where members would differ, and which of the `options` would help. Also returns the size of the
-    images that were tried, or None on the meta device.
+    A trial has shown that each member computes what it computes alone. All members run at once if their rows
+    can be followed, otherwise in turn. Raises a ConversionError that says where members would differ, and
+    which of the `options` would help.
     """
     trial = on_random_images(network, MEMBERS, size, lambda plain, x: Trial(plain, x, names, front))
     order = trial.order()
     tried = None if trial.x.is_meta else tuple(trial.x.shape[1:])
     if stale := trial.stale():
         raise ConversionError(
-            f"layer '{stale[0]}' goes on using a weight that it has prepared, where each member has another:"
+            f"layer '{stale[0]}' keeps using a weight that it prepared, but each member has another weight:"
             f" {leave_out(stale, options)}"
         )
     if not trial.works_at_once(order):
-        if not trial.turns_work():
+        if not trial.works_in_turn():
             raise ConversionError(trial.advice(order, options))
-        order = trial.turns()
+        order = trial.in_turn_order()
     return order, tried
 
 
@@ -79,8 +79,8 @@ def front_at(
 ) -> Front:
     """The front nearest to a share of the network's operations with which members can run at once.
 
-    If there is none near it, members run in turn. `layers` gives the layers that have members behind a front,
-    or raises a ConversionError.
+    If there is none near the share, the nearest one with which members can run in turn. `layers` returns the
+    layers behind a front that get members, or raises a ConversionError. Raises one if no front works.
     """
 
     def works(plain: nn.Module, x: Tensor, front: Front, in_turn: bool) -> bool:
@@ -88,12 +88,12 @@ def front_at(
             trial = Trial(plain, x, layers(front), front)
         except ConversionError:
             return False
-        return trial.turns_work() if in_turn else trial.works_at_once(trial.order())
+        return trial.works_in_turn() if in_turn else trial.works_at_once(trial.order())
 
     def nearest(plain: nn.Module, x: Tensor) -> Front | None:
-        fronts = [front for apart, front in boundaries(plain, x, share) if apart < NEAR]
-        tries = product((False, True), fronts)
-        return next((front for in_turn, front in tries if works(plain, x, front, in_turn)), None)
+        fronts = [front for distance, front in boundaries(plain, x, share) if distance < NEAR]
+        attempts = product((False, True), fronts)
+        return next((front for in_turn, front in attempts if works(plain, x, front, in_turn)), None)
 
     front = on_random_images(network, MEMBERS, size, nearest)
     if front is None:
@@ -111,74 +111,79 @@ def check_members(network: nn.Module, members: int, size: Size) -> None:
     if getattr(network, TRIED, None) == size:
         return
 
-    def differs(whole: nn.Module, x: Tensor) -> int | None:
-        alone = {j: merge_member(whole, j) for j in (0, members - 1)}
-        for rows, shared in given(whole, x.unflatten(0, (members, -1))):
-            outputs = ask(whole, rows, {}, shared).outputs.unflatten(0, (members, -1))
+    def wrong_member(converted: nn.Module, x: Tensor) -> int | None:
+        alone = {j: merge_member(converted, j) for j in (0, members - 1)}
+        for rows, shared in member_inputs(converted, x.unflatten(0, (members, -1))):
+            outputs = run_members(converted, rows, {}, shared).outputs.unflatten(0, (members, -1))
             for j, network in alone.items():
                 if not close(outputs[j], run(network, rows[j], {}).outputs):
                     return j
         return None
 
-    j = on_images(network, members, size, differs)
+    j = on_images(network, members, size, wrong_member)
     if j is not None:
         raise ConversionError(
             f"on images of {size} member {j} is not what it is alone: convert the network for this size"
         )
 
 
-def given(network: nn.Module, rows: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """Each member's rows [m b …], and whether they are shared: its own, then the last one's where it may."""
+def member_inputs(network: nn.Module, rows: Tensor) -> Iterator[tuple[Tensor, bool]]:
+    """The inputs to test, [m b …], and whether all members share them.
+
+    First different rows for each member; then, if the network can share rows, the last member's for all.
+    """
     yield rows, False
     if isinstance(network, Members):
         yield rows[-1].expand_as(rows), True
 
 
-def ask(network: nn.Module, rows: Tensor, watched: Mapping[str, nn.Module], shared: bool) -> Trace:
-    """A network with members on the rows of each. [m b …] → [(m b) …]"""
+def run_members(network: nn.Module, rows: Tensor, watched: Mapping[str, nn.Module], shared: bool) -> Trace:
+    """Run a network with members, each on its rows. [m b …] → [(m b) …]"""
     return run(network, rows[0] if shared else rows.flatten(0, 1), watched, shared=shared)
 
 
 class Trial:
-    """A stand-in for a network, random images of two members [(m b) …], and the layers to have members."""
+    """A stand-in for a network, random images of two members [(m b) …], and the layers that get members."""
 
     def __init__(self, plain: nn.Module, x: Tensor, names: Sequence[str], front: Front | None = None) -> None:
-        self.unused = copy.deepcopy(plain)  # it may prepare weights in its first run, and keep them
+        self.unused = copy.deepcopy(plain)  # a network may prepare weights in its first run, and keep them
         self.plain, self.names, self.front = plain, names, front
         self.x, self.rows = x, x.unflatten(0, (MEMBERS, -1))
         branch = plain.get_submodule(front.branch) if front else None
-        self.whole, self.last = (run(plain, rows, self.watched(plain), branch) for rows in (x, self.rows[-1]))
+        # Runs of the plain network: on the rows of all members, and on those of the last member alone.
+        self.all, self.last = (run(plain, rows, self.watched(plain), branch) for rows in (x, self.rows[-1]))
 
     def watched(self, network: nn.Module) -> dict[str, nn.Module]:
-        """The layers to have members, in the stand-in or in what has become of it."""
-        return {name: inside(network).get_submodule(name) for name in self.names}
+        """The layers that get members, in the stand-in or in a network converted from it."""
+        return {name: unwrap(network).get_submodule(name) for name in self.names}
 
     def order(self) -> Order:
-        """Where each layer finds the last member's rows among all rows."""
-        if [name for name, _ in self.whole.calls] != [name for name, _ in self.last.calls]:
+        """The dimension in which the last member's rows are found among all rows, for each layer."""
+        if [name for name, _ in self.all.calls] != [name for name, _ in self.last.calls]:
             return Order(dict.fromkeys(self.names, LOST), front=self.front)
         dims: dict[str, int] = {}
-        for (name, everyone), (_, mine) in zip(self.whole.calls, self.last.calls, strict=True):
-            dim = dim_of_members(everyone, mine)
-            follows = dim <= 0 or isinstance(self.plain.get_submodule(name), nn.Linear)
-            dims[name] = dim if follows and dims.get(name, dim) == dim else LOST
-        return Order(dict.fromkeys(self.names, 0) | dims, front=self.front and self.followed(self.front))
+        for (name, all_rows), (_, last_rows) in zip(self.all.calls, self.last.calls, strict=True):
+            dim = dim_of_members(all_rows, last_rows)
+            is_usable = dim <= 0 or isinstance(self.plain.get_submodule(name), nn.Linear)
+            dims[name] = dim if is_usable and dims.get(name, dim) == dim else LOST
+        return Order(dict.fromkeys(self.names, 0) | dims, front=self.front and self.with_dims(self.front))
 
-    def followed(self, front: Front) -> Front:
-        """The front with the dimensions in which its branch finds rows."""
-        inputs = zip(self.whole.branched, self.last.branched, strict=True)
+    def with_dims(self, front: Front) -> Front:
+        """The front with the dimension of the rows in each input of its branch."""
+        inputs = zip(self.all.branch_inputs, self.last.branch_inputs, strict=True)
         dims = [
-            dim_of_members(everyone, mine)
-            if isinstance(everyone, Tensor) and isinstance(mine, Tensor)
+            dim_of_members(all_rows, last_rows)
+            if isinstance(all_rows, Tensor) and isinstance(last_rows, Tensor)
             else None
-            for everyone, mine in inputs
+            for all_rows, last_rows in inputs
         ]
         return replace(front, dims=tuple(dims))
 
     def fault(self, order: Order) -> str | None:
-        """How a network converted by this order differs from its members alone, if it does.
+        """How a network converted by this order differs from its members alone; None if it does not.
 
-        The last member's factors are one: it must be the network as it was; the other its merged network.
+        The last member's factors are one, so it must compute what the plain network computes. The first
+        member must compute what its merged network computes.
         """
         rng = torch.Generator().manual_seed(0)
 
@@ -187,39 +192,42 @@ class Trial:
             r[-1], s[-1] = 1, 1
             return r, s
 
-        make = partial(of_members, members=MEMBERS, draw=draw)
+        make = partial(make_member_layer, members=MEMBERS, draw=draw)
         converted = convert(copy.deepcopy(self.unused), MEMBERS, order, make)
         first = merge_member(converted, 0)
 
-        def differs(rows: Tensor, shared: bool) -> str | None:
+        def fault_on(rows: Tensor, shared: bool) -> str | None:
             try:
-                whole = ask(converted, rows, self.watched(converted), shared)
-                runs = [run(first, rows[0], self.watched(first)), self.last]
-                found = (difference(as_member(whole, j, order), alone) for j, alone in enumerate(runs))
-                return next((fault for fault in found if fault is not None), None)
-            except Exception as error:  # whatever a stranger's forward trips over
+                trace = run_members(converted, rows, self.watched(converted), shared)
+                alone = [run(first, rows[0], self.watched(first)), self.last]
+                parts = (member_trace(trace, j, order) for j in range(MEMBERS))
+                faults = (difference(mine, other) for mine, other in zip(parts, alone, strict=True))
+                return next((fault for fault in faults if fault is not None), None)
+            except Exception as error:  # the user's forward may raise anything
                 return f"with members it fails: {error}"
 
-        found = ((differs(*each), each[1]) for each in given(converted, self.rows))
-        fault, shared = next((each for each in found if each[0] is not None), (None, False))
-        if fault and shared and order.front and not order.in_turn:
-            return f"what is computed before '{order.front.branch}' is used after it, too"
-        return fault
+        for rows, shared in member_inputs(converted, self.rows):
+            fault = fault_on(rows, shared)
+            if fault and shared and order.front and not order.in_turn:
+                return f"what is computed before '{order.front.branch}' is used after it, too"
+            if fault:
+                return fault
+        return None
 
     def works(self, order: Order) -> bool:
         """Whether members of a network converted by this order compute what they compute alone."""
         return not order.lost and self.fault(order) is None
 
     def works_at_once(self, order: Order) -> bool:
-        """Whether rows of a larger batch also come in this order, and none depends on another."""
+        """Whether the order works, holds for a larger batch too, and rows do not depend on each other."""
         if not self.works(order):
             return False
-        x = images(MEMBERS * MORE, tuple(self.x.shape[1:]), self.plain, self.x.dtype)
+        x = images(MEMBERS * MORE_ROWS, tuple(self.x.shape[1:]), self.plain, self.x.dtype)
         try:
-            more = Trial(self.plain, x, self.names, self.front)
-        except Exception:  # it does not take as many images
+            larger = Trial(self.plain, x, self.names, self.front)
+        except Exception:  # the network does not accept so many images
             return True
-        return more.order() == order and close(of_member(more.whole.outputs, 0, -1), more.last.outputs)
+        return larger.order() == order and close(member_part(larger.all.outputs, 0, -1), larger.last.outputs)
 
     def stale(self) -> list[str]:
         """Layers with a forward of their own whose outputs ignore a change of their weight."""
@@ -233,30 +241,30 @@ class Trial:
         inputs = inputs_of(self.plain, self.rows[-1], own)
         return [name for name in inputs if ignores_weight(own[name], inputs[name])]
 
-    def turns(self) -> Order:
-        """Members one after the other."""
+    def in_turn_order(self) -> Order:
+        """The order with which members run one after the other."""
         return Order(dict.fromkeys(self.names, 0), in_turn=True, front=self.front)
 
-    def turns_work(self) -> bool:
+    def works_in_turn(self) -> bool:
         """Whether members can run in turn, and no norm needs the rows of all members."""
         front = self.front.modules if self.front else ()
         others = {self.plain.get_submodule(name) for name in (*self.names, *front)}
         norms = any(isinstance(module, _BatchNorm) for module in set(self.plain.modules()) - others)
-        return not norms and self.works(self.turns())
+        return not norms and self.works(self.in_turn_order())
 
     def advice(self, order: Order, options: Sequence[str]) -> str:
         """Where members would differ from what they are alone, and which of the options would help."""
-        called = {name for name, _ in self.whole.calls}
-        lost, unused = order.lost, [name for name in self.names if name not in called]
-        rest = [name for name in self.names if name not in (lost or unused)]
-        kept = Trial(self.plain, self.x, rest, self.front)
+        called = {name for name, _ in self.all.calls}
+        lost, uncalled = order.lost, [name for name in self.names if name not in called]
+        others = [name for name in self.names if name not in (lost or uncalled)]
+        without = Trial(self.plain, self.x, others, self.front)
         reason = self.fault(order) or "rows of a larger batch depend on each other"
         cures = []
-        if "member_norm" in options and self.works(self.turns()):
+        if "member_norm" in options and self.works(self.in_turn_order()):
             cures.append("set `member_norm`, so that members can run one after the other")
-        if (lost or unused) and rest and kept.works_at_once(kept.order()):
-            cures.append(leave_out(lost or unused, options))
-            reason = f"layer '{unused[0]}' is not called, its weight is read" if unused else reason
+        if (lost or uncalled) and others and without.works_at_once(without.order()):
+            cures.append(leave_out(lost or uncalled, options))
+            reason = f"layer '{uncalled[0]}' is not called, its weight is read" if uncalled else reason
         if lost:
             reason = f"rows come to layer '{lost[0]}' in an order that cannot be followed"
         if self.front:
@@ -266,44 +274,45 @@ class Trial:
 
 
 def leave_out(names: Sequence[str], options: Sequence[str]) -> str:
-    """What to do about layers that cannot have members."""
-    return (
-        f"share layers by keep={tuple(names)}"
-        if "keep" in options
-        else f"name layers other than {tuple(names)}"
-    )
+    """Advice for layers that cannot have members."""
+    if "keep" in options:
+        return f"share layers by keep={tuple(names)}"
+    return f"name layers other than {tuple(names)}"
 
 
-def as_member(whole: Trace, j: int, order: Order) -> Trace:
-    """One member's part of the run of all."""
-    outputs = whole.outputs.unflatten(0, (MEMBERS, -1))[j]
+def member_trace(trace: Trace, j: int, order: Order) -> Trace:
+    """Member j's part of a run of all members."""
+    outputs = trace.outputs.unflatten(0, (MEMBERS, -1))[j]
     if order.in_turn:
-        each = len(whole.calls) // MEMBERS
-        return Trace(outputs, whole.calls[j * each : (j + 1) * each])
-    calls = [(name, of_member(everyone, order.dims[name], j)) for name, everyone in whole.calls]
+        count = len(trace.calls) // MEMBERS
+        return Trace(outputs, trace.calls[j * count : (j + 1) * count])
+    calls = [(name, member_part(rows, order.dims[name], j)) for name, rows in trace.calls]
     return Trace(outputs, calls)
 
 
 def difference(mine: Trace, alone: Trace) -> str | None:
-    """At which layer two runs first differ, or that they do in the end, if so."""
+    """The first layer at which two runs differ, or that their outputs differ; None if they agree."""
     for (name, a), (other, b) in zip(mine.calls, alone.calls, strict=False):
         if name != other or not close(a, b):
             return f"they differ at layer '{other}'"
     same = len(mine.calls) == len(alone.calls) and close(mine.outputs, alone.outputs)
-    return None if same else "they differ in what comes out"
+    return None if same else "their outputs differ"
 
 
-def dim_of_members(everyone: Tensor, last: Tensor) -> int:
-    """The dimension in which members come first and these are the last one's rows; `SHARED`; or `LOST`."""
-    if close(everyone, last):
+def dim_of_members(all_rows: Tensor, last_rows: Tensor) -> int:
+    """The dimension in which the last member's rows are the last block of all rows.
+
+    `SHARED` if the two tensors are the same, `LOST` if there is no such dimension.
+    """
+    if close(all_rows, last_rows):
         return SHARED
-    for dim in range(last.dim()):
-        doubled = everyone.dim() == last.dim() and everyone.shape[dim] == MEMBERS * last.shape[dim]
-        if doubled and close(of_member(everyone, dim, -1), last):
+    for dim in range(last_rows.dim()):
+        doubled = all_rows.dim() == last_rows.dim() and all_rows.shape[dim] == MEMBERS * last_rows.shape[dim]
+        if doubled and close(member_part(all_rows, dim, -1), last_rows):
             return dim
     return LOST
 
 
-def of_member(everyone: Tensor, dim: int, j: int) -> Tensor:
-    """The rows of member j, which are all rows of a shared layer."""
-    return everyone if dim == SHARED else everyone.unflatten(dim, (MEMBERS, -1)).select(dim, j)
+def member_part(rows: Tensor, dim: int, j: int) -> Tensor:
+    """The rows of member j; of a shared tensor, all of it."""
+    return rows if dim == SHARED else rows.unflatten(dim, (MEMBERS, -1)).select(dim, j)

@@ -1,4 +1,4 @@
-"""Reads weights that were trained elsewhere: nothing is executed, and names are matched."""
+"""Reads files of pretrained weights without executing code, and matches their names to a network's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -21,56 +21,66 @@ from polyphony.data import DataError
 from polyphony.data.archives import open_zip
 from polyphony.data.files import damaged, regular, there
 
-NESTS = ("state_dict", "model", "model_state_dict", "network", "net")  # keys of a network's weights
-DEEPEST = 3  # keys inside one another
-FEW = 6  # keys that a message lists
-COUNT = "n_averaged"  # how many weights AveragedModel of PyTorch has averaged, kept beside them
+USUAL_KEYS = ("state_dict", "model", "model_state_dict", "network", "net")  # of weights, preferred first
+MAX_DEPTH = 3  # of nested dicts
+LISTED_KEYS = 6  # in a message
+AVERAGE_COUNT = "n_averaged"  # a tensor that PyTorch's AveragedModel saves beside the weights
 
 
 class WeightsError(DataError):
     """A file of weights that cannot be used; the message says why."""
 
 
+class StoredWeights(NamedTuple):
+    """A set of weights from a file, its key (may be empty), and the keys of the file's other sets."""
+
+    tensors: dict[str, Tensor]
+    key: str = ""
+    other_keys: tuple[str, ...] = ()
+
+
 def load_weights(network: nn.Module, path: Path) -> None:
-    """Give a network the weights of a file, all of them, or raise a WeightsError and change nothing."""
-    weights, wanted = read_weights(path), network.state_dict(keep_vars=True)
-    named = completed(renamed(weights, wanted.keys()), wanted)
-    if named.keys() != wanted.keys():
-        named = named_by_transformers(network, weights) or named
-    refuse_other_names(path, named.keys(), wanted.keys())
-    for name, value in named.items():
-        if value.shape != wanted[name].shape:
+    """Load all weights of a file into a network; if they do not fit, raise a WeightsError instead."""
+    weights, expected = read_weights(path), network.state_dict(keep_vars=True)
+    matched = with_omitted(without_prefix(weights, expected.keys()), expected)
+    if matched.keys() != expected.keys():
+        matched = converted_by_transformers(network, weights) or matched
+    check_names(path, matched.keys(), expected.keys())
+    for name, value in matched.items():
+        if value.shape != expected[name].shape:
             raise WeightsError(
-                f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(wanted[name].shape)}:"
-                " is it of another network, or of another number of classes?"
+                f"{path}: '{name}' is {list(value.shape)}, but the network's is {list(expected[name].shape)}:"
+                " is it from another network, or for another number of classes?"
             )
         if not is_plain(value):
-            raise WeightsError(f"{path}: '{name}' is no plain tensor of numbers: save it as one")
-    network.load_state_dict(named)
+            raise WeightsError(f"{path}: '{name}' is not a plain tensor of real numbers: save it as one")
+    network.load_state_dict(matched)
 
 
-def refuse_other_names(path: Path, found: Collection[str], wanted: Collection[str]) -> None:
-    """A WeightsError unless the names in a file are those that a network needs."""
-    lacks, has = (sorted(set(a) - set(b)) for a, b in ((wanted, found), (found, wanted)))
-    words = [
-        f"{verb} '{names[0]}'{f' and {len(names) - 1} more' if len(names) > 1 else ''}, {why}"
-        for verb, names, why in (
-            ("lacks", lacks, "which the network needs"),
-            ("has", has, "which the network does not know"),
-        )
-        if names
-    ]
-    if words:
-        raise WeightsError(f"{path} {', and '.join(words)}: is it of another network?")
+def check_names(path: Path, names: Collection[str], expected: Collection[str]) -> None:
+    """Raise a WeightsError unless a file has the names that a network needs, and no others."""
+    missing, unexpected = sorted(set(expected) - set(names)), sorted(set(names) - set(expected))
+    faults = []
+    if missing:
+        faults.append(f"lacks {first_of(missing)}, which the network needs")
+    if unexpected:
+        faults.append(f"has {first_of(unexpected)}, which the network does not have")
+    if faults:
+        raise WeightsError(f"{path} {', and '.join(faults)}: is it from another network?")
+
+
+def first_of(names: Sequence[str]) -> str:
+    """ "'a'", or "'a' and 2 more" """
+    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def is_plain(value: Tensor) -> bool:
-    """Whether a tensor holds real numbers, each in its place: what a network's weights are."""
+    """Whether a tensor is dense and real, as a network's weights are: not sparse, quantised or on meta."""
     return value.layout == torch.strided and not (value.is_meta or value.is_complex() or value.is_quantized)
 
 
 def file_and_key(path: Path) -> tuple[Path, str]:
-    """ "a.pt#ema" → ("a.pt", "ema"), weights under a key of a file; a file of that very name is itself."""
+    """Split "a.pt#ema" into the file "a.pt" and the key "ema"; the key is "" if a file "a.pt#ema" exists."""
     if "#" not in path.name or there(path):
         return path, ""
     name, _, key = path.name.rpartition("#")
@@ -78,125 +88,134 @@ def file_and_key(path: Path) -> tuple[Path, str]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, or of a file of torch.save, by name. Nothing in it is executed."""
+    """The tensors of a file by name, as `read_stored` reads them."""
+    return read_stored(path).tensors
+
+
+def read_stored(path: Path) -> StoredWeights:
+    """Read a file of safetensors or torch.save without executing anything in it.
+
+    If a file has several sets of weights, the path may name a key ("a.pt#ema"); by default the set under a
+    usual key is returned. Raises a WeightsError or a DataError if the file is damaged or the choice unclear.
+    """
     file, key = file_and_key(path)
     with damaged(file, "file of weights", "save it again"):
         packed = zipfile.is_zipfile(regular(file))
     if packed:
-        open_zip(file, "file of weights").close()  # one that would unpack out of proportion is refused
+        open_zip(file, "file of weights").close()  # rejects zip bombs
     try:
         if file.suffix == ".safetensors":
-            return safetensors.torch.load_file(file)
+            return StoredWeights(safetensors.torch.load_file(file))
         with warnings.catch_warnings(action="ignore"):  # of old formats
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise WeightsError(f"{file} cannot be read as weights: {fault(file, error)}") from error
-    return state_dict(found, path, key)
+        raise WeightsError(f"{file} cannot be read as weights: {reason(file, error)}") from error
+    return select_weights(content, path, key)
 
 
-def fault(file: Path, error: Exception) -> str:
-    """Why a file cannot be read, and the line that converts it where there is one."""
+def reason(file: Path, error: Exception) -> str:
+    """Why a file cannot be read, with a line of Python that converts it if there is one."""
     with file.open("rb") as stream:
         start = stream.read(2)
     if file.suffix == ".safetensors":
         return f"{first_line(error)}; save it again"
     if "unexpected EOF" in str(error) or (start == b"PK" and not zipfile.is_zipfile(file)):
-        return f"it is truncated, its end is missing after {file.stat().st_size:,} bytes; copy it again"
+        return f"it is truncated: its end is missing after {file.stat().st_size:,} bytes; copy it again"
     if "TorchScript" in str(error):
         return f"it is TorchScript; convert it: {conversion(file, 'torch.jit.load({})', '.state_dict()')}"
-    if unknown := re.search(r"GLOBAL (\S+) was not", str(error)):
+    if match := re.search(r"GLOBAL (\S+) was not", str(error)):
         line = conversion(file, "torch.load({}, weights_only=False)", pickled_weights(file))
-        trust = f"to load it would run code; if you trust it, convert it: {line}"
-        return f"it holds an object of class {unknown[1]}; {trust}"
-    return "it is no file of torch.save or safetensors; save the network's state_dict"
+        advice = f"to load it would run code; if you trust it, convert it: {line}"
+        return f"it holds an object of class {match[1]}; {advice}"
+    return "it is not a file of torch.save or safetensors; save the network's state_dict"
 
 
-def conversion(file: Path, load: str, taken: str) -> str:
-    """A line of Python that saves the weights in a file alone."""
-    return f"torch.save({load.format(repr(file.name))}{taken}, '{file.stem}-weights.pt')"
+def conversion(file: Path, load: str, access: str) -> str:
+    """A line of Python that saves only the weights of a file, as "a-weights.pt"."""
+    return f"torch.save({load.format(repr(file.name))}{access}, '{file.stem}-weights.pt')"
 
 
 def pickled_weights(file: Path) -> str:
-    """How Python takes the weights out of what a file of torch.save holds: ".state_dict()", "['model']"."""
+    """The Python expression that gets the weights from the object in a file: ".state_dict()", "['model']"."""
     content = b""
     with suppress(Exception), zipfile.ZipFile(file) as archive:  # an old format, or a damaged file
         content = b"".join(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
-    if content[2:3] == b"c":  # the first thing is a class
+    if content[2:3] == b"c":  # the pickle starts with a class: a module
         return ".state_dict()"
-    for key in NESTS:
+    for key in USUAL_KEYS:
         text = b"X" + len(key).to_bytes(4, "little") + key.encode()
-        if found := re.search(re.escape(text) + rb"(?:q.|r....)(c(?!collections\n))?", content, re.DOTALL):
-            return f"['{key}'].state_dict()" if found[1] else f"['{key}']"
+        if match := re.search(re.escape(text) + rb"(?:q.|r....)(c(?!collections\n))?", content, re.DOTALL):
+            return f"['{key}'].state_dict()" if match[1] else f"['{key}']"
     return "['state_dict']"
 
 
-def state_dict(found: Any, path: Path, key: str) -> dict[str, Tensor]:
-    """The weights in what a file holds: under a key, as trainers save them, or the only ones there are."""
-    known = dict(state_dicts(found))
-    if key and key not in known:
-        raise WeightsError(f"{path}: there are no weights under '{key}', only {listed_keys(known)}")
-    if not known:
-        keys = f" (its keys are {listed_keys(found)})" if isinstance(found, Mapping) and found else ""
+def select_weights(content: Any, path: Path, key: str) -> StoredWeights:
+    """The set of weights under a key, by default under a usual key, or the only one in a file's content."""
+    sets = dict(state_dicts(content))
+    if key and key not in sets:
+        raise WeightsError(f"{path}: there are no weights under '{key}', only {listed_keys(sets)}")
+    if not sets:
+        keys = f" (its keys are {listed_keys(content)})" if isinstance(content, Mapping) and content else ""
         raise WeightsError(f"{path} holds no weights by name{keys}: save the network's state_dict")
-    usual = [name for name in known if all(part in NESTS for part in name.split("."))]
-    usual.sort(key=lambda name: [NESTS.index(part) for part in name.split(".")])
-    names = [key] if key in known else usual or list(known)
-    if len(names) > 1 and not usual:
+    usual = [name for name in sets if all(part in USUAL_KEYS for part in name.split("."))]
+    usual.sort(key=lambda name: [USUAL_KEYS.index(part) for part in name.split(".")])
+    candidates = [key] if key in sets else usual or list(sets)
+    if len(candidates) > 1 and not usual:
         raise WeightsError(
-            f"{path} holds weights under {listed_keys(known)}: pick one, as {path.name}#{names[0]}"
+            f"{path} holds weights under {listed_keys(sets)}: pick one, as {path.name}#{candidates[0]}"
         )
-    return known[names[0]]
+    chosen = candidates[0]
+    return StoredWeights(sets[chosen], chosen, tuple(name for name in sets if name != chosen))
 
 
-def state_dicts(found: Any, *keys: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every dict of tensors by name in what a file holds, with the keys that lead to it, "model.ema"."""
-    if (
-        not isinstance(found, Mapping)
-        or len(keys) > DEEPEST
-        or not all(isinstance(key, str) for key in found)
-    ):
+def state_dicts(content: Any, *keys: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every dict of named tensors in a file's content, with the keys that lead to it joined: "model.ema"."""
+    if not isinstance(content, Mapping) or len(keys) > MAX_DEPTH:
         return
-    if found and all(isinstance(value, Tensor) for value in found.values()):
-        yield ".".join(keys), dict(found)
+    if not all(isinstance(key, str) for key in content):
         return
-    for key, value in found.items():
+    if content and all(isinstance(value, Tensor) for value in content.values()):
+        yield ".".join(keys), dict(content)
+        return
+    for key, value in content.items():
         yield from state_dicts(value, *keys, key)
 
 
-def listed_keys(found: Iterable[object]) -> str:
-    """ "'a', 'b'", at most a few"""
-    return ", ".join(f"'{key}'" for key in islice(found, FEW))
+def listed_keys(keys: Iterable[object]) -> str:
+    """The first few keys in quotes: "'a', 'b'"."""
+    return ", ".join(f"'{key}'" for key in islice(keys, LISTED_KEYS))
 
 
-def renamed(weights: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-    """The weights without a common prefix of their names: the one whose removal matches most names."""
-    names = [name for name in weights if name != COUNT or name in wanted]
+def without_prefix(weights: Mapping[str, Tensor], expected: Collection[str]) -> dict[str, Tensor]:
+    """The weights without the prefix that all names share, cut where most names match the expected ones."""
+    names = [name for name in weights if name != AVERAGE_COUNT or name in expected]
     columns = zip(*(name.split(".")[:-1] for name in names), strict=False)  # as many as the shortest name has
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
     prefixes = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) + 1)]
-    best = max(prefixes, key=lambda prefix: sum(name.removeprefix(prefix) in wanted for name in names))
+    best = max(prefixes, key=lambda prefix: sum(name.removeprefix(prefix) in expected for name in names))
     return {name.removeprefix(best): weights[name] for name in names}
 
 
-def completed(named: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_omitted(weights: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with what a file may omit: other names of tied weights, and BatchNorm's counts."""
-    known = {id(wanted[name]): value for name, value in named.items() if name in wanted}
-    others = {name: known[id(tensor)] for name, tensor in wanted.items() if id(tensor) in known}
-    counts = {name: tensor for name, tensor in wanted.items() if name.endswith(".num_batches_tracked")}
-    return counts | others | named
+    by_tensor = {id(expected[name]): value for name, value in weights.items() if name in expected}
+    tied = {name: by_tensor[id(tensor)] for name, tensor in expected.items() if id(tensor) in by_tensor}
+    counts = {name: tensor for name, tensor in expected.items() if name.endswith(".num_batches_tracked")}
+    return counts | tied | weights
 
 
-def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The weights of a file of transformers, whose models have other names in memory, or nothing.
+def converted_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights under the names that a model of transformers has in memory; its files use others.
 
-    Those of another shape than the network's are without numbers.
+    Returns None for other networks, and if names are missing or unexpected. A weight of another shape than
+    the network's is returned as a meta tensor of its shape, so that the caller reports the shape.
     """
-    library = sys.modules.get("transformers")  # imported by whoever made one of its models
+    library = sys.modules.get("transformers")  # already imported if the network is one of its models
     if library is None or not isinstance(network, library.PreTrainedModel):
         return None
     try:
         with quiet(library.utils.logging):
-            made, faults = type(network).from_pretrained(
+            model, faults = type(network).from_pretrained(
                 None,
                 config=network.config,
                 state_dict=dict(weights),
@@ -204,15 +223,15 @@ def named_by_transformers(network: nn.Module, weights: Mapping[str, Tensor]) -> 
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-    except Exception:  # then it is said which names the file lacks
+    except Exception:  # the caller then reports which names are missing
         return None
-    unlike = {name: torch.empty(found, device="meta") for name, found, _ in faults.pop("mismatched_keys")}
-    return None if any(faults.values()) else made.state_dict() | unlike
+    mismatched = {name: torch.empty(shape, device="meta") for name, shape, _ in faults.pop("mismatched_keys")}
+    return None if any(faults.values()) else model.state_dict() | mismatched
 
 
 @contextmanager
 def quiet(logging: Any) -> Iterator[None]:
-    """Hide the log and the progress bars of transformers for a while."""
+    """Hide the log and the progress bars of transformers inside the `with` block."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

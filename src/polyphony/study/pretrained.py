@@ -1,10 +1,10 @@
-"""Pretrained networks: whether they know the classes of the data, and the preprocessing that they expect."""
+"""Checks pretrained networks on validation images, and detects the preprocessing that they expect."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,17 +20,25 @@ from polyphony.ensembles import Single
 from polyphony.metrics import Predictions
 from polyphony.nn import Adapted
 from polyphony.nn.adapter import Order
-from polyphony.nn.weights import WeightsError, is_plain, load_weights, read_weights
+from polyphony.nn.weights import (
+    WeightsError,
+    file_and_key,
+    is_plain,
+    listed_keys,
+    load_weights,
+    read_stored,
+    read_weights,
+)
 from polyphony.recipe import ForeignTable, RecipeError
 from polyphony.recipe.foreign import PythonNetwork
 from polyphony.study.fingerprints import weights_hash
 from polyphony.training.predict import predict
 
-SURE = 3.0  # standard deviations that a teacher must be above chance
-FEWEST = 5  # images that a class must have to be called swapped
-RENAMED = 0.5  # accuracy with renamed classes at which their order must be wrong
-LOOKED_AT = 500  # images that a network is tried on
-MIRRORED = 0.9  # least accuracy on mirrored images, relative to the others, for students to see them
+SURE = 3.0  # a teacher's accuracy must be this many standard deviations above chance
+FEWEST = 5  # images that a class needs before it can be called swapped
+RENAMED = 0.5  # with this accuracy under renamed classes, their order must be wrong
+LOOKED_AT = 500  # images that a network is tested on
+MIRRORED = 0.9  # students see mirrored images if accuracy on them is at least this share of the usual one
 NORMALISATIONS: dict[str, dict[str, tuple[float, ...]]] = {
     "ImageNet": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
     "CIFAR-10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.247, 0.2435, 0.2616)},
@@ -43,66 +51,69 @@ Say = Callable[[str], None]
 
 
 def refuse_copies(weights: Sequence[Path]) -> None:
-    """Raise a RecipeError if two files are the same, or hold the same numbers in another format."""
-    found: dict[str, Path] = {}
+    """Raise a RecipeError if a file is listed twice, or if two files hold the same weights in any format."""
+    first_paths: dict[str, Path] = {}
     for path in weights:
         if weights.count(path) > 1:
             raise RecipeError(f"{path} is listed twice; the networks must differ")
-        known = found.setdefault(numbers_hash(path, weights_hash(path)), path)
-        if known != path:
-            raise RecipeError(f"{path} holds the same weights as {known}; the networks must differ")
+        first = first_paths.setdefault(tensors_hash(path, weights_hash(path)), path)
+        if first != path:
+            raise RecipeError(f"{path} holds the same weights as {first}; the networks must differ")
 
 
 @lru_cache
-def numbers_hash(path: Path, file_hash: str) -> str:
-    """The hash of the tensors in a file in the order of their names, whatever the prefix."""
+def tensors_hash(path: Path, file_hash: str) -> str:
+    """The hash of a file's tensors in the order of their names; names and format do not count.
+
+    `file_hash` is only part of the cache's key: a changed file is read again.
+    """
     digest = hashlib.sha256()
     for _, value in sorted(read_weights(path).items()):
         digest.update(f"{value.dtype} {list(value.shape)} ".encode())
-        if is_plain(value):  # no network accepts others, and says so when it loads them
+        if is_plain(value):  # `load_weights` rejects other tensors
             digest.update(value.detach().flatten().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def answers(network: nn.Module, path: Path, images: Split, device: str = "cpu") -> Predictions:
-    """The predictions of a network with the weights of a file; a WeightsError if they are not numbers."""
+    """Load a file's weights into a network and predict; raise a WeightsError if a logit is not finite."""
     load_weights(network.network if isinstance(network, Adapted) else network, path)
-    found = predict(Single(network).to(device), images)
-    if not bool(found.logits.isfinite().all()):
+    predictions = predict(Single(network).to(device), images)
+    if not bool(predictions.logits.isfinite().all()):
         raise WeightsError(f"{path} gives outputs that are not finite numbers: is it damaged?")
-    return found
+    return predictions
 
 
-def accuracy(found: Predictions) -> float:
-    return metrics.accuracy(found.log_probs(), found.labels)
+def accuracy(predictions: Predictions) -> float:
+    return metrics.accuracy(predictions.log_probs(), predictions.labels)
 
 
 def refuse_unfit(answers: Tensor, labels: Tensor, classes: Sequence[str], path: Path) -> None:
     """Raise a WeightsError if classes are in another order, or if answers are no better than chance.
 
-    [n], [n]
+    `answers` and `labels` are class indices. [n], [n]
     """
     k, n = len(classes), len(labels)
     chance = float(labels.bincount(minlength=k).max()) / n
     right = float((answers == labels).double().mean())
     scores = f"{path} is right on {right:.1%} of {n} validation images, and chance is {chance:.1%}"
     names = best_names(answers[::2], labels[::2], k)
-    renamed = float((answers[1::2] == names[labels[1::2]]).double().mean())  # of images that gave no names
+    renamed = float((answers[1::2] == names[labels[1::2]]).double().mean())  # on the other half of the images
     if renamed >= max(RENAMED, 2 * right):
-        moved, called = next(pair for pair in enumerate(names.tolist()) if pair[0] != pair[1])
+        true, answer = next(pair for pair in enumerate(names.tolist()) if pair[0] != pair[1])
         raise WeightsError(
-            f"{scores}: it has the classes in another order (it answers '{classes[called]}' for"
-            f" '{classes[moved]}'); order its outputs as the data's classes"
+            f"{scores}: it has the classes in another order (it answers '{classes[answer]}' for"
+            f" '{classes[true]}'); order its outputs as the data's classes"
         )
     sure = SURE * math.sqrt(chance * (1 - chance) / n)
-    margin = min(sure, (1 - chance) / 2)  # with few images, half of the distance to chance
+    margin = min(sure, (1 - chance) / 2)  # with few images, half of the way from chance to 100 %
     if right <= chance + margin:
         raise WeightsError(
-            f"{scores}: is it of these classes, and does it expect these pixels (mean, std, size)?"
+            f"{scores}: was it trained on these classes, and with this preprocessing (mean, std, size)?"
         )
     if cycle := swapped(answers, labels, k):
         pairs = zip(cycle, cycle[1:] + cycle[:1], strict=True)
-        moves = listed([f"'{classes[called]}' for '{classes[moved]}'" for moved, called in pairs])
+        moves = listed([f"'{classes[answer]}' for '{classes[true]}'" for true, answer in pairs])
         raise WeightsError(
             f"{path} has classes in another order (most often it answers {moves});"
             " order its outputs as the data's classes"
@@ -110,40 +121,40 @@ def refuse_unfit(answers: Tensor, labels: Tensor, classes: Sequence[str], path: 
 
 
 def best_names(answers: Tensor, labels: Tensor, k: int) -> Tensor:
-    """The answer that stands for each class, so that most are right; every answer once. [n], [n] → [k]"""
+    """The one-to-one renaming of classes with the most right answers: class i → answer. [n], [n] → [k]"""
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     return torch.from_numpy(linear_sum_assignment(confusion(answers, labels, k), maximize=True)[1])
 
 
 def swapped(answers: Tensor, labels: Tensor, k: int) -> list[int]:
-    """Classes that form a cycle: images of each are most often called by the next one's name.
+    """Classes in a cycle: for images of each class, the most frequent answer is the next class.
 
-    At least twice as often as by their own. Empty if there are none, if one has too few images, or if chance
-    explains it because nobody can tell the classes apart. [n], [n] → [2 or more]
+    That answer must be at least twice as frequent as the right one. Returns an empty list if there is no such
+    cycle, if a class has too few images, or if chance may explain it. [n], [n] → [2 or more]
     """
     table = confusion(answers, labels, k)
-    count, (most, called) = table.sum(1), table.max(1)
-    clear = (count >= FEWEST) & (most >= 2 * table.diagonal()) & (called != torch.arange(k))
-    moves = dict(zip(clear.nonzero().flatten().tolist(), called[clear].tolist(), strict=True))
+    count, (most, answer) = table.sum(1), table.max(1)
+    clear = (count >= FEWEST) & (most >= 2 * table.diagonal()) & (answer != torch.arange(k))
+    moves = dict(zip(clear.nonzero().flatten().tolist(), answer[clear].tolist(), strict=True))
     for first in moves:
         cycle = [first]
-        while (after := moves.get(cycle[-1])) is not None and after not in cycle:
-            cycle.append(after)
-        moved, right = int(most[cycle].sum()), int(table[cycle, cycle].sum())
-        if after == first and moved - right > SURE * math.sqrt(moved + right):
+        while (following := moves.get(cycle[-1])) is not None and following not in cycle:
+            cycle.append(following)
+        swaps, right = int(most[cycle].sum()), int(table[cycle, cycle].sum())
+        if following == first and swaps - right > SURE * math.sqrt(swaps + right):
             return cycle
     return []
 
 
 def confusion(answers: Tensor, labels: Tensor, k: int) -> Tensor:
-    """How many images of class i are called j. [n], [n] → [k k]"""
+    """How many images of class i have the answer j. [n], [n] → [k k]"""
     return torch.bincount(labels * k + answers, minlength=k * k).view(k, k)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the user says of the preprocessing; the rest is measured."""
+    """The user's preprocessing options; what is None is detected."""
 
     size: int | None = None
     mean: tuple[float, ...] | None = None
@@ -151,16 +162,16 @@ class Preprocessing:
     order: Order | None = None
 
     def network(self, table: ForeignTable) -> ForeignTable:
-        """The table with the user's settings; a RecipeError if mean comes without std."""
+        """The table with the user's options; raises a RecipeError if only one of mean and std is set."""
         if (self.mean is None) != (self.std is None):
             raise RecipeError("--mean and --std go together: give both or neither")
-        told = {"mean": self.mean, "std": self.std, "order": self.order}
-        return table.model_copy(update={key: value for key, value in told.items() if value is not None})
+        options = {"mean": self.mean, "std": self.std, "order": self.order}
+        return table.model_copy(update={key: value for key, value in options.items() if value is not None})
 
 
 @dataclass(frozen=True)
 class Networks:
-    """Files of weights, the table of their network, and images whose classes they know."""
+    """Files of weights, the recipe table of their network, and the images that they classify."""
 
     table: ForeignTable
     weights: Sequence[Path]
@@ -168,39 +179,43 @@ class Networks:
 
     @property
     def images(self) -> Split:
-        """The validation images that they are tried on."""
+        """The validation images that the networks are tested on."""
         return self.splits.valid.some(LOOKED_AT)
 
     @property
     def names(self) -> list[str]:
-        """The files' names, or their paths if names repeat."""
+        """The files' names, or their paths if two names are equal."""
         names = [path.name for path in self.weights]
         return names if len(set(names)) == len(names) else [str(path) for path in self.weights]
 
     def fitted(self) -> nn.Module:
-        """A network for these images, without the weights of a file."""
+        """A new network for these images; no weights are loaded."""
         return self.table.fitted(len(self.splits.classes), tuple(self.splits.train.images.shape[1:]))
 
     def normalised(self, say: Say) -> Networks:
-        """The networks with the user's normalisation, or the one with which the first is most accurate."""
+        """The networks with the user's normalisation; by default the best one for the first network.
+
+        The best has the highest accuracy, then the lowest NLL. Tells `say` the accuracy with each.
+        """
         if self.table.mean is not None:
             return self
-        tried: dict[str, tuple[float, float]] = {}
+        scores: dict[str, tuple[float, float]] = {}
         choices = normalisations(self.table, self.splits)
         for name, keys in choices.items():
             try:
-                found = answers(self.updated(keys).fitted(), self.weights[0], self.images)
+                predictions = answers(self.updated(keys).fitted(), self.weights[0], self.images)
             except RecipeError:  # the network's own may have another number of channels
                 continue
-            tried[name] = accuracy(found), -metrics.nll(found.log_probs(), found.labels)
-        if not tried:
-            answers(self.fitted(), self.weights[0], self.images)  # raises the reason why it takes no images
-        best = max(tried, key=lambda name: tried[name])
+            nll = metrics.nll(predictions.log_probs(), predictions.labels)
+            scores[name] = accuracy(predictions), -nll
+        if not scores:
+            answers(self.fitted(), self.weights[0], self.images)  # raises: the network rejects these images
+        best = max(scores, key=lambda name: scores[name])
         say(f"Accuracy of {self.names[0]} on {len(self.images)} validation images, by normalisation:")
-        for name, (right, _) in tried.items():
+        for name, (right, _) in scores.items():
             say(f"  {name:<16} {right:6.1%}{'  (taken)' if name == best else ''}")
         say(
-            f"If your own evaluation gave more than {tried[best][0]:.1%}, preprocessing differs:"
+            f"If your own evaluation gave more than {scores[best][0]:.1%}, preprocessing differs:"
             " give --mean, --std, --size or --order."
         )
         return self.updated(choices[best])
@@ -210,12 +225,17 @@ class Networks:
         return replace(self, table=self.table.model_copy(update=keys))
 
     def check(self, say: Say) -> None:
-        """Raise a WeightsError if one of the networks is at chance or has its classes in another order."""
+        """Raise a WeightsError if one of the networks is at chance or has its classes in another order.
+
+        Tells `say` the accuracy of all networks, and which weights are used if a file has several sets.
+        """
+        for line in choices_of_weights(dict(zip(self.weights, self.names, strict=True))):
+            say(line)
         shares = []
         for name, path in zip(self.names, self.weights, strict=True):
-            found = answers(self.fitted(), path, self.images)
-            refuse_unfit(found.logits[0].argmax(-1), found.labels, self.splits.classes, path)
-            shares.append(f"{name} {accuracy(found):.1%}")
+            predictions = answers(self.fitted(), path, self.images)
+            refuse_unfit(predictions.logits[0].argmax(-1), predictions.labels, self.splits.classes, path)
+            shares.append(f"{name} {accuracy(predictions):.1%}")
         say(f"Accuracy of all networks: {', '.join(shares)}.")
 
     def know_mirrored(self, say: Say) -> bool:
@@ -223,16 +243,33 @@ class Networks:
         flipped = replace(self.images, images=self.images.images.flip(-1))
         network, path = self.fitted(), self.weights[0]
         plain, mirrored = (accuracy(answers(network, path, images)) for images in (self.images, flipped))
-        known = mirrored >= MIRRORED * plain
+        recognised = mirrored >= MIRRORED * plain
         say(
             f"Accuracy of {self.names[0]} on mirrored images: {mirrored:.1%},"
-            f" so students {'see' if known else 'do not see'} mirrored images."
+            f" so students {'see' if recognised else 'do not see'} mirrored images."
         )
-        return known
+        return recognised
+
+
+def choices_of_weights(names: Mapping[Path, str]) -> list[str]:
+    """Lines that say which set of weights is used, for files that hold several and paths without a key.
+
+    Files with the same sets share a line. `names` has the name of each file in the line.
+    """
+    files: dict[tuple[str, tuple[str, ...]], list[Path]] = {}
+    for path in names:
+        _, key, other_keys = read_stored(path)
+        if other_keys and not file_and_key(path)[1]:
+            files.setdefault((key, other_keys), []).append(path)
+    return [
+        f"{listed([names[path] for path in paths])}: using the weights under '{key}'; also in the file:"
+        f" {listed_keys(other_keys)}. To use others, write {paths[0]}#{other_keys[0]}."
+        for (key, other_keys), paths in files.items()
+    ]
 
 
 def normalisations(table: ForeignTable, splits: Splits) -> dict[str, dict[str, tuple[float, ...]]]:
-    """What is tried, by name: the network's own or none, the usual ones, that of the training images."""
+    """The normalisations to try, by name: the network's own or none, usual ones, the training images'."""
     channels = splits.train.images.shape[1]
     usual = {
         name: keys
@@ -247,16 +284,17 @@ def normalisations(table: ForeignTable, splits: Splits) -> dict[str, dict[str, t
 def networks_and_images(
     table: ForeignTable, weights: Sequence[Path], source: str, side: int | None
 ) -> tuple[Networks, int | None]:
-    """The networks with images of as many channels as they take, and that number if it is another one.
+    """The networks with images of a number of channels that the first network accepts.
 
-    Grey images stay grey; if the first network does not take them, they become colour images.
+    Also returns that number if the images were converted, otherwise None. Grey images are tried with one
+    channel first, colour images with three. Raises the network's error if it accepts neither.
     """
-    read = load(source, Options(resolution=side))
-    own, first = read.train.images.shape[1], read.train.some(LOOKED_AT).images
-    is_grey = bool((first == first[:, :1]).all())
+    original = load(source, Options(resolution=side))
+    own, sample = original.train.images.shape[1], original.train.some(LOOKED_AT).images
+    is_grey = bool((sample == sample[:, :1]).all())
     faults: dict[int, Exception] = {}
     for channels in (1, 3) if is_grey else (3, 1):
-        splits = read if channels == own else load(source, Options(resolution=side, channels=channels))
+        splits = original if channels == own else load(source, Options(resolution=side, channels=channels))
         networks = Networks(table, weights, splits)
         try:
             answers(networks.fitted(), weights[0], splits.valid[:1])
