@@ -142,7 +142,7 @@ def test_what_it_cannot_do_is_one_sentence():
         DistillFactors(teachers(), 10)(student, x, y, seeded())
     with pytest.raises(TypeError, match="needs a LatentFactor student, not a Single"):
         DistillFactors(teachers(), 10)(Single(network(1)), x, y, seeded())
-    with pytest.raises(ValueError, match="gives 3 outputs, not 3 and 8"):
+    with pytest.raises(ValueError, match=r"has 3 outputs, not 3 \+ 8"):
         LatentFactor(network(3), CLASSES, 2)(torch.rand(16, 2, 1, 5, 5))
     assert math.isfinite(float(discrepancy(torch.zeros(2, 800))))
     assert isinstance(student.network, nn.Sequential)

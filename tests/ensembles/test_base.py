@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from polyphony.ensembles import BatchEnsemble, Single, member_rows, evaluating
+from polyphony.ensembles import BatchEnsemble, Single, evaluating, member_rows
 from polyphony.ensembles.base import share_rows
 from polyphony.nn import resnet
 

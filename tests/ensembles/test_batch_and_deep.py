@@ -92,7 +92,7 @@ def test_each_member_of_a_trained_student_is_a_plain_network(member_norm, keep):
 
 @pytest.mark.parametrize("j", [-1, 3])
 def test_a_member_that_is_not_there_is_refused(j):
-    with pytest.raises(IndexError, match=f"member {j} of 3"):
+    with pytest.raises(IndexError, match=f"there is no member {j}: members are 0 to 2"):
         BatchEnsemble(small(), 3).member(j)
 
 

@@ -130,8 +130,8 @@ def test_the_classifier_may_be_named():
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (None, r"layer 'body.2' \(ReLU\) is no plain Linear"),
-        ("body", r"layer 'body' \(Sequential\) is no plain Linear"),
+        (None, r"layer 'body.2' \(ReLU\) is not a plain Linear"),
+        ("body", r"layer 'body' \(Sequential\) is not a plain Linear"),
         ("fc", "the network has no layer 'fc'"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_layer_that_is_not_the_end_is_noticed():
 
 @pytest.mark.parametrize("j", [-1, 3])
 def test_a_member_that_is_not_there_is_refused(j):
-    with pytest.raises(IndexError, match=f"member {j} of 3"):
+    with pytest.raises(IndexError, match=f"there is no member {j}: members are 0 to 2"):
         hydra().member(j)
 
 

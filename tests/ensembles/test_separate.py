@@ -41,7 +41,7 @@ def test_members_are_its_networks_and_copies_of_them():
         torch.testing.assert_close(student.folded()(x)[j], alone(x[j]), rtol=1e-5, atol=1e-5)
         assert not {*alone.parameters()} & {*student.parameters()}
     assert torch.equal(student.ask_all(x[0]), student(x[:1].expand_as(x)))
-    with pytest.raises(IndexError, match="member 2 of 2"):
+    with pytest.raises(IndexError, match="there is no member 2: members are 0 to 1"):
         student.member(2)
 
 

@@ -1,4 +1,4 @@
-"""Whatever has members: maps [m b c h w] → [m b k], member j seeing row block j."""
+"""Ensembles: modules with members that map [m b c h w] → [m b k]; member j sees row block j."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from polyphony.ensembles.base import (
     Assignment,
     Ensemble,
     SameRows,
-    ask,
-    asking_by,
+    call_network,
     evaluating,
     member_rows,
+    networks_called_by,
 )
 from polyphony.ensembles.batch_ensemble import BatchEnsemble, LatentBE
 from polyphony.ensembles.deep import DeepEnsemble, Separate, Single
@@ -33,8 +33,8 @@ __all__ = [
     "SameRows",
     "Separate",
     "Single",
-    "ask",
-    "asking_by",
+    "call_network",
     "evaluating",
     "member_rows",
+    "networks_called_by",
 ]

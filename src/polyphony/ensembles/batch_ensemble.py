@@ -1,4 +1,4 @@
-"""Members that share all weights but for rank-one factors: the paper's student, and LatentBE."""
+"""Members that share all weights except rank-one factors: the paper's student, and LatentBE."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class MembersInside(Ensemble):
         return self.run.members(self.network, x)
 
     def member(self, j: int) -> nn.Module:
-        """The plain network that member j is, as a copy: [b c h w] → [b k]."""
+        """A copy of member j as a plain network: [b c h w] → [b k]."""
         check_member(j, self.members)
         return merge_member(self.network, j)
 
     def folded(self) -> DeepEnsemble:
-        """Its members as networks that share all weights but their factors: quicker where none learns."""
+        """The members as networks in eval mode that share all weights except their factors; faster."""
         return DeepEnsemble(factored_members(self.network, self.members))
 
 
 class BatchEnsemble(MembersInside):
-    """One network whose M members share their weights but for rank-one factors (Wen et al. 2019).
+    """One network whose M members share all weights except rank-one factors (Wen et al. 2019).
 
     Args:
         network: Any network of Conv2d and Linear layers, with random or trained weights. It is copied.
@@ -48,10 +48,10 @@ class BatchEnsemble(MembersInside):
         rng: Source of the factors.
         factor_std: Factors start as N(1, factor_std²).
         keep: Names of layers that all members share unchanged.
-        member_norm: Whether every member has BatchNorm statistics of its own.
-        branch: Name of a module: what runs before it is shared, and runs once where all members see the same
-            rows, as at test and in distillation. Or the share of the multiply-adds to share, such as 0.5.
-        size: (channels, height, width) of the images with which the conversion is tried.
+        member_norm: Whether every member has its own BatchNorm.
+        branch: Name of a module. Members share the modules that run before it; these run once if all members
+            see the same rows, as at test and in distillation. Or a share of the multiply-adds, such as 0.5.
+        size: (channels, height, width) of the images with which the conversion is tested.
 
     Raises:
         ConversionError: A layer cannot have members; the message names it.
@@ -88,14 +88,14 @@ class BatchEnsemble(MembersInside):
 
 
 class LatentBE(MembersInside):
-    """A student of members that ends as one plain network (Nam et al., ICML 2022).
+    """A student with members during training that becomes one plain network (Nam et al., ICML 2022).
 
-    Its rank-one factors start at one, are pulled together, and are averaged by `merge`.
+    Its rank-one factors start at one, weight decay pulls them to one, and `merge` averages them.
 
-    What is learnt of a factor is its deviation δ from one, so that weight decay pulls it to one. A mean over
-    M members leaves each an M-th of its gradient, so the gradients of what is a member's own are multiplied
-    by M. For SGD that is M times the learning rate with an M-th of the weight decay on `own_parameters`,
-    which is how `fit` groups them: M g + λ δ = M (g + λ/M δ), and momentum is linear.
+    The parameter of a factor is its deviation δ from one. A mean over M members leaves each member 1/M of its
+    gradient, so the gradients of `own_parameters` are multiplied by M. For SGD that is M times the learning
+    rate with 1/M of the weight decay, which is what `fit` uses for them: M g + λ δ = M (g + λ/M δ), and
+    momentum is linear.
     """
 
     expects_diversity = False
@@ -109,7 +109,7 @@ class LatentBE(MembersInside):
         branch: str | float | None = None,
         size: Size | None = None,
     ) -> None:
-        unused = torch.Generator()  # the draws are replaced, so PyTorch's own generator is left alone
+        unused = torch.Generator()  # the draws are replaced, so PyTorch's global generator must not change
         converted = add_members(network, members, rng=unused, keep=keep, branch=branch, size=size)
         super().__init__(converted, members, size)
         for layer in rank_ones(self.network):
@@ -118,20 +118,20 @@ class LatentBE(MembersInside):
                 parametrize.register_parametrization(layer, name, AroundOne())
 
     def merge(self) -> nn.Module:
-        """One plain network, as a copy: factors and biases averaged over members, then folded into W."""
+        """A plain network, as a copy: factors and biases are averaged over members, then folded into W."""
         averaged = copy.deepcopy(self)
         for own in averaged.own_parameters():
-            own.data.copy_(own.data.mean(0))  # of deviations, and so of factors
+            own.data.copy_(own.data.mean(0))  # the mean of deviations is that of factors
         return merge_member(averaged.network, 0)
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
-        """Members' own, members first: deviations of factors, and biases."""
+        """The deviations of factors, and biases. [m …]"""
         for layer in rank_ones(self.network):
             yield from (value for name, value in layer.named_parameters() if not name.startswith("shared."))
 
 
 class AroundOne(nn.Module):
-    """A factor from its deviation: 1 + δ."""
+    """Computes a factor from its deviation: 1 + δ."""
 
     def forward(self, deviation: Tensor) -> Tensor:
         return 1 + deviation

@@ -1,4 +1,4 @@
-"""Networks that share nothing: the teachers, a student of separate networks, and one network alone."""
+"""Ensembles of whole networks: the teachers, a student of separate networks, and one network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyphony.nn.folding import fold_norms
 
 
 class Networks(Ensemble):
-    """M networks, each on its own rows."""
+    """M networks without shared weights, each on its own rows."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Networks(Ensemble):
 
 
 class DeepEnsemble(Networks):
-    """Teachers: M networks, frozen, in eval mode. Only gradients with respect to inputs flow through them.
+    """Teachers: M frozen networks in eval mode. Gradients flow only to their inputs.
 
     Args:
         networks: Classifiers that take pixels in [0, 1] `[b c h w]` and return logits `[b k]`.
 
     Examples:
         >>> teachers = DeepEnsemble([resnet(8, classes=10) for _ in range(4)])
-        >>> teachers(torch.rand(4, 2, 3, 32, 32)).shape  # rows of their own for every member
+        >>> teachers(torch.rand(4, 2, 3, 32, 32)).shape  # every member has its own rows
         torch.Size([4, 2, 10])
     """
 
@@ -54,20 +54,20 @@ class DeepEnsemble(Networks):
         self.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> DeepEnsemble:
-        """Stay in eval mode, whatever a surrounding module asks for."""
+        """Stay in eval mode; `mode` is ignored."""
         super().train(False)
         return self
 
     def folded(self) -> DeepEnsemble:
-        """The same teachers, quicker: copies with BatchNorm folded into convolutions where that is safe."""
+        """Faster copies of the teachers, with BatchNorm folded into convolutions where possible."""
         return DeepEnsemble([fold_norms(network) for network in self.networks])
 
 
 class Separate(Networks):
-    """M networks that share nothing, each taught by its own teacher.
+    """M networks without shared weights; each learns from its own teacher.
 
-    Their loss is a mean over members, which leaves each an M-th of its gradient. As `own_parameters` each
-    trains as it would be trained alone.
+    The loss is a mean over members, which leaves each network 1/M of its gradient. All weights are
+    `own_parameters`, so that each network trains as it would alone.
 
     Args:
         networks: Classifiers that take pixels in [0, 1] `[b c h w]` and return logits `[b k]`.
@@ -81,21 +81,21 @@ class Separate(Networks):
     scales_gradients = True
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
-        """All of them."""
+        """All parameters."""
         return self.networks.parameters()
 
     def member(self, j: int) -> nn.Module:
-        """The network that member j is, as a copy: [b c h w] → [b k]."""
+        """A copy of network j: [b c h w] → [b k]."""
         check_member(j, self.members)
         return copy.deepcopy(self.networks[j])
 
     def folded(self) -> DeepEnsemble:
-        """The same in eval mode, quicker: BatchNorm folded into convolutions where that is safe."""
+        """Faster copies in eval mode, with BatchNorm folded into convolutions where possible."""
         return DeepEnsemble([fold_norms(copy.deepcopy(network).eval()) for network in self.networks])
 
 
 class Single(Ensemble):
-    """One plain network as an ensemble of one member: how each teacher is trained.
+    """One plain network as an ensemble with one member. Teachers are trained this way.
 
     Args:
         network: A classifier that takes pixels in [0, 1] `[b c h w]` and returns logits `[b k]`.

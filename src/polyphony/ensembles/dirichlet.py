@@ -13,13 +13,14 @@ from polyphony.metrics import DirichletPredictions
 class Dirichlet(Ensemble):
     """One network whose outputs z are the concentrations of a Dirichlet distribution, α = offset + e^z.
 
-    It gives **log concentrations** log α for logits: their softmax α/α₀ is the expected prediction, so that
-    accuracy, likelihood and calibration read them as one member's, while `DirichletPredictions` reads their
-    spread. The offset is 0 for ensemble distribution distillation (Malinin et al. 2020) and 1 for its proxy
-    (Ryabinin et al. 2021), which keeps α above 1: no density grows without bound at a corner.
+    It returns **log concentrations** log α in place of logits. Their softmax α/α₀ is the expected prediction,
+    so that accuracy, likelihood and calibration treat them as the logits of one member;
+    `DirichletPredictions` computes their spread. The offset is 0 for ensemble distribution distillation
+    (Malinin et al. 2020) and 1 for its proxy (Ryabinin et al. 2021), which keeps α above 1, so that the
+    density stays bounded.
 
-    `steps` counts forward passes in training mode, as BatchNorm counts its batches; it is saved with the
-    weights, so that a temperature that follows it goes on where a resumed training was.
+    `steps` counts forward passes in training mode, as BatchNorm counts its batches. It is saved with the
+    weights, so that an annealed temperature resumes exactly.
     """
 
     members = 1

@@ -1,4 +1,4 @@
-"""Members that are heads on one trunk: the cheapest student for a network that is trained already."""
+"""Members that are heads on one trunk: the cheapest student for a trained network."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, che
 from polyphony.nn.conversion import normal, replace
 from polyphony.nn.probe import without_hooks
 
-FEW = 2  # images that a network's end is looked for on
+FEW = 2  # images on which the position of the classifier is checked
 
 
 class Hydra(Ensemble):
-    """One trunk and M linear heads, each with fresh weights of its own (Tran et al. 2020).
+    """One trunk and M linear heads, each with its own fresh weights (Tran et al. 2020).
 
-    The heads take the place of the network's classifier: its last layer, or the one that `head` names, which
-    must be a plain Linear whose output is the network's. With a `factor_std` they start from its weights,
-    each times N(1, factor_std²): a small one, 0.02, keeps what a trained network knows. Where all members see
-    the same rows, as at test and in distillation, the trunk runs once.
+    The heads replace the network's classifier: the layer that `head` names (default: the last one). It must
+    be a plain Linear whose output is the network's output. With a `factor_std` the heads start from its
+    weights, each weight times N(1, factor_std²); a small value, 0.02, preserves what a trained network has
+    learnt. If all members see the same rows, as at test and in distillation, the trunk runs once.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class Hydra(Ensemble):
         self.heads = Heads(classifier, members, factor_std, rng)
         self.trunk = with_head(network, self.head, nn.Identity())
         self.run = NetworkRunner(self.trunk, members)
-        self.checked = False  # whether the classifier is the network's end, on the first images
+        self.checked = (
+            False  # becomes True when the first images show that the classifier is the network's end
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
@@ -49,16 +51,16 @@ class Hydra(Ensemble):
         rows = x[0] if share_rows(x) else x.flatten(0, 1)
         features = self.run(self.trunk, rows)
         if not self.checked:
-            self.check_end(features, self.run.laid_out(rows[:FEW]))
+            self.check_end(features, self.run.formatted(rows[:FEW]))
         if share_rows(x):
             return cast(Tensor, self.heads(features.expand(self.members, *features.shape)))
         return cast(Tensor, self.heads(features.unflatten(0, (self.members, -1))))
 
     def check_end(self, features: Tensor, rows: Tensor) -> None:
-        """Raise unless heads take these features of the rows, and the network answers what its head gives."""
+        """Raise a ValueError unless the features fit the heads, and a head's output is the network's."""
         fits = features.dim() == 2 and features.shape[-1] == self.heads.inputs
-        unknown = rows.is_meta or torch.compiler.is_compiling()  # where tensors have no numbers
-        if not fits or not (unknown or answers_as_head(self.member(0), self.head, rows)):
+        unknown = rows.is_meta or torch.compiler.is_compiling()  # then tensors have no values
+        if not fits or not (unknown or ends_with_head(self.member(0), self.head, rows)):
             raise ValueError(f"the network does more after its classifier '{self.head}': name another `head`")
         self.checked = not unknown
 
@@ -69,24 +71,24 @@ class Hydra(Ensemble):
 
 
 class Heads(nn.Module):
-    """M linear layers of one shape as one: weights [m o i], biases [m o]. [m b i] → [m b o]"""
+    """M linear layers of one shape as one module: weights [m o i], biases [m o]. [m b i] → [m b o]"""
 
     def __init__(
         self, classifier: nn.Linear, members: int, factor_std: float | None, rng: torch.Generator | None
     ) -> None:
         super().__init__()
         old, bias = classifier.weight.detach(), classifier.bias
-        drawn = [
+        weights = [
             fresh_weight(old, rng) if factor_std is None else old * normal(old.shape, old, rng, 1, factor_std)
             for _ in range(members)
         ]
-        self.weight = nn.Parameter(torch.stack(drawn))
+        self.weight = nn.Parameter(torch.stack(weights))
         start = None if bias is None else torch.zeros_like(bias) if factor_std is None else bias.detach()
         self.bias = None if start is None else nn.Parameter(start.repeat(members, 1))
 
     @property
     def inputs(self) -> int:
-        """How many features a head takes."""
+        """The number of features that a head takes."""
         return self.weight.shape[-1]
 
     def forward(self, features: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class Heads(nn.Module):
         return torch.baddbmm(self.bias[:, None], features, self.weight.mT)
 
     def plain(self, j: int) -> nn.Linear:
-        """Head j as an ordinary layer, a copy."""
+        """A copy of head j as an ordinary layer."""
         outputs, inputs = self.weight[j].shape
         plain: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=self.bias is not None)
         plain.weight = nn.Parameter(self.weight[j].detach().clone())
@@ -105,41 +107,44 @@ class Heads(nn.Module):
 
 
 def fresh_weight(like: Tensor, rng: torch.Generator | None) -> Tensor:
-    """A weight of the same shape as PyTorch's own Linear draws it, where the old one lives."""
+    """A random weight of the same shape, device and dtype, with the distribution of PyTorch's Linear."""
     device = like.device if rng is None else rng.device
     weight = torch.empty(like.shape, device=device)
     return nn.init.kaiming_uniform_(weight, a=5**0.5, generator=rng).to(like)
 
 
 def find_head(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:
-    """The name of a network's classifier and the layer itself: the last in the network unless named."""
+    """The name of a network's classifier (default: the last module) and the layer itself.
+
+    Raises a ValueError if there is no such layer, or if it is not a plain Linear.
+    """
     modules = dict(network.named_modules())
     name = list(modules)[-1] if head is None else head
     if name not in modules:
-        raise ValueError(f"the network has no layer '{name}' to put heads in place of")
+        raise ValueError(f"the network has no layer '{name}' to replace by heads")
     layer = modules[name]
     if type(layer) is not nn.Linear:
         kind = type(layer).__name__
         raise ValueError(
-            f"layer '{name}' ({kind}) is no plain Linear: name the network's classifier as `head`"
+            f"layer '{name}' ({kind}) is not a plain Linear: name the network's classifier as `head`"
         )
     return name, layer
 
 
-def answers_as_head(network: nn.Module, head: str, rows: Tensor) -> bool:
-    """Whether a network, a copy that was made for this, answers just what its layer of that name gives."""
-    given: list[Tensor] = []
+def ends_with_head(network: nn.Module, head: str, rows: Tensor) -> bool:
+    """Whether a network's output is the output of the layer `head`. Changes hooks and mode of the network."""
+    outputs: list[Tensor] = []
     without_hooks(network).get_submodule(head).register_forward_hook(
-        lambda layer, inputs, output: given.append(output)
+        lambda layer, inputs, output: outputs.append(output)
     )
     with torch.no_grad():
-        answers = network.eval()(rows)
-    same = len(given) == 1 and answers.shape == given[0].shape
-    return same and torch.allclose(answers, given[0], rtol=0, atol=0, equal_nan=True)
+        logits = network.eval()(rows)
+    same_shape = len(outputs) == 1 and logits.shape == outputs[0].shape
+    return same_shape and torch.allclose(logits, outputs[0], rtol=0, atol=0, equal_nan=True)
 
 
 def with_head(network: nn.Module, name: str, head: nn.Module) -> nn.Module:
-    """A copy of a network with another layer in the place of one that is named."""
+    """A copy of a network in which `head` replaces the layer of this name."""
     network = copy.deepcopy(network)
     old = network.get_submodule(name)
     return replace(network, lambda module: head if module is old else None)

@@ -1,4 +1,4 @@
-"""Members that are draws from a distribution over functions: a network, and factors that are drawn."""
+"""Members that are draws from a distribution over functions: one network, and random factors."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from polyphony._util.settings import Count, Members, check
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, share_rows
 from polyphony.nn.conversion import normal
 
-START = 0.1  # of L: draws that start small do not upset the network
+START = 0.1  # L starts as 0.1 times the identity: large draws would disturb the network
 
 
 class LatentFactor(Ensemble):
-    """One network with K + q outputs, μ and Φ, of which members are draws (deep latent factor model, 2025).
+    """One network with K + q outputs, μ and Φ; members are random draws (deep latent factor model, 2025).
 
-    Member s has the logits μ(x) + L Z_s Φ(x) + σ e_s. L [k k] is lower triangular and learnt, σ² is the
-    variance that this leaves of the teachers' logits; Z_s [k q] and e_s [k] are standard normal draws of a
-    seed, kept with the weights. The network runs once for all members that see the same rows.
+    Member s has the logits μ(x) + L Z_s Φ(x) + σ e_s. L [k k] is lower triangular and trained; σ² is the
+    variance of the teachers' logits that the other terms do not explain. Z_s [k q] and e_s [k] are standard
+    normal draws from a seed, saved with the weights. The network runs once for all members that see the same
+    rows.
 
-    `latents` are what stands for each teacher's Z while a training begins; `steps` counts training passes.
+    `latents` take the place of each teacher's Z at the start of training; `steps` counts training passes.
 
     Args:
         network: A network of `classes` + `factors` outputs.
         classes: K.
-        teachers: How many teachers it learns from.
+        teachers: Number of teachers that it learns from.
         factors: q.
-        draws: How many members are drawn.
-        seed: Of the draws.
+        draws: Number of members.
+        seed: Seed of the members' draws.
         rng: Source of the first `latents`.
     """
 
@@ -67,7 +68,7 @@ class LatentFactor(Ensemble):
         shared = share_rows(x)
         mean, features = self.parts(x[0] if shared else x.flatten(0, 1))
         if not shared:
-            mean, features = (each.unflatten(0, (self.members, -1)) for each in (mean, features))
+            mean, features = (part.unflatten(0, (self.members, -1)) for part in (mean, features))
         noise = self.variance.sqrt() * self.noise[:, None]
         return mean + features @ (self.lower() @ self.z).mT + noise
 
@@ -78,7 +79,7 @@ class LatentFactor(Ensemble):
         outputs = self.run(self.network, x)
         if outputs.shape[-1] != self.classes + self.z.shape[-1]:
             raise ValueError(
-                f"the network gives {outputs.shape[-1]} outputs, not {self.classes} and {self.z.shape[-1]}"
+                f"the network has {outputs.shape[-1]} outputs, not {self.classes} + {self.z.shape[-1]}"
             )
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return outputs[:, : self.classes], outputs[:, self.classes :]

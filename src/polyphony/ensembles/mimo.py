@@ -1,4 +1,4 @@
-"""Members that share every weight but the first and the last: several images in, as many answers out."""
+"""Members that share all weights except those of the first and the last layer: M images in, M answers out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class MIMO(Ensemble):
     """One network that takes M images at once and answers for each (Havasi et al. 2021).
 
     The network maps [b (m c) h w] → [b (m k)]: member j's image is in channels j·c … (j + 1)·c − 1 and its
-    logits are outputs j·k … (j + 1)·k − 1. In training every member sees the batch in an order of its own,
-    each example `batch_repetition` times; in a share `input_repetition` of the rows all see the same example.
+    logits are outputs j·k … (j + 1)·k − 1. In training every member sees the batch in its own order, each
+    example `batch_repetition` times. In a share `input_repetition` of the rows, all see the same example.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class MIMO(Ensemble):
         self.network, self.run = network, NetworkRunner(network)
 
     def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
-        """Every member its own shuffle of the batch, repeated; the last rows are all members'. [m rows]"""
-        return drawn(lambda whole: self.orders(whole, rng), size, device, dim=1)
+        """A shuffle of the repeated batch for every member; the last rows are the same for all. [m rows]"""
+        return drawn(lambda total: self.orders(total, rng), size, device, dim=1)
 
     def orders(self, size: int, rng: torch.Generator) -> Tensor:
-        """The same for a batch that no other process has a part in."""
+        """As `assign`, for all rows of a batch of `size` rows. [m rows]"""
         rows = self.batch_repetition * size
         own = rows - round(self.input_repetition * rows)
         order = shuffled(torch.arange(size).repeat(self.batch_repetition), rng)

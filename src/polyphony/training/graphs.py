@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.parallel import Group
-from polyphony.ensembles import Ensemble, ask, asking_by, evaluating
+from polyphony.ensembles import Ensemble, call_network, evaluating, networks_called_by
 
 Draws = tuple[Any, ...]  # tensors, and which rows each member gets (`ensembles.Assignment`)
 
@@ -61,13 +61,13 @@ class Compiled:
             raise SettingError("a training of several processes cannot be compiled: leave out compile")
         torch.compiler.reset()
         self.loss, self.is_checked = loss, False
-        self.graph, self.ask = as_graph(loss.compute), as_graph(ask)
+        self.graph, self.call = as_graph(loss.compute), as_graph(call_network)
 
     def __call__(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
         if not self.is_checked:
             self.check_images(student, x)
         with compiling():
-            with asking_by(self.ask, self.ensembles(student)):  # perturbations run these networks too
+            with networks_called_by(self.call, self.ensembles(student)):  # perturbations run these too
                 draws = self.loss.draw(student, x, y, rng)
             terms: dict[str, Tensor] = self.graph(student, x, y, draws)
         return terms
