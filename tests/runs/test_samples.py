@@ -28,7 +28,7 @@ def test_what_is_kept_is_read_back(tmp_path):
 
 
 def test_there_are_not_too_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "MOST_BYTES", 16 * 100)
+    monkeypatch.setattr(samples, "MAX_BYTES", 16 * 100)
     keep_samples(tmp_path, splits(700), {})
     assert [len(getattr(read_samples(tmp_path), name)) for name in ("train", "valid", "test")] == [100] * 3
 

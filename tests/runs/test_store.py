@@ -20,7 +20,7 @@ from polyphony._util.files import WriteError, atomic_path, claim
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs import stage as stage_module
 from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
-from polyphony.runs.stage import Stage, Trained, difference, locked
+from polyphony.runs.stage import Stage, TrainingFolder, difference, locked
 from polyphony.runs.store import (
     ChangedError,
     FileError,
@@ -28,7 +28,7 @@ from polyphony.runs.store import (
     StoreError,
     read_json,
     spec_key,
-    write_whole,
+    write_atomically,
 )
 
 SPEC = {"schedule": {"epochs": 60, "batch": 50}, "seed": 0}
@@ -65,7 +65,7 @@ class PowerCut(BaseException):
 @pytest.mark.parametrize("error", [OSError("no space left"), PowerCut()], ids=repr)
 def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, fails, error):
     path = tmp_path / "weights"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
     if fails == "fsync":
         patch = mock.patch("os.fsync", side_effect=error)
     elif fails == "replace":
@@ -81,7 +81,7 @@ def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, 
 
         patch = mock.patch.object(Path, "open", opened)
     with patch, pytest.raises(type(error)):
-        write_whole(path, b"new and longer")
+        write_atomically(path, b"new and longer")
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["weights"]
 
@@ -95,7 +95,7 @@ def test_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path):
         seen.append((path.exists(), os.fstat(descriptor).st_size))
 
     with mock.patch("os.fsync", synced):
-        write_whole(path, b"12345")
+        write_atomically(path, b"12345")
     assert seen == [(False, 5)]
     assert path.read_bytes() == b"12345"
 
@@ -181,7 +181,7 @@ def test_a_state_of_which_nothing_says_whose_it_is_is_not_gone_on_from(stage):
 
 
 def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
-    found = Trained(finished(stage).folder).weights()
+    found = TrainingFolder(finished(stage).folder).weights()
     assert found.keys() == WEIGHTS.keys()
     assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
     assert sorted(file.name for file in stage.folder.iterdir()) == [
@@ -189,7 +189,7 @@ def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
         "log.jsonl",
         "weights.safetensors",
     ]
-    done = Trained(stage.folder).record()
+    done = TrainingFolder(stage.folder).record()
     assert done["epochs"] == 2
     assert done["spec"] == SPEC
     assert done["weights"] == hashlib.sha256((stage.folder / "weights.safetensors").read_bytes()).hexdigest()
@@ -216,7 +216,7 @@ def test_of_two_attempts_at_a_stage_only_the_later_writes(stage):
     assert torch.equal(second.load()["model"]["w"], STATE["model"]["w"])
     second.finish(WEIGHTS, {})
     assert stage.start() is None
-    assert Trained(stage.folder).weights().keys() == WEIGHTS.keys()
+    assert TrainingFolder(stage.folder).weights().keys() == WEIGHTS.keys()
     assert sorted(path.name for path in stage.folder.iterdir()) == [
         "done.json",
         "log.jsonl",
@@ -238,7 +238,7 @@ def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_o
     finished(stage)
     with pytest.raises(WriteError):
         late.__exit__(None, None, None)
-    assert Trained(stage.folder).weights().keys() == WEIGHTS.keys()
+    assert TrainingFolder(stage.folder).weights().keys() == WEIGHTS.keys()
 
 
 def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
@@ -274,7 +274,7 @@ def test_a_result_that_comes_while_a_folder_is_claimed_is_kept(stage, monkeypatc
 
     monkeypatch.setattr(stage_module, "claim", claim_late)
     assert stage.start() is None
-    assert Trained(stage.folder).record()["epochs"] == 7
+    assert TrainingFolder(stage.folder).record()["epochs"] == 7
     assert sorted(path.name for path in stage.folder.iterdir()) == ["done.json", "weights.safetensors"]
 
 
@@ -284,7 +284,7 @@ def test_an_attempt_whose_folder_is_about_to_go_is_stale(stage, monkeypatch):
     def write(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "its files go first")
 
-    monkeypatch.setattr("polyphony.runs.stage.write_whole", write)
+    monkeypatch.setattr("polyphony.runs.stage.write_atomically", write)
     with pytest.raises(StaleError):
         attempt.save(STATE)
 
@@ -320,7 +320,7 @@ def test_weights_in_any_memory_layout_can_be_kept(stage):
     }
     wild["tied"] = wild["transposed"]
     stage.finish(wild, {})
-    found = Trained(stage.folder).weights()
+    found = TrainingFolder(stage.folder).weights()
     assert all(torch.equal(found[name], wild[name]) for name in wild)
 
 
@@ -329,8 +329,10 @@ def test_weights_that_share_memory_are_each_kept(stage):
     stage.start()
     shared = {"backbone.0.weight": weight, "features.0.weight": weight, "part": weight[1:]}
     stage.finish(shared, {})
-    assert all(torch.equal(value, shared[name]) for name, value in Trained(stage.folder).weights().items())
-    assert Trained(stage.folder).weights().keys() == shared.keys()
+    assert all(
+        torch.equal(value, shared[name]) for name, value in TrainingFolder(stage.folder).weights().items()
+    )
+    assert TrainingFolder(stage.folder).weights().keys() == shared.keys()
 
 
 def test_the_log_is_one_json_object_a_line(stage):
@@ -454,7 +456,7 @@ def test_damaged_weights_are_one_sentence(stage, kind):
     finished(stage)
     damage(stage.folder / "weights.safetensors", kind)
     with pytest.raises(StoreError) as caught:
-        Trained(stage.folder).weights()
+        TrainingFolder(stage.folder).weights()
     one_sentence(caught, stage.folder / "weights.safetensors", "delete")
 
 
@@ -462,7 +464,7 @@ def test_missing_weights_are_one_sentence(stage):
     finished(stage)
     (stage.folder / "weights.safetensors").unlink()
     with pytest.raises(StoreError) as caught:
-        Trained(stage.folder).weights()
+        TrainingFolder(stage.folder).weights()
     one_sentence(caught, stage.folder / "weights.safetensors")
 
 
@@ -491,7 +493,7 @@ def test_damaged_records_are_one_sentence(stage, name, kind):
 def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
     finished(stage)
     (stage.folder / "done.json").write_text(json.dumps(record))
-    trained = Trained(stage.folder)
+    trained = TrainingFolder(stage.folder)
     for attempt in (stage.is_done, stage.difference, trained.weights, trained.record):
         with pytest.raises(StoreError) as caught:
             attempt()
@@ -583,14 +585,14 @@ def test_a_save_that_is_cut_short_leaves_no_state_without_its_log(tmp_path, monk
     stage, log = Stage(tmp_path, SPEC), [{"epoch": 0}, {"epoch": 1}]
     stage.save({"log": log[:1]})
     allowed = iter(range(kept))
-    real = stage_module.write_whole
+    real = stage_module.write_atomically
 
-    def write_whole(path, data, attempt):
+    def write_atomically(path, data, attempt):
         if next(allowed, None) is None:
             raise KeyboardInterrupt
         real(path, data, attempt)
 
-    monkeypatch.setattr(stage_module, "write_whole", write_whole)
+    monkeypatch.setattr(stage_module, "write_atomically", write_atomically)
     with pytest.raises(KeyboardInterrupt):
         stage.save({"log": log})
     lines = (tmp_path / "log.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Files of predictions in a run folder: their paths, atomic writes, and checked reads."""
+"""Files of predictions in a run folder: their paths, and functions to write and read them."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from torch import Tensor
 from polyphony.data.splits import describe
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs.scores import TEACHERS
-from polyphony.runs.store import damaged, opened, read_tensors, write_whole
+from polyphony.runs.store import damaged, open_tensors, read_tensors, write_atomically
 
-KIND = "logits"  # name of the kind in the file's metadata; missing for plain members
-KINDS = {each.kind: each for each in (Predictions, DirichletPredictions)}
+KIND = "logits"  # key of the kind in the file's metadata; missing for `Predictions`
+KINDS = {cls.kind: cls for cls in (Predictions, DirichletPredictions)}
 UNKNOWN, CORRUPTED = "ood-", "corrupted-"  # prefixes of the splits of unknown classes and corrupted images
 UNLABELLED: Final = "unlabelled"  # the split of images without labels
 
 
 def prediction_path(run: Path, model: str, seed: int | None, split: str) -> Path:
     """The file of a model's predictions on a split; the teachers are one model and have no seed."""
-    who = [model] if seed is None else [model, str(seed)]
-    return run.joinpath("predictions", *who, f"{split}.safetensors")
+    folders = [model] if seed is None else [model, str(seed)]
+    return run.joinpath("predictions", *folders, f"{split}.safetensors")
 
 
 def save_predictions(path: Path, predictions: Predictions, key: str) -> None:
     """Write logits, their kind and labels to one file, with the key of their inputs."""
     tensors = {"logits": predictions.logits.contiguous(), "labels": predictions.labels}
-    # Metadata with several names has no fixed order. Without the usual kind, equal files are equal bytes.
+    # Metadata with several keys has no fixed order. The usual kind is left out, so that equal predictions are
+    # equal bytes.
     kind = {} if type(predictions) is Predictions else {KIND: predictions.kind}
-    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
+    write_atomically(path, safetensors.torch.save(tensors, metadata={"key": key} | kind))
 
 
 def saved_key(path: Path) -> str | None:
     """The key that predictions or samples were saved with; None if there is no file."""
     if not path.exists():
         return None
-    with opened(path) as file:
+    with open_tensors(path) as file:
         key: str | None = (file.metadata() or {}).get("key")
         return key
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Saved predictions with any key."""
-    with opened(path) as file:
+    """Saved predictions, whatever their key; raises a FileError if the file is damaged."""
+    with open_tensors(path) as file:
         logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
         kind = (file.metadata() or {}).get(KIND, Predictions.kind)
     if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
@@ -54,8 +55,8 @@ def read_predictions(path: Path) -> Predictions:
         raise damaged(path, "its logits are not all numbers")
     if labels.shape != logits.shape[1:2] or labels.is_floating_point():
         raise damaged(path, f"its labels are {describe(labels)}, not those of {logits.shape[1]} images")
-    known = not path.stem.startswith((UNKNOWN, UNLABELLED))  # another data set has other classes
-    if known and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
+    has_classes = not path.stem.startswith((UNKNOWN, UNLABELLED))  # other data sets have other classes
+    if has_classes and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
         raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
     if kind not in KINDS:
         raise damaged(path, f"'{kind}' is an unknown kind of predictions")
@@ -64,7 +65,7 @@ def read_predictions(path: Path) -> Predictions:
 
 def count_images(path: Path) -> int:
     """The number of images in a file of predictions, from its header alone."""
-    with opened(path) as file:
+    with open_tensors(path) as file:
         shape = file.get_slice("logits").get_shape()
     if len(shape) != 3:
         raise damaged(path, f"its logits are {shape}, not members, images and classes")
@@ -72,13 +73,18 @@ def count_images(path: Path) -> int:
 
 
 def read_views(path: Path) -> dict[str, Tensor]:
-    """members.safetensors: images and perturbed [e c h w], the teachers and students [2 m e k]."""
+    """members.safetensors: `images` and `perturbed` [e c h w]; of each model, logits [2 m e k].
+
+    Raises a FileError if the file is damaged.
+    """
     tensors = read_tensors(path)
     images = tensors.get("images", torch.empty(0))
-    models = [each for name, each in tensors.items() if name not in ("images", "perturbed")]
-    pictures = images.dim() == 4 and len(images) and images.shape[1] in (1, 3)
-    alike = "perturbed" in tensors and tensors["perturbed"].shape == images.shape
-    asked = all(each.dim() == 4 and (each.shape[0], each.shape[2]) == (2, len(images)) for each in models)
-    if not (pictures and alike and asked and TEACHERS in tensors):
-        raise damaged(path, "it does not hold images and what members say of them")
+    models = [tensor for name, tensor in tensors.items() if name not in ("images", "perturbed")]
+    are_images = images.dim() == 4 and len(images) and images.shape[1] in (1, 3)
+    same_shape = "perturbed" in tensors and tensors["perturbed"].shape == images.shape
+    predicted = all(
+        model.dim() == 4 and (model.shape[0], model.shape[2]) == (2, len(images)) for model in models
+    )
+    if not (are_images and same_shape and predicted and TEACHERS in tensors):
+        raise damaged(path, "it does not hold images and the members' predictions on them")
     return tensors

@@ -1,4 +1,4 @@
-"""The result of a training's conversion check, saved so that its student loads without a second check."""
+"""The saved result of a student's conversion check, so that loading it needs no second check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyphony.runs.store import spec_key
 
 
 class Proof(Settings):
-    """The order in which members reach the layers of a network, and the hash of all that it depends on."""
+    """How members run in the layers of a network, and the hash of everything that this depends on."""
 
     key: str
     order: Order
@@ -34,14 +34,14 @@ class Proof(Settings):
 
     @classmethod
     def read(cls, record: Record) -> Proof | None:
-        """The proof in the record of a training; None in early records."""
+        """The proof in the record of a training; None in records of early versions."""
         with suppress(ValidationError):
             return cls.model_validate_json(json.dumps(record.get("proof")), strict=True)
         return None
 
 
-def proven(blueprint: Blueprint, form: FormTable, proof: Proof | None) -> Blueprint:
-    """The blueprint; if the proof is of this network, with the order that makes a check unnecessary."""
+def with_proof(blueprint: Blueprint, form: FormTable, proof: Proof | None) -> Blueprint:
+    """The blueprint; if the proof is for this network, with its order, so that no check is needed."""
     if proof is None or proof.key != proof_key(proof.order, form, blueprint):
         return blueprint
     return replace(blueprint, proven=proof.order)
@@ -51,7 +51,7 @@ def proof_key(order: Order, form: FormTable, blueprint: Blueprint) -> str:
     """The hash of the order, the network, the form, the shape of the images and the versions of libraries."""
     versions = {"polyphony": __version__, "torch": torch.__version__}
     kind = getattr(blueprint.table, "kind", "")
-    if kind in ("timm", "transformers"):  # the library that the network is from
+    if kind in ("timm", "transformers"):  # the library of the network
         versions[kind] = metadata.version(kind)
     return spec_key(
         {

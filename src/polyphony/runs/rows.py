@@ -1,7 +1,7 @@
 """The rows of all tables of a run. A row is a dataclass; its fields are the columns.
 
-The types of the fields decide how a table is written, read and checked. A column that people see has its
-heading in an annotation; the arrow in the heading says which way is better.
+Tables are written, read and checked by the types of the fields. A column that people see has its heading in
+the type's annotation; the arrow in a heading says which direction is better.
 """
 
 from __future__ import annotations
@@ -35,36 +35,39 @@ class TableRow:
 
 
 @dataclass(frozen=True)
-class _Of(TableRow):
+class _ModelRow(TableRow):
     model: str  # "teachers", "best teacher" (one of them), or a method
     seed: int | None  # of a student; the number of the best teacher; None for the teachers together
 
 
 @dataclass(frozen=True)
-class _Scored(_Of):
+class _SplitRow(_ModelRow):
     split: str
     calibration: str  # "standard", or "calibrated": at the temperature fitted on validation images
 
 
 @dataclass(frozen=True)
-class Score(_Scored):
-    """A model on a split. kld is the mean-KLD of the uncalibrated members, or of draws from a student's
-    Dirichlet, and 0 for one plain network. rank_correlation, distance and voice compare a student with its
-    teachers, as `metrics.fidelity` defines them; None if there is nothing to compare."""
+class Score(_SplitRow):
+    """The scores of a model on a split.
+
+    `kld` is the mean-KLD of the uncalibrated members, or of draws from a student's Dirichlet; 0 for one plain
+    network. `rank_correlation`, `distance` and `voice` compare a student with its teachers, as
+    `metrics.fidelity` defines them; None if there is nothing to compare.
+    """
 
     file: ClassVar[str] = "scores.csv"
     acc: Acc
     nll: Nll
     bs: Brier
     ece: Ece
-    dee: Annotated[float | None, "DEE ↑"]  # inf past the end of the curve; None without a curve
+    dee: Annotated[float | None, "DEE ↑"]  # inf beyond the end of the curve; None without a curve
     kld: Kld
     params: int
-    rank_correlation: float | None = None  # of members' disagreement with the teachers', over images
+    rank_correlation: float | None = None  # of the members' and the teachers' disagreement, over images
     distance: float | None = None  # between the two disagreements, in nats
     voice: float | None = None  # how much nearer member j is to teacher j than to the others, in nats
     adaptive_ece: float | None = None  # ECE with bins of equally many images
-    class_wise_ece: float | None = None  # mean over classes of the ECE of that class's probability
+    class_wise_ece: float | None = None  # ECE of each class's probability, mean over classes
     aurc: float | None = None  # area under the risk–coverage curve by confidence; see `SelectiveScore`
     excess_aurc: float | None = None
     error_80: float | None = None
@@ -74,13 +77,13 @@ class Score(_Scored):
 
 
 @dataclass(frozen=True)
-class SelectiveScore(_Scored):
-    """How well a model knows which of its answers are wrong, by one uncertainty (`metrics.selective`)."""
+class SelectiveScore(_SplitRow):
+    """How well one uncertainty of a model separates wrong answers from right ones (`metrics.selective`)."""
 
     file: ClassVar[str] = "analysis/selective.csv"
     score: str  # the uncertainty: doubt (1 − confidence), entropy, or mutual_information
     aurc: float  # area under the risk–coverage curve
-    excess_aurc: float  # minus the area of the best order
+    excess_aurc: float  # aurc minus the area of the best possible order
     error_80: float  # error rate among the 80 % of images with the least uncertainty
     error_90: float
     coverage_5: float  # the largest share of images with an error rate of at most 5 %
@@ -88,35 +91,35 @@ class SelectiveScore(_Scored):
 
 
 @dataclass(frozen=True)
-class SetScore(_Of):
-    """Prediction sets on test images, of all classes or of the images of one class (`metrics.conformal`)."""
+class SetScore(_ModelRow):
+    """Prediction sets for all test images, or for the test images of one class (`metrics.conformal`)."""
 
     file: ClassVar[str] = "analysis/sets.csv"
-    score: str  # how sets are made: lac or aps
-    wanted: float  # the coverage that was asked for
+    score: str  # the method: lac or aps
+    wanted: float  # the requested coverage
     label: str | None  # the class of the images; None for all images
     n: int
     coverage: float  # share of the sets that hold the true label
     size: float  # mean number of classes in a set
     empty: float  # share of the sets without a class
-    fitted: int  # validation images that fitted the temperature
-    calibrated: int  # validation images that gave the threshold
+    fitted: int  # number of validation images for the temperature
+    calibrated: int  # number of validation images for the threshold
 
 
 @dataclass(frozen=True)
-class Threshold(_Of):
+class Threshold(_ModelRow):
     """Thresholds of a model for one coverage, from validation images."""
 
     file: ClassVar[str] = "analysis/thresholds.csv"
     coverage: float
-    confidence: float  # calibrated; this share of images has at least this confidence
-    temperature: float  # of the sets, fitted on other images than those that gave the threshold
-    score: float  # a set holds the classes whose −log p at that temperature is at most this; inf for all
+    confidence: float  # calibrated; a share `coverage` of the images has at least this confidence
+    temperature: float  # of the sets; fitted on other images than the threshold
+    score: float  # a set holds the classes whose −log p at that temperature is at most this; inf: all classes
 
 
 @dataclass(frozen=True)
-class GroupedScore(_Of):
-    """A calibrated model on the test images of one class, or of one group that the user names."""
+class GroupedScore(_ModelRow):
+    """A calibrated model on the test images of one class, or of one group of the user's."""
 
     file: ClassVar[str] = "analysis/groups.csv"
     by: str  # "class", or the name of the user's column
@@ -125,14 +128,14 @@ class GroupedScore(_Of):
     acc: float
     ece: float
     confidence: float  # mean over the group's images
-    label: str | None  # the most frequent error: images of this class …
-    answer: str | None  # … were taken for that one; None without errors
-    times: int  # so often
+    label: str | None  # true class in the most frequent error; None without errors
+    answer: str | None  # predicted class in that error
+    times: int  # number of such errors
 
 
 @dataclass(frozen=True)
 class UnlabelledKld(TableRow):
-    """How far the teachers disagree on images without labels, and on validation images, in nats."""
+    """How much the teachers disagree on unlabelled images and on validation images, in nats."""
 
     file: ClassVar[str] = "analysis/unlabelled.csv"
     n: int
@@ -152,16 +155,16 @@ class EnsembleNll(TableRow):
 
 
 @dataclass(frozen=True)
-class Temperature(_Of):
-    """The temperature fitted on a model's validation predictions; calibrated scores use it."""
+class Temperature(_ModelRow):
+    """The temperature of a model's calibrated scores, fitted on its validation predictions."""
 
     file: ClassVar[str] = "analysis/temperatures.csv"
     temperature: float
 
 
 @dataclass(frozen=True)
-class SweepScore(_Of):
-    """A point and seed of a sweep on validation images; `model` is the point's name."""
+class SweepScore(_ModelRow):
+    """One point and seed of a sweep on validation images; `model` is the name of the point."""
 
     file: ClassVar[str] = "sweep.csv"
     alpha: float
@@ -177,7 +180,7 @@ class SweepScore(_Of):
 
 @dataclass(frozen=True)
 class TeacherScore(TableRow):
-    """The teachers of a sweep on the same images."""
+    """The teachers of a sweep on validation images."""
 
     file: ClassVar[str] = "analysis/teachers.csv"
     calibration: str
@@ -189,7 +192,7 @@ class TeacherScore(TableRow):
 
 
 @dataclass(frozen=True)
-class CorruptedScore(_Of):
+class CorruptedScore(_ModelRow):
     """A model on corrupted test images, uncalibrated as in the paper's table."""
 
     file: ClassVar[str] = "analysis/corrupted.csv"
@@ -203,13 +206,13 @@ class CorruptedScore(_Of):
 
 
 @dataclass(frozen=True)
-class UnknownScore(_Of):
+class UnknownScore(_ModelRow):
     """How well a model separates images of another data set (positive) from its own test images."""
 
     file: ClassVar[str] = "analysis/ood.csv"
     unknown: str
-    # entropy, mutual_information or doubt (1 − confidence) of the mean prediction, or energy or max_logit of
-    # the members' mean logits:
+    # The uncertainty: entropy, mutual_information or doubt (1 − confidence) of the mean prediction, or energy
+    # or max_logit of the members' mean logits.
     score: str
     auroc: float
     aupr: float
@@ -239,13 +242,13 @@ class GradientSnr(TableRow):
     file: ClassVar[str] = "analysis/snr.csv"
     perturbation: str
     step_size: float
-    snr: float  # without the noise of the samples' mean
+    snr: float  # corrected for the noise in the mean over samples
     samples: int
-    literal: float | None = None  # by the paper's formula as printed
+    literal: float | None = None  # by the formula as the paper prints it
 
 
 @dataclass(frozen=True)
-class FactorDistance(_Of):
+class FactorDistance(_ModelRow):
     """How far apart the rank-one factors of a student's members are, as a share of their norm."""
 
     file: ClassVar[str] = "analysis/factors.csv"
@@ -254,7 +257,7 @@ class FactorDistance(_Of):
 
 @dataclass(frozen=True)
 class Latency(TableRow):
-    """What a model's answers cost: milliseconds of one thread for a batch, and bytes of its exported file."""
+    """The cost of a model's answers: milliseconds for a batch, and bytes of its exported file."""
 
     file: ClassVar[str] = "analysis/latency.csv"
     model: str
@@ -273,7 +276,7 @@ def columns(kind: type[DataclassInstance]) -> list[str]:
 
 
 def headings(kind: type[DataclassInstance]) -> dict[str, str]:
-    """The columns that people see, with their headings."""
+    """The headings of the columns that people see, by column."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: get_args(hints[name])[1] for name in columns(kind) if hasattr(hints[name], "__metadata__")}
 
@@ -300,17 +303,17 @@ def from_csv(text: str, kind: type[Kind]) -> list[Kind]:
     """
     header, lines = _cells(text)
     types = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
-    names = [each.name for each in fields(kind) if each.name in header or each.default is MISSING]
+    names = [field.name for field in fields(kind) if field.name in header or field.default is MISSING]
     for name in names:
         if name not in header:
             raise ValueError(f"it has no column '{name}'")
-    places = {name: header.index(name) for name in names}
-    return [kind(**{name: _value(line[at], types[name]) for name, at in places.items()}) for line in lines]
+    index = {name: header.index(name) for name in names}
+    return [kind(**{name: _value(line[i], types[name]) for name, i in index.items()}) for line in lines]
 
 
 def _cells(text: str) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a table; raises if a row has another length."""
-    if text and not text.endswith("\n"):  # a number that was cut short looks like another number
+    """The header and the rows of a table; raises a ValueError if a row has another length."""
+    if text and not text.endswith("\n"):  # the last number may be cut off, and would look valid
         raise ValueError("it ends within a line")
     try:
         header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line] or [[]]
@@ -323,11 +326,11 @@ def _cells(text: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _value(cell: str, types: Sequence[Any]) -> Any:
-    """The value of a cell: None if it is empty and may be, else the first type that parses."""
+    """The value of a cell, by the first type that accepts it; an empty cell is None if that is a type."""
     if not cell and NoneType in types:
         return None
-    *others, last = (each for each in types if each is not NoneType)
-    for each in others:
+    *others, last = (kind for kind in types if kind is not NoneType)
+    for kind in others:
         with suppress(ValueError):
-            return each(cell)
+            return kind(cell)
     return last(cell)

@@ -29,19 +29,19 @@ from polyphony.runs.store import Done, Facts, FileError, Row, damaged, read_log,
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder with scores. Each file is read and checked once, on first use; models are never loaded."""
+    """A run folder with scores. Each file is read and checked once, at its first use; no model is loaded."""
 
     folder: Path
     _tables: dict[type[Any], list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """The run in a folder; raises a StoreError if there is none or it is not evaluated."""
+        """The run in a folder; raises a StoreError if there is no run or it has no scores."""
         run = cls(folder)
         path = folder / Score.file
-        for needed in (folder / "recipe.json", path):
-            if not needed.is_file():
-                raise FileError(needed, "is not there")
+        for required in (folder / "recipe.json", path):
+            if not required.is_file():
+                raise FileError(required, "is not there")
         run.check_models(path, [score.model for score in run.scores])
         if not run.methods or not run.scored(TEACHERS):
             raise FileError(path, "has no scores of students and teachers on test")
@@ -51,7 +51,7 @@ class Run:
         return run
 
     def check_models(self, path: Path, models: Iterable[str]) -> None:
-        """Raise if a table names models that the recipe does not have."""
+        """Raise a FileError if a table names models that the recipe does not have."""
         for model in models:
             if model not in (TEACHERS, BEST_TEACHER, *self.recipe.methods):
                 raise damaged(path, f"recipe.json has no method '{model}'")
@@ -71,12 +71,12 @@ class Run:
 
     @property
     def members(self) -> int:
-        """The number of teachers in the ensemble; extra teachers only extend the DEE curve."""
+        """The number of teachers in the ensemble, without the extra teachers of the DEE curve."""
         return self.recipe.members
 
     @property
     def teacher_count(self) -> int:
-        """The number of teachers behind the DEE curve."""
+        """The number of teachers of the DEE curve: the ensemble's and the extra ones."""
         return self.recipe.members + self.recipe.teachers.extra
 
     @cached_property
@@ -92,18 +92,18 @@ class Run:
 
     @property
     def models(self) -> list[str]:
-        """The teachers, the best single teacher if it was scored, then the students."""
+        """The models with scores: the teachers, perhaps the best teacher alone, then the methods."""
         best = [BEST_TEACHER] if self.scored(BEST_TEACHER) else []
         return [TEACHERS, *best, *self.methods]
 
     @property
     def trained(self) -> list[str]:
-        """The models that were trained: the teachers, and the students of each method."""
+        """The models with trainings of their own: the teachers and the methods."""
         return [TEACHERS, *self.methods]
 
     @property
     def baseline(self) -> str | None:
-        """The single-network baseline: the best teacher, or the only one; None in early runs."""
+        """The single-network baseline: the best teacher, or the only one; None in runs of early versions."""
         return BEST_TEACHER if self.scored(BEST_TEACHER) else TEACHERS if self.members == 1 else None
 
     def perturbation(self, method: str) -> str | None:
@@ -111,17 +111,18 @@ class Run:
         return self.recipe.methods[method].label or None
 
     def methods_with(self, perturbation: str | None) -> list[str]:
+        """The methods with this perturbation; with None, the methods without teachers."""
         return [name for name in self.methods if self.perturbation(name) == perturbation]
 
     def members_of(self, model: str) -> int:
-        """The number of members of a model when it predicts, without extra teachers."""
+        """The number of members with which a model predicts, without extra teachers."""
         if model in (TEACHERS, BEST_TEACHER):
             return self.members if model == TEACHERS else 1
-        saved = [each.members for (name, _, _), each in self.predictions.items() if name == model]
-        return saved[0] if saved else self.recipe.form_table(model).predictors(self.members)
+        counts = [saved.members for (name, _, _), saved in self.predictions.items() if name == model]
+        return counts[0] if counts else self.recipe.form_table(model).predictors(self.members)
 
     def scored(self, model: str, split: str = "test", calibration: str = "calibrated") -> list[Score]:
-        """A model's rows, one a seed."""
+        """A model's rows of scores.csv, one per seed."""
         return select(self.scores, model, split, calibration)
 
     def mean(self, model: str, column: str) -> MeanSd:
@@ -130,16 +131,16 @@ class Run:
 
     def by_seed(self, model: str, column: str, calibration: str = "calibrated") -> dict[int | None, float]:
         """A column of a model's test scores by seed, without missing values."""
-        found = {score.seed: getattr(score, column) for score in self.scored(model, calibration=calibration)}
-        return {seed: value for seed, value in found.items() if value is not None}
+        values = {score.seed: getattr(score, column) for score in self.scored(model, calibration=calibration)}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     def text(self, model: str, column: str, calibration: str = "calibrated") -> str:
-        """A model's test score over its seeds, for people."""
+        """A model's test score over its seeds, as text for people."""
         values = self.by_seed(model, column, calibration).values()
         return score_text(column, list(values), self.teacher_count)
 
     def params(self, model: str) -> int:
-        """The number of parameters of a model; for the teachers, of all in the ensemble."""
+        """The number of parameters of a model; for the teachers, of all teachers in the ensemble."""
         return self.scored(model)[0].params
 
     def dee(self, model: str, calibration: str = "calibrated") -> Dee | None:
@@ -153,22 +154,22 @@ class Run:
         """How far members follow their own teachers: `voice` as a share of the teachers' mean-KLD.
 
         1 for exact copies of the teachers, 0 for members that are as far from their own teacher as from the
-        others. None for a student without a member for each teacher, or without teachers.
+        others. None without teachers, or without one member for each teacher.
         """
         if model not in self.methods or self.perturbation(model) is None:
             return None
-        voices, most = self.by_seed(model, "voice").values(), self.mean(TEACHERS, "kld").mean
-        return fmean(voices) / most if voices and most else None
+        voices, kld = self.by_seed(model, "voice").values(), self.mean(TEACHERS, "kld").mean
+        return fmean(voices) / kld if voices and kld else None
 
-    def kept(self, model: str) -> float | None:
-        """A student's mean-KLD as a share of the teachers'.
+    def diversity_share(self, model: str) -> float | None:
+        """A student's mean-KLD as a share of the teachers' mean-KLD.
 
         None for one network, and for a student that is worse than one teacher: its members are diverse
-        because they are wrong in different ways.
+        because they make different errors.
         """
-        dee, mine, most = self.dee(model), self.mean(model, "kld").mean, self.mean(TEACHERS, "kld").mean
-        worse = dee is not None and dee.value < 1
-        return mine / most if mine and most and not worse else None
+        dee, own, teachers = self.dee(model), self.mean(model, "kld").mean, self.mean(TEACHERS, "kld").mean
+        is_worse = dee is not None and dee.value < 1
+        return own / teachers if own and teachers and not is_worse else None
 
     def price(self, model: str, batch: int | None = None) -> Latency | None:
         """What a model's answers cost for a batch (default: the smallest measured)."""
@@ -177,32 +178,32 @@ class Run:
 
     def times_one_teacher(self, model: str) -> float | None:
         """A model's milliseconds as a multiple of one teacher's, if both were measured."""
-        mine, one = self.price(model), self.price(self.baseline or "")
-        return mine.milliseconds / one.milliseconds if mine and one else None
+        own, baseline = self.price(model), self.price(self.baseline or "")
+        return own.milliseconds / baseline.milliseconds if own and baseline else None
 
     @cached_property
     def curves(self) -> dict[str, list[float]]:
-        """Test NLL of deep ensembles of size 0, 1, 2, … for both calibrations, as the study saved it."""
+        """The saved DEE curves, by calibration: test NLL of deep ensembles of size 0, 1, 2, …"""
         rows = [row for row in self.table(EnsembleNll) if row.split == "test"]
-        found = {kind: [row for row in rows if row.calibration == kind] for kind in CALIBRATIONS}
-        for kind, curve in found.items() if rows else ():
+        curves = {kind: [row for row in rows if row.calibration == kind] for kind in CALIBRATIONS}
+        for kind, curve in curves.items() if rows else ():
             if [row.size for row in curve] != list(range(self.teacher_count + 1)):
                 raise damaged(self.folder / EnsembleNll.file, f"the {kind} curve has other sizes")
-        return {kind: [row.nll for row in curve] for kind, curve in found.items() if curve}
+        return {kind: [row.nll for row in curve] for kind, curve in curves.items() if curve}
 
     @cached_property
     def predictions(self) -> dict[tuple[str, int | None, str], Predictions]:
         """Predictions by model, seed and split, without corrupted images; with the extra teachers."""
-        found: dict[tuple[str, int | None, str], Predictions] = {}
+        result: dict[tuple[str, int | None, str], Predictions] = {}
         members, classes = {TEACHERS: self.members}, 0
         for model, seed, path in self._prediction_files():
-            each = found[model, seed, path.stem] = read_predictions(path)
-            classes = classes or each.logits.shape[2]
-            mine = each.first(self.members) if model == TEACHERS else each
-            expected = members.setdefault(model, each.members), classes
-            if (mine.members, mine.logits.shape[2]) != expected:
+            saved = result[model, seed, path.stem] = read_predictions(path)
+            classes = classes or saved.logits.shape[2]
+            ensemble = saved.first(self.members) if model == TEACHERS else saved
+            expected = members.setdefault(model, saved.members), classes
+            if (ensemble.members, ensemble.logits.shape[2]) != expected:
                 raise damaged(path, "it has other members or classes than the rest")
-        return found
+        return result
 
     def _prediction_files(self) -> Iterator[tuple[str, int | None, Path]]:
         for score in (score for model in self.trained for score in self.scored(model)):
@@ -219,50 +220,50 @@ class Run:
     def ensemble(self, model: str, split: str) -> dict[int | None, Predictions]:
         """A model's saved predictions by seed, without extra teachers."""
         if model == BEST_TEACHER:
-            together = self.ensemble(TEACHERS, split).values()
+            teachers = self.ensemble(TEACHERS, split).values()
             numbers = [row.seed for row in self.scored(model)]
-            return {j: each.member(j) for each in together for j in numbers if j is not None}
+            return {j: saved.member(j) for saved in teachers for j in numbers if j is not None}
         return {
-            seed: each.first(self.members) if model == TEACHERS else each
-            for (name, seed, where), each in self.predictions.items()
+            seed: saved.first(self.members) if model == TEACHERS else saved
+            for (name, seed, where), saved in self.predictions.items()
             if (name, where) == (model, split)
         }
 
     def pooled(self, model: str, split: str) -> Predictions | None:
         """A model's predictions with the images of all seeds joined, [m s·n k]; None if none are saved."""
-        each = self.ensemble(model, split)
-        return Predictions.joined(list(each.values())) if each else None
+        by_seed = self.ensemble(model, split)
+        return Predictions.joined(list(by_seed.values())) if by_seed else None
 
     @cached_property
     def temperatures(self) -> dict[tuple[str, int | None], float]:
-        """The temperatures that the study fitted on validation, by model and seed."""
-        found = {(row.model, row.seed): row.temperature for row in self.table(Temperature)}
-        if not all(temperature > 0 for temperature in found.values()):
+        """The temperatures that the study fitted on validation images, by model and seed."""
+        result = {(row.model, row.seed): row.temperature for row in self.table(Temperature)}
+        if not all(temperature > 0 for temperature in result.values()):
             raise damaged(self.folder / Temperature.file, "a temperature is not above 0")
-        return found
+        return result
 
     def log_probs(self, model: str, calibration: str) -> Tensor | None:
         """Log-probabilities of the test images in the order of `pooled`; if calibrated, at each seed's
         temperature. None if predictions or temperatures are missing. [s·n k]"""
-        found = []
-        for seed, each in self.ensemble(model, "test").items():
+        parts = []
+        for seed, saved in self.ensemble(model, "test").items():
             temperature = 1.0 if calibration == "standard" else self.temperatures.get((model, seed))
             if temperature is None:
                 return None
-            found.append(each.log_probs(temperature))
-        return torch.cat(found) if found else None
+            parts.append(saved.log_probs(temperature))
+        return torch.cat(parts) if parts else None
 
     @cached_property
-    def moved(self) -> list[tuple[list[str], Predictions]]:
-        """The teachers' predictions on perturbed training images, with the methods that share them."""
+    def perturbed_training(self) -> list[tuple[list[str], Predictions]]:
+        """The teachers' predictions on perturbed training images; methods with equal ones share an entry."""
         groups: list[tuple[list[str], Predictions]] = []
         for method in self.methods:
             saved = self.pooled(TEACHERS, f"train+{method}")
             if saved is None:
                 continue
-            same = [names for names, each in groups if each.logits.equal(saved.logits)]
-            if same:
-                same[0].append(method)
+            equal = [names for names, other in groups if other.logits.equal(saved.logits)]
+            if equal:
+                equal[0].append(method)
             else:
                 groups.append(([method], saved))
         return groups
@@ -292,21 +293,21 @@ class Run:
         }
 
     def seconds(self, model: str) -> list[float]:
-        """How long each training of a model took."""
+        """How long each training of a model took, in seconds."""
         if model == BEST_TEACHER:
-            numbers, taught = [row.seed for row in self.scored(model)], self.seconds(TEACHERS)
-            return [taught[j] for j in numbers if j is not None and j < len(taught)]
-        return [each.seconds for each in self.trainings[model] if each.seconds is not None]
+            numbers, seconds = [row.seed for row in self.scored(model)], self.seconds(TEACHERS)
+            return [seconds[j] for j in numbers if j is not None and j < len(seconds)]
+        return [done.seconds for done in self.trainings[model] if done.seconds is not None]
 
     def times(self) -> dict[str, list[float]]:
-        """How long each model's trainings took."""
+        """How long each training took in seconds, by model."""
         return {model: self.seconds(model) for model in self.trained}
 
     def adopted(self, model: str) -> list[str]:
-        """For each training taken over from another run, the name of that run folder."""
+        """For each training that was taken from another run, the name of that run's folder."""
         depth = 3 if model == TEACHERS else 4  # from the end: RUN/teachers/0, RUN/students/METHOD/0
-        parts = [Path(each.adopted).parts for each in self.trainings[model] if each.adopted]
-        return [each[-depth] if len(each) >= depth else "elsewhere" for each in parts]
+        paths = [Path(done.adopted).parts for done in self.trainings[model] if done.adopted]
+        return [parts[-depth] if len(parts) >= depth else "elsewhere" for parts in paths]
 
     def _of_trainings(self, model: str, name: str) -> list[Path]:
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model

@@ -1,4 +1,4 @@
-"""A few images of each split, saved with a run: students can be exported without the data set."""
+"""A few images of each split, saved with a run, so that students can be exported without the data set."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import safetensors.torch
 from polyphony._util.text import first_line
 from polyphony.data.splits import Split, Splits
 from polyphony.runs.predictions import saved_key
-from polyphony.runs.store import damaged, read_tensors, write_whole
+from polyphony.runs.store import damaged, read_tensors, write_atomically
 
 FILE = "samples.safetensors"
-COUNTS = {"train": 512, "valid": 2000, "test": 2000}  # the most images of a split
-MOST_BYTES = 8 << 20  # and the most bytes of their pixels
+COUNTS = {"train": 512, "valid": 2000, "test": 2000}  # the largest number of images of a split
+MAX_BYTES = 8 << 20  # of the images of a split
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +31,13 @@ class Samples:
     @classmethod
     def of(cls, splits: Splits) -> Samples:
         """Evenly spaced images of each split."""
-        image = math.prod(splits.train.images.shape[1:])
-        most = {name: max(1, min(count, MOST_BYTES // image)) for name, count in COUNTS.items()}
-        return cls(**{name: getattr(splits, name).some(count) for name, count in most.items()})
+        bytes_per_image = math.prod(splits.train.images.shape[1:])
+        counts = {name: max(1, min(count, MAX_BYTES // bytes_per_image)) for name, count in COUNTS.items()}
+        return cls(**{name: getattr(splits, name).some(count) for name, count in counts.items()})
 
 
 def keep_samples(folder: Path, splits: Splits, fingerprints: Mapping[str, str]) -> None:
-    """Write the samples of a run, unless it has samples of the same data."""
+    """Write the samples of a run, unless it already has samples of the same data."""
     path, key = folder / FILE, json.dumps(dict(sorted(fingerprints.items())))
     if saved_key(path) == key:
         return
@@ -47,7 +47,7 @@ def keep_samples(folder: Path, splits: Splits, fingerprints: Mapping[str, str]) 
         for name in COUNTS
         for part in ("images", "labels")
     }
-    write_whole(path, safetensors.torch.save(tensors, metadata={"key": key}))
+    write_atomically(path, safetensors.torch.save(tensors, metadata={"key": key}))
 
 
 def read_samples(folder: Path) -> Samples | None:

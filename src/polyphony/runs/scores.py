@@ -1,4 +1,4 @@
-"""Names, digits and comparisons of scores, shared by the terminal, the page and files."""
+"""Names of models, texts of scores and comparisons of students, for the terminal, the page and files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from polyphony.metrics import MeanSd, Predictions
 from polyphony.runs.rows import Score, Threshold, headings
 
 TEACHERS = "teachers"  # the ensemble: all teachers that students learn from
-BEST_TEACHER = "best teacher"  # one of them: least calibrated NLL on validation images, own temperature
+BEST_TEACHER = "best teacher"  # the one with the lowest calibrated validation NLL, at its own temperature
 CALIBRATIONS = ("calibrated", "standard")
-JUDGE = "calibrated"  # its validation NLL ranks the points of a sweep, as in the paper
+JUDGE = "calibrated"  # the calibration whose validation NLL ranks the points of a sweep, as in the paper
 HEADINGS = headings(Score)
 
-LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages that students can be asked for
+LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages with saved thresholds
 
-BySeed = Mapping[int | None, float]  # a student's score by its seed
+BySeed = Mapping[int | None, float]  # scores of a model by seed
 
 
 def select(
     rows: Iterable[Score], model: str, split: str = "test", calibration: str = "calibrated"
 ) -> list[Score]:
     """The rows of a model, one per seed."""
-    wanted = (model, split, calibration)
-    return [row for row in rows if (row.model, row.split, row.calibration) == wanted]
+    key = (model, split, calibration)
+    return [row for row in rows if (row.model, row.split, row.calibration) == key]
 
 
 def mean_of(rows: Iterable[Score], column: str) -> MeanSd:
-    """Mean and standard deviation of a column; a missing DEE is NaN."""
+    """Mean and standard deviation of a column; a missing value counts as NaN."""
     values = (getattr(row, column) for row in rows)
     return metrics.mean_sd([math.nan if value is None else value for value in values])
 
@@ -39,7 +39,7 @@ def mean_of(rows: Iterable[Score], column: str) -> MeanSd:
 def mean_text(column: str, value: MeanSd) -> str:
     """ "0.384 ± 0.004", or only the mean if there is no deviation.
 
-    Accuracy is in per cent and has two digits, all else has three.
+    Accuracy is in percent with two digits; other scores have three digits.
     """
     scale, digits = (100, 2) if column == "acc" else (1, 3)
     mean = f"{scale * value.mean:.{digits}f}"
@@ -47,24 +47,23 @@ def mean_text(column: str, value: MeanSd) -> str:
 
 
 def score_text(column: str, values: Sequence[float | None], teachers: int) -> str:
-    """A score over seeds as text; a dash for a missing DEE and for the mean-KLD of one network.
+    """A score over seeds as text; a dash if it is missing, and for the mean-KLD of one network.
 
-    `teachers` is the number of teachers behind the DEE curve.
+    `teachers` is the number of teachers of the DEE curve.
     """
-    known = [value for value in values if value is not None]
-    if not known or (column == "kld" and not any(known)):
+    numbers = [value for value in values if value is not None]
+    if not numbers or (column == "kld" and not any(numbers)):
         return "–"
     if column == "dee":
-        return Dee.of(known, teachers).text
-    return mean_text(column, metrics.mean_sd(known))
+        return Dee.of(numbers, teachers).text
+    return mean_text(column, metrics.mean_sd(numbers))
 
 
 @dataclass(frozen=True)
 class Dee:
-    """How many teachers a model is worth: by its mean NLL over seeds, and the range over single seeds.
+    """How many teachers a model is worth: the DEE of its mean NLL over seeds, and the range over seeds.
 
-    So it is the same function of the NLL for the teachers and for students. `teachers` is the number of
-    teachers on the curve: a DEE past its end is infinite.
+    `teachers` is the number of teachers of the curve; a DEE beyond its end is infinite.
     """
 
     value: float
@@ -76,7 +75,7 @@ class Dee:
     def of(
         cls, seeds: Sequence[float], teachers: int, nll: float = math.nan, curve: Sequence[float] = ()
     ) -> Dee:
-        """From the mean NLL if the curve is known, else the lower median of the DEEs of all seeds."""
+        """From the DEEs of all seeds. The value is the DEE of `nll`; without a curve, the lower median."""
         value = metrics.dee(nll, curve) if curve else median_low(seeds)
         return cls(value, min(seeds), max(seeds), teachers)
 
@@ -87,11 +86,11 @@ class Dee:
 
     @property
     def seeds(self) -> str:
-        """ "2.90 to 3.41"; empty if all seeds have the same."""
+        """ "2.90 to 3.41"; empty if both ends are the same."""
         return self.seeds_text(2, " to ")
 
     def seeds_text(self, digits: int, between: str) -> str:
-        """The range over seeds, with this number of digits and this text between its ends."""
+        """The range over seeds, with this number of digits and this text between its ends; may be empty."""
         ends = dict.fromkeys(self._number(end, digits) for end in (self.least, self.largest))
         return between.join(ends) if len(ends) > 1 else ""
 
@@ -100,23 +99,26 @@ class Dee:
 
 
 def differ(one: BySeed, other: BySeed) -> bool:
-    """Whether the 95 % interval of two students' difference, paired by seed, excludes zero."""
-    apart = [one[seed] - other[seed] for seed in one if seed in other]
-    if len(apart) < 2:
+    """Whether two students differ: the 95 % interval of their difference, paired by seed, excludes zero."""
+    differences = [one[seed] - other[seed] for seed in one if seed in other]
+    if len(differences) < 2:
         return False
-    found = metrics.paired(apart)
-    return abs(found.mean) > found.half
+    interval = metrics.paired(differences)
+    return abs(interval.mean) > interval.half
 
 
 def by_shared_seeds(values: Mapping[str, BySeed]) -> Mapping[str, BySeed]:
-    """The values at the seeds that all students have; all values if no seed is shared."""
-    shared = set.intersection(*(set(each) for each in values.values()))
-    kept = {name: {seed: each[seed] for seed in each if seed in shared} for name, each in values.items()}
-    return kept if shared else values
+    """The scores at the seeds that all students have; all scores if they share no seed."""
+    shared = set.intersection(*(set(scores) for scores in values.values()))
+    if not shared:
+        return values
+    return {
+        name: {seed: scores[seed] for seed in scores if seed in shared} for name, scores in values.items()
+    }
 
 
 def thresholds(model: str, seed: int | None, valid: Predictions, temperature: float) -> Iterator[Threshold]:
-    """The thresholds of a model for each coverage, from its validation predictions and temperature."""
+    """The thresholds of a model for each coverage in LEVELS, from its validation predictions."""
     rule = valid.set_rule()
     for level in LEVELS:
         confidence = valid.confidence_at(level, temperature)

@@ -1,7 +1,7 @@
-"""The folders of trainings: a stage has a key, the hash of everything that its result depends on.
+"""The folders of trainings. A stage is the folder of one training, with a key.
 
-A stage is a folder with `weights.safetensors`, `log.jsonl`, `resume.pt` (until it is done) and `done.json`.
-Its `spec` is the nested dict that its key is the hash of.
+The folder holds `weights.safetensors`, `log.jsonl`, `done.json` and, until the training is done, `resume.pt`.
+The key is the hash of the stage's `spec`, a nested dict of everything that the result depends on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polyphony.runs.store import (
     read_json,
     sha256,
     spec_key,
-    write_whole,
+    write_atomically,
 )
 
 Record = dict[str, Any]  # started.json or done.json
@@ -44,51 +44,50 @@ WEIGHTS, LOG, RESUME = "weights.safetensors", "log.jsonl", "resume.pt"
 STARTED, DONE = "started.json", "done.json"  # the record of a training while it runs, and afterwards
 
 
-class Started(BaseModel):
-    """The parts of a record that every training has."""
+class StartedRecord(BaseModel):
+    """The required parts of a record."""
 
     key: str
     spec: dict[str, Any]
     teachers: dict[str, str] = {}
 
 
-class Finished(Started):
-    """The parts of a record that a finished training has."""
+class FinishedRecord(StartedRecord):
+    """The required parts of the record of a finished training."""
 
     weights: str
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The reader of the folder of a training."""
+class TrainingFolder:
+    """Reads the folder of a training."""
 
     folder: Path
 
-    def is_there(self) -> bool:
-        """Whether the training is finished."""
+    def is_finished(self) -> bool:
         return (self.folder / DONE).exists()
 
     def record(self) -> Record:
         """done.json: the key, the hash of the weights, facts, the spec."""
-        return read_record(self.folder / DONE, Finished)
+        return read_record(self.folder / DONE, FinishedRecord)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights; raises if the file or a teacher of this student has changed since."""
+        """The weights; raises a StoreError if the file or one of the student's teachers has changed."""
         path, record = self.folder / WEIGHTS, self.record()
         data = read_bytes(path)
         if sha256(data) != record["weights"]:
             raise StoreError(
                 f"{path} is not the file that was written (its hash differs): delete {self.folder}"
             )
-        self._refuse_other_teachers(record)
+        self._reject_other_teachers(record)
         return safetensors.torch.load(data)
 
-    def _refuse_other_teachers(self, record: Record) -> None:
+    def _reject_other_teachers(self, record: Record) -> None:
         for name, weights in record.get("teachers", {}).items():
-            teacher = Trained(run_of(self.folder) / name)
-            if teacher.is_there() and teacher.record()["weights"] != weights:
+            teacher = TrainingFolder(run_of(self.folder) / name)
+            if teacher.is_finished() and teacher.record()["weights"] != weights:
                 raise StoreError(
-                    f"{self.folder} learnt from another {name}, which was trained again since:"
+                    f"{self.folder} learnt from another {name}, which was trained again since then:"
                     f" delete {self.folder} to train it again, too"
                 )
 
@@ -99,57 +98,58 @@ class Stage:
 
     folder: Path
     spec: Spec
-    attempt: Path | None = None  # where a claimed stage writes its files before they are moved
-    teachers: Mapping[str, str] = field(default_factory=dict)  # hashes of the teachers' weights, when claimed
+    attempt: Path | None = None  # set by `start`: files are written here, then moved into the folder
+    teachers: Mapping[str, str] = field(default_factory=dict)  # set by `start`: hashes of teachers' weights
 
     @property
     def key(self) -> str:
-        """The hash of everything the result depends on."""
+        """The hash of everything that the result depends on."""
         return spec_key(self.spec)
 
     def is_done(self) -> bool:
         """Whether the folder has a result with this key."""
-        record = self.found()
+        record = self.record()
         return record is not None and record["key"] == self.key and "weights" in record
 
-    def found(self) -> Record | None:
-        """The record of the folder, finished or not; None if there is none."""
-        for name, shape in ((DONE, Finished), (STARTED, Started)):
+    def record(self) -> Record | None:
+        """The record in the folder, of a finished or a started training; None if there is none."""
+        for name, model in ((DONE, FinishedRecord), (STARTED, StartedRecord)):
             if (self.folder / name).exists():
-                return upgraded(read_record(self.folder / name, shape), self.folder)
+                return upgraded(read_record(self.folder / name, model), self.folder)
         return None
 
     def difference(self) -> str:
-        """The first setting in which the record of the folder has another spec; empty if none."""
-        record = self.found()
+        """The first setting in which the record's spec differs from this one; empty if none differs."""
+        record = self.record()
         return "" if record is None or record["key"] == self.key else difference(record["spec"], self.spec)
 
     def start(self, teachers: Mapping[str, str] | None = None) -> Stage | None:
-        """Claim the folder for a new attempt; returns its stage, or None if the result is there.
+        """Claim the folder for a new attempt. Returns the attempt's stage, or None if the result exists.
 
         `teachers` are the hashes of the teachers' weights by folder; a training state from other teachers is
-        dropped. Earlier attempts can no longer write. Raises if the folder holds a result with another key.
+        dropped. Earlier attempts can no longer write. Raises a ChangedError if the folder holds a training
+        with another key.
         """
         if self.is_done():
             return None
-        if words := self.difference():
-            raise ChangedError(f"{self.folder} was made with another {words}")
+        if setting := self.difference():
+            raise ChangedError(f"{self.folder} was made with another {setting}")
         teachers = dict(teachers or {})
         started = replace(self, attempt=claim(self.folder), teachers=teachers)
         if self.is_done():  # an earlier attempt has finished meanwhile
             started.clean()
             return None
-        found = self.found()
-        if found is None or found.get("teachers", {}) != teachers:  # the state is of another training
+        previous = self.record()
+        if previous is None or previous.get("teachers", {}) != teachers:  # the state is of another training
             (self.folder / RESUME).unlink(missing_ok=True)
         record = {"key": self.key, **whereabouts(), "teachers": teachers, "spec": self.spec}
         started._write(STARTED, as_json(record))
         return started
 
     def _write(self, name: str, data: bytes | memoryview) -> None:
-        """Write a file of the stage atomically; raises if a later attempt has claimed the stage."""
+        """Write a file atomically; raises a StaleError if a later attempt has claimed the stage."""
         try:
-            write_whole(self.folder / name, data, self.attempt)
+            write_atomically(self.folder / name, data, self.attempt)
         except OSError as error:
             is_removed = error.errno == errno.ENOENT or (self.attempt and not self.attempt.exists())
             if self.attempt is None or not is_removed:  # removing a claimed folder takes a moment
@@ -157,13 +157,13 @@ class Stage:
             raise StaleError(f"{self.folder} was claimed by a later attempt: this one ends") from error
 
     def remove(self) -> None:
-        """Remove the folder, first the files that a later training would use: it may be killed meanwhile."""
+        """Remove the folder. Files that a later training would use go first: the process may be killed."""
         for name in (RESUME, DONE):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
 
     def load(self) -> dict[str, Any] | None:
-        """The last saved training state, or None."""
+        """The last saved training state, or None; raises a StoreError if the file is damaged."""
         path = self.folder / RESUME
         if not path.exists():
             return None
@@ -178,7 +178,7 @@ class Stage:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save a training state and its log; the log first, since a resumed training writes it again."""
+        """Save a training state and its log. The log goes first: a resumed training writes it again."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
         lines = "".join(json.dumps(row) + "\n" for row in state["log"])
@@ -188,28 +188,28 @@ class Stage:
     def finish(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Save the final weights and done.json."""
         copies = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
-        data = safetensors.torch.save(copies)  # it rejects shared memory, which tied weights have
+        data = safetensors.torch.save(copies)  # copies, because it rejects the shared memory of tied weights
         self._write(WEIGHTS, data)
         done = {"key": self.key, "weights": sha256(data), "teachers": dict(self.teachers)}
         self._write(DONE, as_json(done | facts | {"spec": self.spec}))
         self.clean()
 
     def clean(self) -> None:
-        """Remove the files that are only for resuming."""
+        """Remove the files that are only for resuming, and unfinished ones."""
         drop_resume_files(self.folder)
-        for half_written in self.folder.glob(".*.part"):  # by a process that was killed
-            half_written.unlink(missing_ok=True)
+        for unfinished in self.folder.glob(".*.part"):  # of a process that was killed
+            unfinished.unlink(missing_ok=True)
         if self.attempt is not None:
             remove(self.attempt)
 
     def take_over(self, folder: Path, teachers: Mapping[str, str]) -> bool:
-        """Take the result with this key from the folder of another run; returns whether that worked.
+        """Take the result with this key from a folder of another run. Returns whether it succeeded.
 
-        Its teachers must have weights with the same hashes. Files are linked where possible: those of a
+        Its teachers must have weights with the same hashes. Files are linked if possible: the files of a
         finished training never change.
         """
         try:
-            record = upgraded(read_record(folder / DONE, Finished), folder)
+            record = upgraded(read_record(folder / DONE, FinishedRecord), folder)
             if (record["key"], record.get("teachers", {})) != (self.key, teachers):
                 return False
             if (stage := self.start(teachers)) is None:
@@ -231,40 +231,41 @@ def run_of(folder: Path) -> Path:
 
 
 def results_in(runs: Path) -> dict[str, list[Path]]:
-    """Key → the folders of finished trainings with this key, in all runs of a folder."""
-    found: dict[str, list[Path]] = {}
+    """The folders of all finished trainings in all runs of a folder, by key."""
+    folders: dict[str, list[Path]] = {}
     for pattern in ("*/teachers/*", "*/students/*/*"):
         for path in sorted(runs.glob(f"{pattern}/{DONE}")):
             with suppress(StoreError):  # damaged folders of other runs are ignored
                 record = upgraded(read_record(path), path.parent)
-                found.setdefault(record["key"], []).append(path.parent)
-    return found
+                folders.setdefault(record["key"], []).append(path.parent)
+    return folders
 
 
 def upgraded(record: Record, folder: Path) -> Record:
-    """The record in today's format.
+    """The record in the current format.
 
-    Early versions named a student's teachers in the spec by the hashes of their weights, not by their keys.
+    In early versions, the spec of a student named its teachers by the hashes of their weights, not by keys.
     """
     old = record["spec"]
-    taught = old.get("teachers", [])
-    used = [*(taught if isinstance(taught, list) else []), *(old[n] for n in ("start", "source") if n in old)]
-    if "teachers" in record or not used or not all(isinstance(each, str) for each in used):
+    listed = old.get("teachers", [])
+    single = [old[name] for name in ("start", "source") if name in old]
+    hashes = [*(listed if isinstance(listed, list) else []), *single]
+    if "teachers" in record or not hashes or not all(isinstance(weights, str) for weights in hashes):
         return record
-    keys, names = {}, {}
+    keys, names = {}, {}  # by hash of the weights
     for path in run_of(folder).glob(f"teachers/*/{DONE}"):
-        teacher = read_record(path, Finished)
+        teacher = read_record(path, FinishedRecord)
         keys[teacher["weights"]], names[teacher["weights"]] = teacher["key"], f"teachers/{path.parent.name}"
     spec = {name: value for name, value in old.items() if name != "taught_by"}
     spec |= {name: keys.get(old[name], "unknown") for name in ("start", "source") if name in old}
     if "teachers" in old:
-        spec["teachers"] = [keys.get(each, "unknown") for each in old["teachers"]]
-    teachers = {names.get(each, "unknown"): each for each in used}
+        spec["teachers"] = [keys.get(weights, "unknown") for weights in old["teachers"]]
+    teachers = {names.get(weights, "unknown"): weights for weights in hashes}
     return record | {"spec": spec, "key": spec_key(spec), "teachers": teachers}
 
 
 def difference(old: Spec, new: Spec) -> str:
-    """The first setting in which two specs differ, in words: "plan.epochs (60, now 40)"."""
+    """The first setting in which two specs differ: "plan.epochs (60, now 40)"."""
     sides = flat(old), flat(new)
     for name in sorted(sides[0].keys() | sides[1].keys()):
         before, after = (repr(side[name]) if name in side else "its default" for side in sides)
@@ -273,30 +274,30 @@ def difference(old: Spec, new: Spec) -> str:
     return "setting"
 
 
-def read_record(path: Path, shape: type[Started] = Started) -> Record:
-    """A started.json or done.json; raises if it does not have this shape."""
+def read_record(path: Path, model: type[StartedRecord] = StartedRecord) -> Record:
+    """A started.json or done.json; raises a StoreError if it does not fit the model."""
     record = read_json(path)
     try:
-        shape.model_validate(record, strict=True)
+        model.model_validate(record, strict=True)
     except ValidationError:
-        raise StoreError(f"{path} is not what was written: delete {path.parent} to start over") from None
+        raise StoreError(f"{path} is not a valid record: delete {path.parent} to start over") from None
     return record
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a run folder, and remove files that killed processes left; raises if it is in use."""
+    """Lock a run folder and remove leftovers of killed processes; raises a FolderError if it is in use."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / LOCK, timeout=0).acquire()
+        lock = FileLock(folder / LOCK, timeout=0).acquire()
     except Timeout as error:
         raise FolderError(f"{folder} is in use by another process, which may take a while") from error
     except OSError as error:
         raise FolderError(f"{folder} cannot be written ({error.strerror})") from error
-    with held:
+    with lock:
         clear_leftovers(folder)
         for done in folder.rglob(DONE):
-            drop_resume_files(done.parent)  # the process was killed right after done.json
+            drop_resume_files(done.parent)  # the process may have been killed right after it wrote done.json
         yield
 
 

@@ -1,4 +1,7 @@
-"""Files of a run folder: written atomically, read and checked; a fault is an error of one sentence."""
+"""Reading and writing the files of a run folder: writes are atomic, reads are checked.
+
+All errors are StoreErrors with a message of one sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from polyphony.runs.rows import TableRow, from_csv
 
 Spec = dict[str, Any]
 Row = TypeVar("Row", bound=TableRow)
-Shape = TypeVar("Shape", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class StoreError(UserError, RuntimeError):
@@ -32,7 +35,7 @@ class ChangedError(StoreError):
 
 
 class CodeError(StoreError):
-    """Loading would run code of somebody else, and this was not allowed."""
+    """Loading would run somebody else's code, and the caller did not allow that."""
 
 
 class FolderError(StoreError):
@@ -51,18 +54,18 @@ class FileError(StoreError):
         self.path, self.words = path, words
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileError, (self.path, self.words), self.__dict__  # so that processes can send it
+        return FileError, (self.path, self.words), self.__dict__  # for pickle, so that processes can send it
 
 
 def damaged(path: Path, why: object) -> FileError:
-    """The error to raise for a damaged file."""
+    """The FileError to raise for a damaged file."""
     return FileError(path, f"is damaged ({why})")
 
 
 class Facts(BaseModel):
-    """recipe.json: the resolved recipe, the fingerprints and classes of the data, versions, machine.
+    """recipe.json: the full recipe, the fingerprints and classes of the data, versions, machine.
 
-    `network` is the students' network if the recipe only names the files that describe it.
+    `network` describes the students' network if the recipe names only files of it.
     """
 
     recipe: dict[str, Any]
@@ -73,8 +76,8 @@ class Facts(BaseModel):
     machine: dict[str, Any] = {}
 
 
-class Asked(BaseModel):
-    """The parts of sweep.json that a report reads: what was swept, and how."""
+class SweepFacts(BaseModel):
+    """The parts of sweep.json that a report reads: the method of the sweep and its settings."""
 
     recipe: str
     method: str
@@ -91,8 +94,8 @@ class Done(BaseModel):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file, opened for reading; raises a FileError if it is damaged."""
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file for reading; raises a FileError if it is damaged."""
     try:
         with safetensors.safe_open(regular(path), framework="pt") as file:
             yield file
@@ -101,8 +104,8 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
-    with opened(path) as file:
+    """All tensors of a safetensors file; raises a FileError if it is damaged."""
+    with open_tensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
@@ -119,15 +122,15 @@ def flat(spec: Spec, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def write_whole(path: Path, data: bytes | memoryview, attempt: Path | None = None) -> None:
-    """Write a file atomically: to a temporary file (in `attempt`, if given), flushed, then renamed."""
-    with atomic_path(path, attempt) as beside:
-        beside.write_bytes(data)
+def write_atomically(path: Path, data: bytes | memoryview, attempt: Path | None = None) -> None:
+    """Write a temporary file (in the folder `attempt`, if given), flush it, and rename it to `path`."""
+    with atomic_path(path, attempt) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    write_whole(path, as_json(value))
+    write_atomically(path, as_json(value))
 
 
 def as_json(value: dict[str, Any]) -> bytes:
@@ -136,7 +139,7 @@ def as_json(value: dict[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; raises a StoreError if the file is missing or something else."""
+    """A JSON object; raises a StoreError if the file is missing or holds something else."""
     try:
         value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -158,17 +161,17 @@ def read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def read_object(path: Path, shape: type[Shape]) -> Shape:
-    """A JSON file, validated as this model."""
+def read_object(path: Path, model: type[Model]) -> Model:
+    """A JSON file, validated as this model; raises a StoreError if it is missing or invalid."""
     value = read_json(path)
     try:
-        return shape.model_validate_json(json.dumps(value), strict=True)
+        return model.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         raise damaged(path, explain(error.errors()[0])) from None
 
 
 def read_table(run: Path, kind: type[Row]) -> list[Row]:
-    """The rows of a run's table."""
+    """The rows of a run's table; raises a StoreError if the file is missing or damaged."""
     path = run / kind.file
     try:
         return from_csv(read_bytes(path).decode(), kind)
@@ -177,7 +180,7 @@ def read_table(run: Path, kind: type[Row]) -> list[Row]:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """A training log with one row per epoch; ignores a half-written last line."""
+    """A training log with one row per epoch; an unfinished last line is ignored."""
     try:
         text = read_bytes(path).decode()
         return [_epoch(json.loads(line)) for line in text[: text.rfind("\n") + 1].splitlines()]
