@@ -32,7 +32,7 @@ from polyphony import (
 from polyphony.recipe import foreign_table
 from polyphony.serve import ExportError, export_student, int8
 from polyphony.serve.export import metadata
-from polyphony.serve.int8 import Int8, Judged
+from polyphony.serve.int8 import FileScores, Int8
 
 
 def network(copies: int = 1, extra: int = 0) -> nn.Module:
@@ -224,9 +224,9 @@ class Does(nn.Module):
 @pytest.mark.parametrize(
     ("what", "to", "said"),
     [
-        (torch.digamma, "a.onnx", "ONNX has nothing for digamma; .pt2 has"),
+        (torch.digamma, "a.onnx", "ONNX does not support digamma; .pt2 does"),
         (lambda z: z.view(2, 5), "a.pt2", "cannot be traced for any number of images"),
-        (lambda z: 2 * z if len(z) > 8 else z, "a.onnx", "its code decides by how many images there are"),
+        (lambda z: 2 * z if len(z) > 8 else z, "a.onnx", "its code depends on the number of images"),
         (lambda z: z if z.sum() > 0 else -z, "a.pt2", "cannot be traced for any number of images"),
         (lambda z: nn.functional.dropout(z, 0.5, training=True), "a.pt2", "differ from the student's by"),
         (lambda z: z, "a.tflite", "must end in .onnx or .pt2"),
@@ -307,7 +307,7 @@ def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path, monkey
     assert "Rank correlation of the mutual information with float32: " in told.out
     assert onnxruntime.InferenceSession(to).get_modelmeta().custom_metadata_map["precision"] == "int8"
     to.unlink()
-    worse = Int8(b"", "nothing", Judged(0.9, 0.3, 0.1, 1.0), Judged(0.9, 0.4, 0.1, 1.0), None, 70)
+    worse = Int8(b"", "nothing", FileScores(0.9, 0.3, 0.1, 1.0), FileScores(0.9, 0.4, 0.1, 1.0), None, 70)
     monkeypatch.setattr(int8, "quantise_student", lambda *_: worse)
     words = "and 0.01 is allowed: nothing was written: give --allow a larger number"
     refused(say("export", run, "be", "--out", to, "--int8"), words)

@@ -171,7 +171,7 @@ class Nothing(nn.Module):
 @pytest.mark.parametrize(
     ("ensemble", "spoil", "said"),
     [
-        (Single(Nothing()), {}, "there is nothing to make int8"),
+        (Single(Nothing()), {}, "that could become int8"),
         (Single(nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))), {"train": 0}, "must be uint8"),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_run_that_lacks_a_file_is_one_sentence(run, tmp_path):
     record = json.loads((copy / "recipe.json").read_text())
     del record["images"]
     (copy / "recipe.json").write_text(json.dumps(record))
-    with pytest.raises(StoreError, match="does not say its classes"):
+    with pytest.raises(StoreError, match="does not list the classes"):
         load_student(copy)
     (copy / "analysis" / "temperatures.csv").unlink()
     with pytest.raises(StoreError, match="has no temperature of"):
@@ -189,12 +189,12 @@ def test_a_run_that_lacks_a_file_is_one_sentence(run, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda z: z * math.nan, "are no numbers: it has diverged"),
-        (lambda z: z * math.inf, "are no numbers: it has diverged"),
-        (lambda z: z[..., None], "answers 2 images with [2, 10, 1], not with [2, 10]"),
+        (lambda z: z * math.nan, "returns NaN for these images: its training has diverged"),
+        (lambda z: z * math.inf, "returns NaN for these images: its training has diverged"),
+        (lambda z: z[..., None], "returns [2, 10, 1] for 2 images, not [2, 10]"),
     ],
 )
-def test_answers_that_are_none_are_one_sentence(student, images, spoil, said):
+def test_outputs_that_are_not_predictions_are_one_sentence(student, images, spoil, said):
     class Spoilt(torch.nn.Module):
         def __init__(self, network):
             super().__init__()

@@ -15,7 +15,7 @@ from polyphony import load_student
 from polyphony.recipe import foreign_table
 from polyphony.runs.rows import Latency, Score, SetScore, to_csv
 from polyphony.runs.run import Run
-from polyphony.runs.store import StoreError, read_table, write_whole
+from polyphony.runs.store import StoreError, read_table, write_atomically
 from polyphony.serve.load import load_samples
 from polyphony.serve.pack import card
 
@@ -83,7 +83,7 @@ def test_its_card_has_the_price_where_the_run_has_measured_it(run, student, tmp_
             ("be", batch / 8),
         )
     ]
-    write_whole(tmp_path / "run" / Latency.file, to_csv(rows, Latency).encode())
+    write_atomically(tmp_path / "run" / Latency.file, to_csv(rows, Latency).encode())
     said = card(Run.open(tmp_path / "run"), student("be"), "mine", figure=False)
     assert "| milliseconds for one image, one thread | 4.00 | 1.00 | 1.25 | 0.12 |" in said
     assert "| file (MB, float32) | 2.34 | 2.34 | 2.34 | 2.34 |" in said
@@ -131,7 +131,26 @@ def test_a_packed_student_is_replaced_by_force_and_may_hold_int8(say, run, packe
 @pytest.mark.parametrize("verb", ["export", "pack"])
 def test_a_rise_is_allowed_to_int8_alone(say, run, verb, tmp_path):
     told = say(verb, run, "be", "--out", tmp_path / "s.onnx", "--allow", "0.02")
-    assert (told.code, told.err) == (2, "polyphony: --allow belongs to --int8: give both, or neither\n")
+    assert (told.code, told.err) == (2, "polyphony: --allow needs --int8: give both, or neither\n")
+
+
+@pytest.mark.parametrize(("verb", "to"), [("export", "s.onnx"), ("pack", "packed")])
+def test_a_poor_student_is_written_with_the_warnings_of_the_page(say, run, verb, to, tmp_path):
+    poor = shutil.copytree(run, tmp_path / "run")
+    scores = {"be": {"nll": 3.0, "kld": 0.001}, "teachers": {"kld": 0.5}, "best teacher": {"nll": 1.25}}
+    rows = [replace(row, **scores.get(row.model, {"nll": 1.0})) for row in read_table(run, Score)]
+    write_atomically(poor / Score.file, to_csv(rows, Score).encode())
+    warned = say(verb, poor, "be", "--out", tmp_path / to)
+    assert (warned.code, (tmp_path / to).exists()) == (0, True), warned
+    assert [line for line in warned.out.splitlines() if line.startswith("Warning: ")] == [
+        "Warning: be is worse than your best single teacher (calibrated NLL on test images 3.000 against"
+        " 1.250): train it longer, or take a larger network.",
+        'Warning: the members of be are almost alike: one network (form = "single") would do the same for'
+        " less.",
+    ]
+    good = say(verb, poor, "single", "--out", tmp_path / to, "--force")
+    assert good.code == 0, good
+    assert "Warning" not in good.out
 
 
 def test_an_int8_file_is_announced_with_its_own_temperature(say, run, tmp_path):
@@ -159,8 +178,8 @@ def name_code(folder):
     ("spoil", "said"),
     [
         (spoil_weights, "is not the file that was packed"),
-        (spoil_config, "describes no student"),
-        (name_code, "needs the code 'os:getcwd', which loading runs only with code=True"),
+        (spoil_config, "does not describe a student"),
+        (name_code, "needs the code 'os:getcwd', which runs only with code=True"),
     ],
 )
 def test_a_folder_that_is_not_what_was_packed_is_refused(packed, tmp_path, spoil, said):

@@ -62,7 +62,7 @@ def test_a_run_without_thresholds_says_what_to_do(run, images, monkeypatch):
     monkeypatch.setattr(Thresholds, "of", lambda rows: None)
     answers = load_student(run, "be").predict(images.images[:2])
     assert answers.probabilities.shape == (2, 10)
-    with pytest.raises(AnswerError, match="has no thresholds of validation images: evaluate its run again"):
+    with pytest.raises(AnswerError, match="has no thresholds from validation images: evaluate its run again"):
         answers.sets(0.9)
 
 
@@ -104,7 +104,7 @@ def test_a_file_with_other_sets_is_not_written(student, images, tmp_path, monkey
 
 def test_a_student_without_thresholds_has_no_sets_to_export(run, monkeypatch):
     monkeypatch.setattr(Thresholds, "of", lambda rows: None)
-    with pytest.raises(AnswerError, match="has no thresholds of validation images: evaluate its run again"):
+    with pytest.raises(AnswerError, match="has no thresholds from validation images: evaluate its run again"):
         load_student(run, "be").with_sets(0.9)
 
 

@@ -190,7 +190,7 @@ def check_the_way_out(pictures, capsys):
     forget_modules()
     packed = ("predict", "packed", "unlabelled", "--json")
     assert command(*packed) == 2
-    assert "which loading runs only with code=True: give --code if you trust it" in capsys.readouterr().err
+    assert "which runs only with code=True: give --code if you trust it" in capsys.readouterr().err
     assert command(*packed, "--code") == 0
     assert json.loads(capsys.readouterr().out) == told
 
@@ -199,7 +199,7 @@ def check_the_way_out(pictures, capsys):
     ("arguments", "sentence"),
     [
         (("pictures", "0.pt", "--network", "draft_nets:make"), "two networks or more, not 1 file"),
-        (("nowhere", "0.pt", "1.pt", "--network", "draft_nets:make"), "no known data set"),
+        (("nowhere", "0.pt", "1.pt", "--network", "draft_nets:make"), "not a known data set"),
         (("pictures", "0.pt", "1.pt", "--network", "draft nets"), "names no network"),
         (("pictures", "0.pt", "1.pt", "--network", "draft_nets:mak"), "the module has no 'mak'"),
         (("pictures", "4.pt", "1.pt", "--network", "draft_nets:make"), "4.pt cannot be read"),

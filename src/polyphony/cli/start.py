@@ -69,13 +69,13 @@ def init(
     """
     if out.exists():
         raise UsageError(f"{out} exists: give --out another file, or remove it")
-    from polyphony.runs.store import write_whole
+    from polyphony.runs.store import write_atomically
     from polyphony.study.draft import draft
     from polyphony.study.pretrained import Preprocessing
 
     preprocessing = Preprocessing(size, numbers("--mean", mean), numbers("--std", std), order)
     text = draft(images, weights, network, out, preprocessing, terminal.line, unlabelled, minutes)
-    write_whole(out, text.encode())
+    write_atomically(out, text.encode())
     terminal.line(f"Recipe: {out}. Next: polyphony show {out}")
 
 

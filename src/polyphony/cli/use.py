@@ -74,7 +74,7 @@ def predict(
     """Classify pictures with a student: class, calibrated confidence, uncertainties."""
     if as_json and as_csv:
         raise UsageError("give --json or --csv, not both")
-    from polyphony.runs.store import write_whole
+    from polyphony.runs.store import write_atomically
     from polyphony.serve import load_student
     from polyphony.serve.table import contact_sheet
 
@@ -84,7 +84,7 @@ def predict(
     rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
     terminal.note(f"Answers by {student.words}{f': {student.choice}' if student.choice else ''}.")
     if page:
-        write_whole(page, contact_sheet(student, rows, pictures).encode())
+        write_atomically(page, contact_sheet(student, rows, pictures).encode())
         terminal.note(f"Page: {page}")
     if as_json:
         terminal.plain(json_of(rows, student.classes, probabilities.tolist()))

@@ -1,4 +1,4 @@
-"""A trained student as others use it: loaded, asked, exported, packed."""
+"""Use a trained student: load, predict, export, pack."""
 
 from polyphony.serve.export import export_student
 from polyphony.serve.graph import ExportError

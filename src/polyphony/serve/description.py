@@ -1,4 +1,4 @@
-"""What a student says of itself: how it is built, what its outputs mean, where it comes from."""
+"""The description of a student: how it is built, what its outputs mean, where it comes from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polyphony.recipe import Blueprint, Form, NetworkTable
 from polyphony.recipe.networks import Network
 from polyphony.recipe.python import PythonTable
 from polyphony.recipe.table import RecipeError
-from polyphony.runs.proof import Proof, proven
+from polyphony.runs.proof import Proof, with_proof
 from polyphony.runs.rows import Threshold
 from polyphony.runs.store import StoreError
 
@@ -30,20 +30,20 @@ Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
 
 
 class CoverageError(UserError, ValueError):
-    """A coverage that a student cannot be asked for."""
+    """Raised for a coverage outside the range that a student has thresholds for."""
 
 
 class Thresholds(Settings):
-    """One entry for each of `coverages`, ascending. A coverage between two takes the higher one's."""
+    """Thresholds for each of `coverages`, ascending; a coverage between two uses those of the higher one."""
 
     coverages: tuple[float, ...]
-    confidences: tuple[float, ...]  # calibrated: images with at least this are so large a share
-    scores: tuple[float | None, ...]  # a set holds classes whose −log p is at most this; none for all classes
+    confidences: tuple[float, ...]  # this share of images has at least this calibrated confidence
+    scores: tuple[float | None, ...]  # a set holds classes with −log p up to this; None: all classes
     temperature: float  # of p in the sets
 
     @classmethod
     def of(cls, rows: Sequence[Threshold]) -> Thresholds | None:
-        """A student's rows of the run's table; nothing where there are none."""
+        """The thresholds from a student's rows of the run's table; None without rows."""
         rows = sorted(rows, key=lambda row: row.coverage)
         if not rows:
             return None
@@ -55,7 +55,7 @@ class Thresholds(Settings):
         )
 
     def confidence(self, coverage: float) -> float:
-        """The confidence from which the student answers, so that it answers this share of the images."""
+        """The lowest confidence at which the student answers, so that it answers this share of images."""
         return self.confidences[self._place(coverage)]
 
     def score(self, coverage: float) -> float:
@@ -71,7 +71,7 @@ class Thresholds(Settings):
 
 
 class Description(Settings):
-    """All that is needed to build a student and to read its answers, and its origin."""
+    """Everything needed to build a student and to read its answers, and where it comes from."""
 
     network: Network
     form: Form
@@ -86,37 +86,42 @@ class Description(Settings):
     recipe: str  # hash of the recipe
     weights: str  # hash of the weights
     scores: dict[str, float]  # calibrated, on test images
-    thresholds: Thresholds | None = None  # of validation images; early runs have none
+    thresholds: Thresholds | None = None  # from validation images; None for early runs
     sets: float | None = None  # coverage of the output `set` of an exported file; None: no such output
-    licence: str = ""  # under which others may use it
-    proof: Proof | None = None  # the result of the trial of its members
+    licence: str = ""  # for other users
+    proof: Proof | None = None  # that its members were tested (`nn/trial.py`)
     version: str = __version__
 
     @classmethod
-    def read(cls, described: Mapping[str, Any], where: object, code_in: Path | None = None) -> Description:
-        """Read JSON, with the user's own code in a folder; raises a StoreError that says what is wrong."""
+    def read(cls, config: Mapping[str, Any], where: object, code_in: Path | None = None) -> Description:
+        """Check a config; raises a StoreError that names `where` and the fault.
+
+        The user's own code is imported from the folder `code_in`.
+        """
         context = {"folder": str(code_in.absolute())} if code_in else None
         try:
-            return cls.model_validate_json(json.dumps(described), strict=True, context=context)
+            return cls.model_validate_json(json.dumps(config), strict=True, context=context)
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"]))
-            raise StoreError(f"{where} describes no student ({place}: {fault['msg']})") from None
+            raise StoreError(f"{where} does not describe a student ({place}: {fault['msg']})") from None
 
     def with_code(self, folder: Path) -> Description:
-        """The same description; the user's own code is imported from a folder, if that exists."""
+        """The same description; if the folder exists, the user's own code is imported from it."""
         if not folder.is_dir():
             return self
         tables = {"network": self.network, "form": self.form}
-        moved = {"folder": str(folder.absolute())}
+        update = {"folder": str(folder.absolute())}
         own = {
-            k: each.model_copy(update=moved) for k, each in tables.items() if isinstance(each, PythonTable)
+            name: table.model_copy(update=update)
+            for name, table in tables.items()
+            if isinstance(table, PythonTable)
         }
         return self.model_copy(update=own)
 
     @property
     def blueprint(self) -> Blueprint:
-        """What its networks are made from."""
+        """The network's table, the number of classes and the shape: what a form builds networks from."""
         return Blueprint(self.network, len(self.classes), self.shape)
 
     @property
@@ -125,19 +130,19 @@ class Description(Settings):
         return self.form.resolved().network_table(self.blueprint, self.members)
 
     def to_config(self) -> dict[str, Any]:
-        """As JSON, without the folders of this machine."""
+        """The description as JSON, without paths of this machine."""
         try:
             network = self.network.portable()
-        except RecipeError:  # then its name must do
+        except RecipeError:  # it cannot be described without its folder: only its name is stored
             network = self.network.model_copy(update={"name": self.network.label})
-        told = self.model_copy(update={"network": network})
-        return told.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
+        portable = self.model_copy(update={"network": network})
+        return portable.model_dump(mode="json", exclude={"network": {"folder"}, "form": {"folder"}})
 
     def build(self) -> Ensemble:
-        """The student with fresh weights, as it was trained."""
+        """The student as it is trained, with random weights; raises a StoreError if it cannot be built."""
         form = self.form.resolved()
         try:
-            return form.student(proven(self.blueprint, self.form, self.proof), self.members, None)
+            return form.student(with_proof(self.blueprint, self.form, self.proof), self.members, None)
         except RecipeError:
             raise
         except (ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""A student as one file that other programs run, compared with the student before it is written."""
+"""Write a student as one file for other programs, after comparing the file with the student."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-BATCHES = (1, 2, 7)  # at which a file is compared with the student
-TOLERANCE = 1e-5  # of every number; a temperature below one magnifies rounding, and so this
-HALF_TOLERANCE = 1e-2  # the same of weights rounded to float16
+BATCHES = (1, 2, 7)  # batch sizes at which a file is compared with the student
+TOLERANCE = 1e-5  # of every number; divided by a temperature below one, which magnifies rounding errors
+HALF_TOLERANCE = 1e-2  # the same for weights in float16
 
-Run = Callable[[Tensor], dict[str, Tensor]]  # what a file answers to images, uint8 [n c h w]
+Run = Callable[
+    [Tensor], dict[str, Tensor]
+]  # runs a file on images, uint8 [n c h w]; returns its outputs by name
 
 
 def export_student(
@@ -35,12 +37,12 @@ def export_student(
 ) -> None:
     """Write a student as one file that takes any number of images: ONNX, or torch.export's .pt2.
 
-    It takes `pixels` [b c h w], uint8 or float32 in [0, 1], and gives the four parts of `Answers` by name.
-    For a student `with_sets` it also gives `set`, bool [b k]: which classes are in the prediction set.
-    `half` stores weights as float16, in half the bytes; it computes in float32 all the same. The file is
-    compared with the student on the images, uint8 [n c h w], in batches of 1, 2 and 7 before it is written.
-    Raises an ExportError if a number differs by more than 1e-5 (with `half` 1e-2), divided by the temperature
-    where that is below one.
+    The input is `pixels` [b c h w], uint8 or float32 in [0, 1]; the outputs are the tensors of `Answers`.
+    For a student `with_sets` it also has the output `set`, bool [b k]: which classes are in the prediction
+    set. `half` stores weights as float16, in half the bytes; the file still computes in float32. Before it is
+    written, it is compared with the student on the images, uint8 [n c h w], in batches of 1, 2 and 7. Raises
+    an ExportError if a number differs by more than 1e-5 (with `half` 1e-2), divided by the temperature if
+    that is below one.
     """
     makers = {".onnx": as_onnx, ".pt2": as_pt2}
     to = Path(to)
@@ -54,7 +56,7 @@ def export_student(
 
 
 def check_images(student: Student, images: Tensor) -> None:
-    """Raise an ExportError for images that a student cannot be compared on."""
+    """Raise an ExportError unless the images are uint8, one or more, of the student's shape."""
     shape = student.description.shape
     is_images = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == shape
     if not is_images or not len(images):
@@ -63,18 +65,18 @@ def check_images(student: Student, images: Tensor) -> None:
 
 
 def as_onnx(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
-    """An ONNX file, and how it runs."""
+    """An ONNX file, and a function that runs it."""
     with one_sentence(student, "written as ONNX"):
         program, words = traced(student, levels, half), f"{student.words}, by Polyphony"
         data = onnx_model(program, metadata(student, levels), words).SerializeToString()
-        return data, runs(data, levels)
+        return data, onnx_runner(data, levels)
 
 
 def onnx_model(program: ExportedProgram, metadata: dict[str, str], words: str) -> onnx.ModelProto:
-    """The program as an ONNX model with this metadata, in which every shared weight is stored once.
+    """The program as an ONNX model with this metadata. Every shared weight is stored once.
 
     A member's weight stays a product of its factors and the shared weight; onnxruntime computes the products
-    when it loads the file. Exporters by themselves would store the products.
+    when it loads the file. Without `unless_weights`, the exporter would store the products.
     """
     try:
         import onnx  # noqa: F401
@@ -84,7 +86,7 @@ def onnx_model(program: ExportedProgram, metadata: dict[str, str], words: str) -
     except ImportError as error:
         raise ExportError(f"ONNX needs {error.name}, which is missing: {extra('export')}") from error
     with quiet():
-        made: Any = torch.onnx.export(
+        exported: Any = torch.onnx.export(
             program,
             input_names=["pixels"],
             output_names=[*OUTPUTS, SET][: len(program.graph_signature.user_outputs)],
@@ -92,24 +94,24 @@ def onnx_model(program: ExportedProgram, metadata: dict[str, str], words: str) -
             optimize=False,
             verbose=False,
         )
-        optimize_ir(made.model, should_fold=unless_weights)
-    ClearMetadataAndDocStringPass()(made.model)  # where on this machine each line of the code is
-    shorten_names(made.model.graph)
-    made.model.metadata_props.update(metadata)
-    made.model.doc_string = words
-    proto: onnx.ModelProto = made.model_proto
-    del proto.graph.value_info[:]  # shapes, which every runtime infers
+        optimize_ir(exported.model, should_fold=unless_weights)
+    ClearMetadataAndDocStringPass()(exported.model)  # paths of this machine
+    shorten_names(exported.model.graph)
+    exported.model.metadata_props.update(metadata)
+    exported.model.doc_string = words
+    proto: onnx.ModelProto = exported.model_proto
+    del proto.graph.value_info[:]  # shapes: every runtime infers them
     return proto
 
 
 def unless_weights(node: onnx_ir.Node) -> bool | None:
-    """Refuse to replace what is computed from weights by its result; otherwise onnxscript decides."""
+    """False if a node computes with weights: onnxscript must not replace it by its result. Else None."""
     values = [value for value in node.inputs if value is not None and value.is_initializer()]
     return False if any(value.dtype.is_floating_point() for value in values if value.dtype) else None
 
 
 def shorten_names(graph: onnx_ir.Graph) -> None:
-    """Name weights by their layer alone and nodes not at all: names are much of a small file."""
+    """Shorten the names of weights and remove those of nodes: names are a large part of a small file."""
     for node in graph:
         node.name = ""
     for name, value in list(graph.initializers.items()):
@@ -118,22 +120,22 @@ def shorten_names(graph: onnx_ir.Graph) -> None:
             value.name = shorter
 
 
-def runs(data: bytes, levels: Levels) -> Run:
-    """How an ONNX file runs, on the CPU."""
+def onnx_runner(data: bytes, levels: Levels) -> Run:
+    """A function that runs an ONNX file on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
 
     def run(images: Tensor) -> dict[str, Tensor]:
-        answers = session.run(names, {"pixels": pixels_of(images, levels).numpy()})
-        return {name: torch.from_numpy(each) for name, each in zip(names, answers, strict=True)}
+        outputs = session.run(names, {"pixels": pixels_of(images, levels).numpy()})
+        return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}
 
     return run
 
 
 def as_pt2(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
-    """A file of torch.export, and how it runs."""
+    """A file of torch.export, and a function that runs it."""
     buffer = io.BytesIO()
     with quiet():
         program = traced(student, levels, half)
@@ -148,22 +150,22 @@ def as_pt2(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
 def join_buffers(tensors: dict[str, Tensor]) -> None:
     """Make all float32 buffers views of one tensor: an archive has an entry for each storage, with a header.
 
-    A member's factors are a few numbers each, so that without this their headers are larger than they are.
+    The factors of a member are a few numbers each, less than such a header.
     """
     buffers = {
-        id(each): each
-        for each in tensors.values()
-        if each.dtype == torch.float32 and not isinstance(each, nn.Parameter)
+        id(tensor): tensor
+        for tensor in tensors.values()
+        if tensor.dtype == torch.float32 and not isinstance(tensor, nn.Parameter)
     }
-    joined = torch.cat([each.flatten() for each in buffers.values()])
-    parts = dict(zip(buffers, joined.split([each.numel() for each in buffers.values()]), strict=True))
-    for name, each in tensors.items():
-        if id(each) in parts:
-            tensors[name] = parts[id(each)].view(each.shape)
+    joined = torch.cat([buffer.flatten() for buffer in buffers.values()])
+    parts = dict(zip(buffers, joined.split([buffer.numel() for buffer in buffers.values()]), strict=True))
+    for name, tensor in tensors.items():
+        if id(tensor) in parts:
+            tensors[name] = parts[id(tensor)].view(tensor.shape)
 
 
 def compressed(archive: io.BytesIO) -> bytes:
-    """The same ZIP archive, compressed: JSON that describes a small network is as large as its weights."""
+    """The same ZIP archive, compressed: the JSON of a small network is as large as its weights."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(archive) as source,
@@ -175,39 +177,39 @@ def compressed(archive: io.BytesIO) -> bytes:
 
 
 def pixels_of(images: Tensor, levels: Levels) -> Tensor:
-    """Images, uint8 [n c h w], as a file takes them."""
+    """Images, uint8 [n c h w], as the input of a file."""
     return images if levels == "uint8" else images.float() / 255
 
 
 def metadata(student: Student, levels: Levels) -> dict[str, str]:
-    """What a file says of itself, each value as text: JSON but for words."""
-    told = student.description.to_config() | {"levels": levels}
-    del told["proof"]  # which is for building the network again
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
+    """The metadata of a file. Values that are not strings become JSON."""
+    config = student.description.to_config() | {"levels": levels}
+    del config["proof"]  # only needed to build the network again
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in config.items()}
 
 
 def compare(student: Student, run: Run, images: Tensor, tolerance: float) -> None:
-    """Raise an ExportError if a file does not answer as the student does."""
+    """Raise an ExportError if the outputs of a file differ from the student's answers."""
     allowed = tolerance / min(1.0, student.temperature)
     for batch in BATCHES:
         some = images[torch.arange(batch) % len(images)]
         expected = student.predict(some)
-        for name, found in run(some).items():
-            apart = difference(student, expected, name, found)
-            if not apart <= allowed:
+        for name, output in run(some).items():
+            error = difference(student, expected, name, output)
+            if not error <= allowed:  # also if it is NaN
                 raise ExportError(
-                    f"the file's {name} differ from the student's by {apart:.1e} at a batch of {batch}, where"
+                    f"the file's {name} differ from the student's by {error:.1e} at a batch of {batch}, where"
                     f" {allowed:.0e} is rounding: nothing was written"
                 )
 
 
-def difference(student: Student, expected: Answers, name: str, found: Tensor) -> float:
+def difference(student: Student, expected: Answers, name: str, output: Tensor) -> float:
     """The largest difference between an output of a file and the student's answer.
 
-    For sets: how far the probability of a class that only one of them has is from the threshold.
+    For sets: over the classes that only one of the two sets has, how far p is from the threshold.
     """
     if name != SET:
-        return float((found - getattr(expected, name)).abs().max())
+        return float((output - getattr(expected, name)).abs().max())
     scores, threshold = expected.set_scores(student.description.sets or 0.0)
     margins = ((-scores).exp() - math.exp(-threshold)).abs()
-    return float((margins * (found != (scores <= threshold))).max())
+    return float((margins * (output != (scores <= threshold))).max())

@@ -1,4 +1,4 @@
-"""The graph that is exported: pixels in, answers out, with operations that every runtime has."""
+"""The exported graph: from pixels to answers, in operations that every runtime has."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from polyphony.serve.student import Answers, Student
 Levels = Literal["uint8", "float32"]
 
 OUTPUTS = tuple(field.name for field in fields(Answers) if field.type == "Tensor")
-SET = "set"  # only of a student `with_sets`: whether each class is in the prediction set, bool [b k]
-STEPS = 8  # how far a digamma's argument is raised: its series holds there
-# What a traced graph says of the code on this machine.
+SET = "set"  # output of a student `with_sets`: whether each class is in the prediction set, bool [b k]
+STEPS = 8  # added to the argument of a digamma, so that its series is accurate
+# Keys of a traced graph's metadata that hold paths and code of this machine.
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
 
 
 class ExportError(UserError, RuntimeError):
-    """A student cannot be exported; the message says why, in one sentence."""
+    """Raised if a student cannot be exported; the message says why in one sentence."""
 
 
 class AnswerGraph(nn.Module):
     """A student's answers from pixels [b c h w] of its size: uint8, or float32 in [0, 1].
 
-    It computes what `Student.predict` gives (see `Answers`), in float32. BatchNorm is folded, normalisation
-    and temperature are inside. With `half`, weights are stored as float16.
+    It computes the `Answers` of `Student.predict` in float32. BatchNorm is folded; normalisation and
+    temperature are part of the graph. With `half`, weights are stored as float16.
     """
 
     temperature: Tensor
@@ -66,18 +66,18 @@ class AnswerGraph(nn.Module):
         """The outputs by name, in the order of `Answers`."""
         x = pixels.float() / self.scale
         logits = self.ensemble.ask_all(x).float()
-        each = logits.log_softmax(-1)
-        mean = each.logsumexp(0) - math.log(self.ensemble.members)
+        log_members = logits.log_softmax(-1)
+        mean = log_members.logsumexp(0) - math.log(self.ensemble.members)
         scaled = (mean / self.temperature).log_softmax(-1)
-        probabilities, members = scaled.exp(), each.exp()
+        probabilities, members = scaled.exp(), log_members.exp()
         if self.dirichlet:
-            apart = dirichlet_information(logits[0])
+            information = dirichlet_information(logits[0])
         else:
-            apart = (members * (each - mean)).sum(-1).mean(0)  # (1/m) Σ_j KL(p_j ‖ p̄)
+            information = (members * (log_members - mean)).sum(-1).mean(0)  # (1/m) Σ_j KL(p_j ‖ p̄)
         answers = {
             "probabilities": probabilities,
             "entropy": -(probabilities * scaled).sum(-1),
-            "mutual_information": apart.clamp_min(0),
+            "mutual_information": information.clamp_min(0),
             "members": members,
         }
         if self.has_sets:
@@ -88,27 +88,27 @@ class AnswerGraph(nn.Module):
 def store_as_half(ensemble: Ensemble) -> None:
     """Store all weights except vectors as float16, and convert them to float32 where they are used.
 
-    A Conv2d or Linear with a forward of its own keeps float32: members replace its weight.
+    A Conv2d or Linear subclass with its own forward keeps float32: members replace its weight.
     """
-    halves: dict[nn.Parameter, nn.Parameter] = {}  # a weight that modules share stays one
+    halves: dict[nn.Parameter, nn.Parameter] = {}  # so that shared weights stay shared
     for module in list(ensemble.modules()):
         if isinstance(module, nn.Conv2d | nn.Linear) and not is_plain(module):
             continue
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.dtype == torch.float32 and weight.dim() > 1:
                 parametrize.register_parametrization(module, name, Widened(), unsafe=True)
-                kept: Any = module.parametrizations[name]  # type: ignore[index]
-                kept.original0 = halves.setdefault(weight, kept.original0)
+                stored: Any = module.parametrizations[name]  # type: ignore[index]
+                stored.original0 = halves.setdefault(weight, stored.original0)
 
 
 class Widened(nn.Module):
-    """A weight that is stored as float16, as float32."""
+    """A parametrization: the weight is stored as float16 and used as float32."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight.float()
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor]:
-        return (weight.half(),)  # a tuple: only then does PyTorch allow another type
+        return (weight.half(),)  # PyTorch allows another dtype only in a tuple
 
 
 def dirichlet_information(log_alpha: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def above_log(log_a: Tensor) -> Tensor:
     """ψ(a + 1) − log a from log a: ψ(a + 1) = ψ(x) − Σ_{i=1..8} 1/(a + i) with x = a + 9, and ψ's series."""
     a = log_a.exp()
     gap = log_a - math.log(1 + STEPS)
-    log_ratio = (-gap).clamp_min(0) + (-gap.abs()).exp().log1p()  # log x − log a, whatever a is
+    log_ratio = (-gap).clamp_min(0) + (-gap.abs()).exp().log1p()  # log x − log a, for any a
     x = a + 1 + STEPS
     r = 1 / (x * x)
     series = 0.5 / x + r * (1 / 12 - r * (1 / 120 - r / 252))
@@ -131,11 +131,14 @@ def above_log(log_a: Tensor) -> Tensor:
 
 
 def traced(student: Student, levels: Levels, half: bool = False) -> ExportedProgram:
-    """The student's graph, in which nothing is computed twice: layers that members share run once."""
+    """The traced graph of a student. Nothing is computed twice: layers that members share run once.
+
+    Raises an ExportError if PyTorch cannot trace it.
+    """
     graph = AnswerGraph(student, levels, half)
     example = torch.zeros(2, *student.description.shape, dtype=getattr(torch, levels))
     with torch.no_grad(), quiet(), one_sentence(student, "traced for any number of images"):
-        graph(example)  # a first run: some networks decide something by their first images
+        graph(example)  # some networks set themselves up at their first images
         program: ExportedProgram = torch.export.export(graph, (example,), dynamic_shapes=({0: Dim.DYNAMIC},))
         program = program.run_decompositions({torch.ops.aten.logaddexp.default: logaddexp})
     merge_equal_nodes(program.graph)
@@ -147,12 +150,12 @@ def traced(student: Student, levels: Levels, half: bool = False) -> ExportedProg
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """log(eᵃ + eᵇ) without overflow; ONNX's adds the exponentials."""
+    """log(eᵃ + eᵇ) without overflow; the exporter's own version adds the exponentials."""
     return torch.maximum(a, b) + (-(a - b).abs()).exp().log1p()
 
 
 def merge_equal_nodes(graph: fx.Graph) -> None:
-    """Replace every node that computes what an earlier one did by that one."""
+    """Replace every node that repeats the computation of an earlier one by that one."""
     first: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or not is_repeatable(node.target):
@@ -166,34 +169,35 @@ def merge_equal_nodes(graph: fx.Graph) -> None:
 
 
 def is_repeatable(operation: torch._ops.OpOverload) -> bool:
-    """Whether an operation gives the same each time and changes nothing."""
+    """Whether an operation has the same result at each call and no side effects."""
     return not operation._schema.is_mutable and torch.Tag.nondeterministic_seeded not in operation.tags
 
 
 @contextlib.contextmanager
 def one_sentence(student: Student, what: str) -> Iterator[None]:
-    """Raise an ExportError for whatever PyTorch raises, with the operation that it names, if any."""
+    """Turn any exception into an ExportError with one sentence: the network cannot be `what`, and why."""
     try:
         yield
     except ExportError:
         raise
-    except Exception as error:  # a stranger's forward can make it raise anything
+    except Exception as error:  # the user's network can raise anything
         network = student.description.network.label
         raise ExportError(f"the network '{network}' cannot be {what} ({reason(error)})") from error
 
 
 def reason(error: Exception) -> str:
-    """Why PyTorch's exporters have given up, in words."""
-    lacking = re.search(r"op='\w+\.(\w+)", str(error))
-    if lacking:
-        return f"ONNX has nothing for {lacking[1]}; .pt2 has"
-    by_count = str(error).startswith("Constraints violated")
-    return "its code decides by how many images there are" if by_count else first_line(error)
+    """Why PyTorch's exporters failed."""
+    unsupported = re.search(r"op='\w+\.(\w+)", str(error))
+    if unsupported:
+        return f"ONNX does not support {unsupported[1]}; .pt2 does"
+    if str(error).startswith("Constraints violated"):
+        return "its code depends on the number of images"
+    return first_line(error)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what exporters log, print and warn of; errors are still logged."""
+    """Hide warnings and the output of exporters; errors are still logged."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

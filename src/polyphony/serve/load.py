@@ -1,4 +1,4 @@
-"""From a run folder to a student ready to use."""
+"""Load a student from a run folder or a packed folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from polyphony._util.text import first_line, suggestion
 from polyphony.recipe.networks import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
-from polyphony.recipe.sources import KEPT
+from polyphony.recipe.sources import CODE_FOLDER
 from polyphony.runs.rows import Score, Temperature, Threshold, headings
 from polyphony.runs.run import Run
 from polyphony.runs.samples import Samples, read_samples
-from polyphony.runs.stage import Trained, difference
+from polyphony.runs.stage import TrainingFolder, difference
 from polyphony.runs.store import (
     ChangedError,
     CodeError,
@@ -35,7 +35,7 @@ from polyphony.serve.description import Description, Thresholds
 from polyphony.serve.student import Student
 from polyphony.study.provenance import open_study
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"  # what a packed folder holds, as the Hub names it
+CONFIG, WEIGHTS = "config.json", "model.safetensors"  # files of a packed folder, with the Hub's names
 
 
 def load_student(
@@ -49,9 +49,10 @@ def load_student(
     """A student of a run, or of a packed folder, ready to use: with classes, normalisation and temperature.
 
     Without a method or seed, it is the one with the lowest calibrated NLL on validation images. The data set
-    is not needed. Raises a StoreError if the run or the student is missing. A packed student whose network or
-    form is Python code raises a CodeError unless `code` allows that code to run: a module of the packed
-    folder, or one that Python finds; a RecipeError if there is none.
+    is not needed. Raises a StoreError if the run or the student is missing.
+
+    The network or form of a packed student may be Python code: a module of the folder, or an installed one.
+    Raises a CodeError unless `code` allows it to run, a RecipeError if the module is missing.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
@@ -73,9 +74,11 @@ def load_packed(folder: Path, device: str, *, code: bool) -> Student:
     description = Description.read(read_json(folder / CONFIG), folder / CONFIG, code_in=folder)
     names = own_code(description)
     if names and not code:
-        raise CodeError(f"{folder} needs the code '{names[0]}', which loading runs only with code=True")
+        raise CodeError(f"{folder} needs the code '{names[0]}', which runs only with code=True")
     if isinstance(description.network, TransformersNetwork) and description.network.name:
-        raise StoreError(f"{folder} names another model, '{description.network.name}', which is not fetched")
+        raise StoreError(
+            f"{folder} names another model, '{description.network.name}', which is not downloaded"
+        )
     data = read_bytes(folder / WEIGHTS)
     if sha256(data) != description.weights:
         raise StoreError(f"{folder / WEIGHTS} is not the file that was packed (its hash differs)")
@@ -86,7 +89,7 @@ def load_packed(folder: Path, device: str, *, code: bool) -> Student:
 
 
 def assemble(description: Description, weights: dict[str, Tensor], device: str) -> Student:
-    """The student of a description and its weights, ready to predict."""
+    """The student ready to predict; raises a StoreError if the weights do not fit the description."""
     check_size(description, weights)
     student = description.build()
     try:
@@ -98,11 +101,12 @@ def assemble(description: Description, weights: dict[str, Tensor], device: str) 
 
 
 def check_size(description: Description, weights: dict[str, Tensor]) -> None:
-    """Raise a StoreError while the network is being built if it is larger than its weights.
+    """Raise a StoreError if the network has more than twice as many parameters as there are weights.
 
-    It is built without numbers if that works. A parameter that is registered twice counts twice.
+    The count stops the building of a network that is too large. It is built on the meta device if possible.
+    Twice: a parameter that is registered twice counts twice.
     """
-    size, most = 0, sum(each.numel() for each in weights.values())
+    size, most = 0, sum(weight.numel() for weight in weights.values())
     network = description.own_network
     if isinstance(network, PythonTable):
         return
@@ -121,16 +125,16 @@ def check_size(description: Description, weights: dict[str, Tensor]) -> None:
                 network.build(len(description.classes), description.shape[0])
                 return
             if size > 2 * most:
-                fault = f"it has more than {size:,} numbers, and there are {most:,}"
+                fault = f"it has more than {size:,} parameters, and there are {most:,}"
                 raise StoreError(f"the weights of '{description.method}' do not fit its network: {fault}")
     finally:
         hook.remove()
 
 
 def load_samples(folder: Path, data_root: Path | None = None) -> Samples:
-    """The images that students are compared on: those saved with the run.
+    """The images to compare students on: those saved in the run.
 
-    With a `data_root`, or if the run has none, all validation and test images of the data set.
+    With a `data_root`, or if the run has saved none, all validation and test images of the data set.
     """
     samples = None if data_root else read_samples(folder)
     if samples is not None:
@@ -141,7 +145,7 @@ def load_samples(folder: Path, data_root: Path | None = None) -> Samples:
 
 @dataclass(frozen=True)
 class Choice:
-    """A student, and why it was chosen if the user did not name it."""
+    """The method and seed of a student, and why it was chosen if the user did not name it."""
 
     method: str
     seed: int
@@ -149,28 +153,31 @@ class Choice:
 
 
 def choose(run: Run, method: str | None, seed: int | None) -> Choice:
-    """The student of a method and seed; by default those with the lowest calibrated validation NLL."""
+    """The student of a method and seed (default: lowest calibrated validation NLL).
+
+    Raises a StoreError if the run does not have it.
+    """
     if method is not None and method not in run.methods:
         raise StoreError(f"{run.folder} has no method '{method}'; {suggestion(method, run.methods)}")
     if seed is not None and seed not in run.recipe.seeds:
         raise StoreError(f"{run.folder} has no seed {seed}; it has {', '.join(map(str, run.recipe.seeds))}")
     scored = [row for name in run.methods if method in (None, name) for row in run.scored(name, "valid")]
     nll = {(row.model, row.seed): row.nll for row in scored if row.seed is not None}
-    meant = sorted((student for student in nll if seed in (None, student[1])), key=lambda each: nll[each])
-    if not meant:
+    ranked = sorted((student for student in nll if seed in (None, student[1])), key=nll.__getitem__)
+    if not ranked:
         raise FileError(run.folder / Score.file, "has no validation scores of that student")
-    best = meant[0]
-    part = 0 if method is None else 1  # what was chosen: the method, or the seed alone
-    others = [each for each in meant if each[part] != best[part]]
+    best = ranked[0]
+    part = 0 if method is None else 1  # 0: the method was chosen; 1: only the seed
+    others = [student for student in ranked if student[part] != best[part]]
     if not others:
         return Choice(*best)
     next_best = f"{('method', 'seed')[part]} {others[0][part]}: {nll[others[0]]:.4f}"
     return Choice(*best, f"lowest calibrated validation NLL, {nll[best]:.4f} (next {next_best})")
 
 
-def trained_student(run: Run, method: str, seed: int) -> Trained:
+def trained_student(run: Run, method: str, seed: int) -> TrainingFolder:
     """The folder of a student's weights."""
-    return Trained(run.folder / "students" / method / str(seed))
+    return TrainingFolder(run.folder / "students" / method / str(seed))
 
 
 def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, Tensor]]:
@@ -180,10 +187,12 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
     if (method, seed) not in run.temperatures:
         raise FileError(run.folder / Temperature.file, f"has no temperature of {method}, seed {seed}")
     if not run.facts.images:
-        raise FileError(run.folder / "recipe.json", "does not say its classes, as it does since 0.1.0")
+        raise FileError(
+            run.folder / "recipe.json", "does not list the classes: the run is older than version 0.1.0"
+        )
     rows = run.table(Threshold) if (run.folder / Threshold.file).exists() else []
     thresholds = Thresholds.of([row for row in rows if (row.model, row.seed) == (method, seed)])
-    described = {
+    config = {
         "network": run.facts.network or recipe.student_network.model_dump(mode="json"),
         "form": recipe.form_table(method).model_dump(mode="json"),
         "members": recipe.members,
@@ -198,28 +207,28 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
         "thresholds": thresholds.model_dump(mode="json") if thresholds else None,
         "proof": trained.record().get("proof"),
     }
-    description = Description.read(described, run.folder).with_code(run.folder / KEPT)
+    description = Description.read(config, run.folder).with_code(run.folder / CODE_FOLDER)
     check_code(trained, description)
     return description, weights
 
 
-def check_code(trained: Trained, description: Description) -> None:
-    """Raise a ChangedError if the network or form, or the user's code of them, differs from training.
+def check_code(trained: TrainingFolder, description: Description) -> None:
+    """Raise a ChangedError if the network or form, or the user's code for them, has changed since training.
 
-    Runs of version 0.1.0 keep no code, and record a hash of its text.
+    Runs of version 0.1.0 hold no copy of the code, only a hash of its text.
     """
     form = description.form.spec()
     now = {"network": description.network.spec(), **({"form": form} if form else {})}
-    made = {name: each for name, each in trained.record()["spec"].items() if name in ("network", "form")}
+    then = {name: spec for name, spec in trained.record()["spec"].items() if name in ("network", "form")}
     for name, table in (("network", description.network), ("form", description.form)):
-        old = made.get(name, {}).get("source")
+        old = then.get(name, {}).get("source")
         if isinstance(table, PythonTable) and old == table.first_version_source():
-            made[name] = made[name] | {"source": now[name]["source"]}
-    if made != now:
-        raise ChangedError(f"{trained.folder} was made with another {difference(made, now)}")
+            then[name] = then[name] | {"source": now[name]["source"]}
+    if then != now:
+        raise ChangedError(f"{trained.folder} was made with another {difference(then, now)}")
 
 
 def scores_of(run: Run, method: str, seed: int) -> dict[str, float]:
-    """A student's calibrated scores on test images, as far as they are finite."""
-    found = {name: run.by_seed(method, name).get(seed) for name in headings(Score)}
-    return {name: value for name, value in found.items() if value is not None and isfinite(value)}
+    """A student's calibrated scores on test images, without missing and infinite ones."""
+    values = {name: run.by_seed(method, name).get(seed) for name in headings(Score)}
+    return {name: value for name, value in values.items() if value is not None and isfinite(value)}

@@ -1,4 +1,4 @@
-"""A student as a folder in the Hugging Face Hub's form, complete or not at all."""
+"""Write a student as a model folder for the Hugging Face Hub. A folder is never left incomplete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from polyphony._util.files import whole_folder
+from polyphony._util.files import atomic_folder
 from polyphony._util.text import counted
 from polyphony.recipe.python import keep_code, own_code
 from polyphony.report.figures.diversity import Group, diversity_chart
@@ -32,7 +32,7 @@ GRAPH, GRAPH_INT8, CARD, FIGURE = "model.onnx", "model-int8.onnx", "README.md", 
 
 @dataclass(frozen=True)
 class Packing:
-    """What a packed folder is to hold beside a student, and whether it may replace another."""
+    """Options of `pack_student`: a licence, an int8 file, its allowed rise of the NLL, replacing a folder."""
 
     licence: str = ""
     int8: bool = False
@@ -48,20 +48,21 @@ def pack_student(
     samples: Samples,
     packing: Packing,
 ) -> tuple[Student, Int8 | None]:
-    """Make a folder of a run's student: config.json, model.safetensors, model.onnx, README.md, a figure.
+    """Write a student of a run as a folder: config.json, model.safetensors, model.onnx, README.md, a figure.
 
-    Code of the user's own that builds it is put there too. The ONNX file is compared with the student on the
-    samples' test images; an int8 file is made from all samples. Raises a StoreError if there is something at
-    `to` already, unless that is a packed student and `force` replaces it.
+    The folder also gets the user's own code that builds the student. The ONNX file is compared with the
+    student on the samples' test images; an int8 file is made from all samples. Returns the student, and the
+    int8 file if there is one. Raises a StoreError if `to` exists, unless it is a packed student and `force`
+    is set.
     """
     if to.exists() and not (packing.force and (to / CONFIG).is_file()):
-        raise StoreError(f"{to} exists: only a packed student is replaced, and only by force")
+        raise StoreError(f"{to} exists: only a packed student is replaced, and only with force")
     run = Run.open(folder)
     student = load_from_run(run, method, seed, "cpu")
     description = student.description
     student = student.with_description(licence=packing.licence, network=description.network.portable())
     quantised = quantise_student(student, samples) if packing.int8 else None
-    with whole_folder(to) as beside:
+    with atomic_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
         trained = trained_student(run, description.method, description.seed).folder
         shutil.copyfile(trained / "weights.safetensors", beside / WEIGHTS)
@@ -69,40 +70,39 @@ def pack_student(
         export_student(student, beside / GRAPH, samples.test.images)
         if quantised:
             quantised.write(beside / GRAPH_INT8, packing.allow)
-        if drawn := diversity(run, description):
-            (beside / FIGURE).write_bytes(drawn)
-        said = card(run, student, to.name, figure=bool(drawn), quantised=quantised)
-        (beside / CARD).write_text(said, encoding="utf-8")
+        if figure := diversity(run, description):
+            (beside / FIGURE).write_bytes(figure)
+        text = card(run, student, to.name, figure=bool(figure), quantised=quantised)
+        (beside / CARD).write_text(text, encoding="utf-8")
         if packing.force and to.exists():
             shutil.rmtree(to)
     return student, quantised
 
 
 def diversity(run: Run, description: Description) -> bytes | None:
-    """The diversity plot of the teachers and the student on test images as SVG, where members differ."""
-    who = {"teachers": (TEACHERS, None), "student": (description.method, description.seed)}
-    found = {label: run.predictions.get((*key, "test")) for label, key in who.items()}
-    groups = [
-        Group(f"{label}, test images", looks_of(run)[who[label][0]].colour, each.first(run.members))
-        for label, each in found.items()
-        if each is not None and each.varies
-    ]
-    if len(groups) < len(who):
-        return None
+    """The diversity plot of teachers and student on test images as SVG; None if members do not differ."""
+    models = {"teachers": (TEACHERS, None), "student": (description.method, description.seed)}
+    groups = []
+    for label, (model, seed) in models.items():
+        predictions = run.predictions.get((model, seed, "test"))
+        if predictions is None or not predictions.varies:
+            return None
+        colour = looks_of(run)[model].colour
+        groups.append(Group(f"{label}, test images", colour, predictions.first(run.members)))
     return diversity_chart("diversity", "Diversity", "", groups).files()["diversity.svg"]
 
 
 def card(run: Run, student: Student, name: str, *, figure: bool, quantised: Int8 | None = None) -> str:
-    """The model card: what it is, its scores beside those of the baselines, how to load it."""
-    told, columns = student.description, headings(Score)
-    models = compared(run, told.method, told.seed)
+    """The model card: what the student is, its scores and those of the baselines, how to load it."""
+    description, columns = student.description, headings(Score)
+    models = compared(run, description.method, description.seed)
     return card_template().render(
         name=name,
-        told=told,
+        description=description,
         student=student.words[:1].upper() + student.words[1:],
-        code=own_code(told),
-        licence=json.dumps(told.licence.lower()),
-        origin=origin(run, told.method),
+        code=own_code(description),
+        licence=json.dumps(description.licence.lower()),
+        origin=origin(run, description.method),
         headings=list(columns.values()),
         scores={label: score_cells(run, *key, list(columns)) for label, key in models.items()},
         trust=trust_rows(run, models),
@@ -113,7 +113,7 @@ def card(run: Run, student: Student, name: str, *, figure: bool, quantised: Int8
 
 @cache
 def card_template() -> jinja2.Template:
-    """The text of a card, in Markdown."""
+    """The template of the model card, in Markdown."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("polyphony.serve", "."),
         trim_blocks=True,
@@ -123,7 +123,7 @@ def card_template() -> jinja2.Template:
 
 
 def compared(run: Run, method: str, seed: int) -> dict[str, tuple[str, int | None]]:
-    """Model and seed by label: the teachers, the best one, one network taught by their mean, the student."""
+    """Model and seed by label: teachers, best teacher, single networks distilled from all, student."""
     baselines: dict[str, tuple[str, int | None]] = {"teachers": (TEACHERS, None)}
     for row in run.scored(BEST_TEACHER):
         baselines[BEST_TEACHER] = (BEST_TEACHER, row.seed)
@@ -135,9 +135,9 @@ def compared(run: Run, method: str, seed: int) -> dict[str, tuple[str, int | Non
 
 
 def trust_rows(run: Run, models: Mapping[str, tuple[str, int | None]]) -> dict[str, list[str]]:
-    """Rows for people who act on an answer: errors at 80 % coverage, 90 % prediction sets, and the price.
+    """Rows about selective prediction, prediction sets and costs, one cell for each model.
 
-    A row that the run has not measured for all models is left out.
+    Leaves out a row if the run has not measured it for all models.
     """
     keys = list(models.values())
     scored = [row for model, _ in keys for row in run.scored(model) if row.error_80 is not None]
@@ -159,7 +159,7 @@ def trust_rows(run: Run, models: Mapping[str, tuple[str, int | None]]) -> dict[s
 
 
 def origin(run: Run, method: str) -> str:
-    """What a student learned from."""
+    """The part of the card that says what a student was trained on."""
     networks = f"{counted(run.members, 'network')} ({run.recipe.teachers.network_of(0).label})"
     if run.recipe.methods[method].perturb is None:
         return f"trained on labels alone, beside a deep ensemble of {networks},"
@@ -167,6 +167,6 @@ def origin(run: Run, method: str) -> str:
 
 
 def score_cells(run: Run, model: str, seed: int | None, columns: list[str]) -> list[str]:
-    """A model's calibrated test scores in words."""
+    """A model's calibrated test scores as text."""
     rows = [row for row in run.scored(model) if row.seed == seed]
     return [score_text(name, [getattr(row, name) for row in rows], run.teacher_count) for name in columns]

@@ -1,4 +1,4 @@
-"""Pictures in any form people have them → pixels as a student takes them."""
+"""Read pictures (files, PIL images, arrays) as the pixels that a student takes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def batches_of(
 ) -> Iterator[Tensor]:
     """The images as float32 in [0, 1], [b c h w], in batches of `size`.
 
-    One array holds several images: uint8, or floats in [0, 1], as [n h w c], [n c h w], or grey [n h w]. Else
-    one picture or a list: files, PIL images, arrays [h w c], [c h w], [h w]. Files, PIL images and uint8
-    arrays of another size are cropped or squashed, as the training images were, and area-averaged to the
-    shape; grey becomes colour and colour grey. Floats must have the student's size. Raises a DataError for
-    anything else.
+    `images` may be one array of several images: uint8, or floats in [0, 1], as [n h w c], [n c h w], or grey
+    [n h w]. Or one picture or a list of pictures: files, PIL images, arrays [h w c], [c h w] or [h w]. Files,
+    PIL images and uint8 arrays of another size are cropped or squashed like the training images, and
+    area-averaged to the shape. Grey images become colour images if the student needs them, and vice versa.
+    Floats must have the student's size. Raises a DataError for anything else.
     """
     if isinstance(images, str | Path | Image.Image):
         images = [images]
@@ -56,18 +56,18 @@ def batches_of(
 
 
 def _refuse_one_picture(sides: tuple[int, ...], shape: Shape) -> None:
-    """DataError for an array that may be one picture; a grey student's own size says that it is several."""
+    """Raise a DataError for an array that may be one picture; at a grey student's size it is several."""
     grey = shape[0] == 1 and sides[1:] == shape[1:]
     if len(sides) == 3 and not grey and (sides[0] == 3 or sides[2] in (1, 3, 4)):
-        found = " ".join(map(str, sides))
+        text = " ".join(map(str, sides))
         raise DataError(
-            f"an array [{found}] may be one picture or {sides[0]} grey ones: put one picture in a list,"
+            f"an array [{text}] may be one picture or {sides[0]} grey ones: put one picture in a list,"
             " and give grey ones as [n h w 1]"
         )
 
 
 def read_pictures(paths: Sequence[str], shape: Shape, resize: Resize = "crop") -> Tensor:
-    """Picture files as uint8 [n c h w]; DataError that names the first one that cannot be read."""
+    """Picture files as uint8 [n c h w]; raises a DataError that names the first unreadable file."""
     if resize == "squash":
         return torch.cat([_from_picture(path, shape, resize) for path in paths])
     size = shape[2], shape[1]
@@ -76,17 +76,17 @@ def read_pictures(paths: Sequence[str], shape: Shape, resize: Resize = "crop") -
 
 
 def find_pictures(paths: Sequence[Path]) -> list[str]:
-    """The files themselves, and in place of a folder all picture files in it, at any depth."""
-    found = []
+    """The files, and all picture files of the folders, at any depth; raises a DataError if there are none."""
+    files = []
     for path in paths:
         if not path.is_dir():
-            found.append(str(path))
+            files.append(str(path))
             continue
         names = [name for name in tree(path).names if is_picture(name)]
         if not names:
-            raise DataError(f"{path} holds no pictures; known are {', '.join(SUFFIXES)}")
-        found += [str(path / name) for name in names]
-    return found
+            raise DataError(f"{path} holds no pictures; known suffixes are {', '.join(SUFFIXES)}")
+        files += [str(path / name) for name in names]
+    return files
 
 
 def _from_picture(picture: Picture, shape: Shape, resize: Resize) -> Tensor:
@@ -109,7 +109,7 @@ def _from_picture(picture: Picture, shape: Shape, resize: Resize) -> Tensor:
 
 def _from_array(array: Array, shape: Shape, resize: Resize) -> Tensor:
     """uint8 or float [n …] → [n c h w]"""
-    if isinstance(array, np.ndarray):  # PyTorch takes no negative strides and no other machine's byte order
+    if isinstance(array, np.ndarray):  # PyTorch rejects negative strides and foreign byte orders
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     try:
         images = torch.as_tensor(array).cpu()
@@ -117,12 +117,12 @@ def _from_array(array: Array, shape: Shape, resize: Resize) -> Tensor:
         raise DataError(f"this array cannot be read as images ({first_line(error)})") from error
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(f"images must be uint8, or floats in [0, 1], not {describe(images)}")
-    found = channels_first(images)
-    if found is None:
+    ordered = channels_first(images)
+    if ordered is None:
         raise DataError(
             f"images must be [n h w c], [n c h w] or [n h w], of 1 or 3 channels, not {describe(images)}"
         )
-    images = with_channels(found, shape[0])
+    images = with_channels(ordered, shape[0])
     if images.shape[2:] == shape[1:]:
         return images
     if images.dtype != torch.uint8:
@@ -130,15 +130,15 @@ def _from_array(array: Array, shape: Shape, resize: Resize) -> Tensor:
         raise DataError(f"images of floats must be {sides} pixels, not {describe(images)}; resize them")
     if resize == "squash":
         return area_average(images, *shape[1:])
-    modes = images[:, 0] if shape[0] == 1 else images.permute(0, 2, 3, 1)
-    return torch.cat([_from_picture(Image.fromarray(each.numpy()), shape, resize) for each in modes])
+    levels = images[:, 0] if shape[0] == 1 else images.permute(0, 2, 3, 1)
+    return torch.cat([_from_picture(Image.fromarray(each.numpy()), shape, resize) for each in levels])
 
 
 def _as_float(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return pixels(images)
     low, high = float(images.min()), float(images.max())
-    if not (low >= 0 and high <= 1):  # also where one is no number
+    if not (low >= 0 and high <= 1):  # also if one is NaN
         raise DataError(
             f"images of floats must be in [0, 1], not from {low:.4g} to {high:.4g}; divide them or give uint8"
         )

@@ -1,4 +1,4 @@
-"""What answers cost: milliseconds and bytes of the exported file, for all models of a run side by side."""
+"""Latency and file size of the exported models of a run, measured side by side."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from polyphony.analysis import latencies
 from polyphony.runs.rows import Latency, to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
-from polyphony.runs.stage import Trained
-from polyphony.runs.store import write_whole
+from polyphony.runs.stage import TrainingFolder
+from polyphony.runs.store import write_atomically
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
 from polyphony.serve.graph import ExportError
@@ -32,7 +32,7 @@ COMPARED = 7  # random images on which an exported file is compared with its net
 
 @dataclass(frozen=True)
 class Priced:
-    """How one network answers uint8 images [b c h w], the bytes of its file, and what runs it."""
+    """A network to measure: a function of uint8 images [b c h w], the bytes of its file, and its runtime."""
 
     ask: Callable[[Tensor], object]
     bytes: int
@@ -40,34 +40,34 @@ class Priced:
 
 
 def write_prices(folder: Path) -> Path:
-    """Measure what the models of a run cost, once a machine; returns the path of analysis/latency.csv."""
+    """Measure the models of a run, once on each machine; returns the path of analysis/latency.csv."""
     run, path = Run.open(folder), folder / Latency.file
     rows = run.table(Latency)
     if {row.model for row in rows} != set(run.models) or {row.machine for row in rows} != {processor()}:
-        write_whole(path, to_csv(measure_prices(run), Latency).encode())
+        write_atomically(path, to_csv(measure_prices(run), Latency).encode())
     return path
 
 
 def measure_prices(run: Run) -> list[Latency]:
-    """A row for each model and batch; models of one network and form are measured once.
+    """A row for each model and batch size; models with equal networks and forms are measured once.
 
-    All with onnxruntime, or all with PyTorch where one cannot be exported, in one thread of the CPU.
+    All run in onnxruntime, or all in PyTorch if one cannot be exported, in one thread of the CPU.
     """
     parts = {model: networks_of(run, model) for model in run.models}
-    loads = {key: load for each in parts.values() for key, load in each}
+    loads = {key: load for networks in parts.values() for key, load in networks}
     loaded = {key: load() for key, load in loads.items()}
     try:
         priced = {key: in_onnxruntime(student) for key, student in loaded.items()}
     except ExportError:
         priced = {key: in_pytorch(student) for key, student in loaded.items()}
-    models = {model: [priced[key] for key, _ in each] for model, each in parts.items()}
+    models = {model: [priced[key] for key, _ in networks] for model, networks in parts.items()}
     shape = next(iter(loaded.values())).description.shape
     with one_thread():
         return [row for batch in BATCHES for row in _rows(run, models, random_images(batch, shape))]
 
 
 def networks_of(run: Run, model: str) -> list[tuple[str, Callable[[], Student]]]:
-    """The networks that a model consists of: a key that equal ones share, and what loads it."""
+    """The networks of a model: for each a key, the same for equal networks, and a function that loads it."""
     if model in (TEACHERS, BEST_TEACHER):
         numbers = range(run.members) if model == TEACHERS else [row.seed or 0 for row in run.scored(model)]
         return [(repr(run.recipe.teachers.network_of(j)), partial(load_teacher, run, j)) for j in numbers]
@@ -76,8 +76,8 @@ def networks_of(run: Run, model: str) -> list[tuple[str, Callable[[], Student]]]
 
 
 def load_teacher(run: Run, j: int) -> Student:
-    """Teacher j as a student of one network, so that it is exported in the same way."""
-    described = {
+    """Teacher j as a student with one network, so that it is exported in the same way."""
+    config = {
         "network": run.recipe.teachers.network_of(j).model_dump(mode="json"),
         "form": {"kind": "single"},
         "members": 1,
@@ -90,13 +90,13 @@ def load_teacher(run: Run, j: int) -> Student:
         "weights": "",
         "scores": {},
     }
-    weights = Trained(run.folder / TEACHERS / str(j)).weights()
-    named = {f"network.{name}": each for name, each in weights.items()}
-    return assemble(Description.read(described, run.folder), named, "cpu")
+    weights = TrainingFolder(run.folder / TEACHERS / str(j)).weights()
+    named = {f"network.{name}": weight for name, weight in weights.items()}
+    return assemble(Description.read(config, run.folder), named, "cpu")
 
 
 def in_onnxruntime(student: Student) -> Priced:
-    """The student's exported file; an ExportError where there is none."""
+    """The student as an ONNX file; raises an ExportError if it cannot be exported."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         export_student(student, path, random_images(COMPARED, student.description.shape))
@@ -104,7 +104,7 @@ def in_onnxruntime(student: Student) -> Priced:
 
 
 def priced_file(data: bytes) -> Priced:
-    """An ONNX file in one thread of onnxruntime."""
+    """An ONNX file that onnxruntime runs in one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -115,14 +115,14 @@ def priced_file(data: bytes) -> Priced:
 
 
 def in_pytorch(student: Student) -> Priced:
-    """The student as it is; the bytes are those of its weights."""
+    """The student in PyTorch; the bytes are those of its weights."""
     weights = student.ensemble.state_dict().values()
-    size = sum(each.numel() * each.element_size() for each in weights)
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
     return Priced(student.predict, size, f"PyTorch {torch.__version__}")
 
 
 def _rows(run: Run, models: Mapping[str, Sequence[Priced]], x: Tensor) -> Iterator[Latency]:
-    """Prices for one batch; models of the same networks have the same key and are timed once."""
+    """The rows of one batch; models with the same networks have the same key and are timed once."""
     keys = {model: str([id(each) for each in parts]) for model, parts in models.items()}
     times = latencies({keys[model]: partial(_ask_all, parts, x) for model, parts in models.items()})
     for model, parts in models.items():
@@ -138,14 +138,14 @@ def _ask_all(parts: Sequence[Priced], x: Tensor) -> None:
 
 
 def random_images(count: int, shape: tuple[int, int, int]) -> Tensor:
-    """uint8 [n c h w], the same at every call."""
+    """Random images, uint8 [n c h w], the same at every call."""
     rng = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=rng)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch computes with one thread meanwhile."""
+    """Let PyTorch use one thread inside the `with` block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:

@@ -1,4 +1,4 @@
-"""An ONNX file with int8 weights and activations, by onnxruntime's static quantisation."""
+"""Turn an ONNX model into int8 by onnxruntime's static quantisation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")  # operations with weights
 OTHERS = ("Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool", "Slice", "Pad", "Concat")
-SMALL_SHARE = 0.02  # of all weights: classifiers up to here stay in float32, which keeps logits exact
-BATCH = 64  # images at a time that ranges of activations are measured on
-END = np.iinfo(np.int32).max  # a Slice that ends here or later ends with its input
+SMALL_SHARE = 0.02  # a classifier with up to this share of all weights stays in float32, for exact logits
+BATCH = 64  # images in a calibration batch
+END = np.iinfo(np.int32).max  # a Slice with this end or a larger one reaches the end of its input
 
 
 def folded_model(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -41,7 +41,7 @@ def folded_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def choices(model: onnx.ModelProto) -> list[tuple[str, list[str]]]:
-    """What to leave in float32, in words, and the nodes that then become int8: the most nodes first.
+    """What stays in float32, in words, and the nodes that become int8. The choice with most nodes is first.
 
     Raises an ExportError if no layer can become int8.
     """
@@ -52,9 +52,11 @@ def choices(model: onnx.ModelProto) -> list[tuple[str, list[str]]]:
         for node in nodes
         if node.op_type in WEIGHTED and node.input[1] in shapes
     }
-    weighted = [name for name, shape in weights.items() if len(shape) != 3]  # onnxruntime takes no stacks
+    weighted = [
+        name for name, shape in weights.items() if len(shape) != 3
+    ]  # onnxruntime cannot quantise stacked weights
     if not weighted:
-        raise ExportError("the network has no convolution or linear layer: there is nothing to make int8")
+        raise ExportError("the network has no convolution or linear layer that could become int8")
     before, after = reached_from(nodes, weights), reached_from(nodes, weights, backwards=True)
     first, last = weights.keys() - before, weights.keys() - after  # the last ones are classifiers
     between = [node.name for node in nodes if node.op_type in OTHERS and node.name in before & after]
@@ -67,25 +69,25 @@ def choices(model: onnx.ModelProto) -> list[tuple[str, list[str]]]:
     share = sum(math.prod(weights[name]) for name in last) / sum(map(math.prod, weights.values()))
     if share <= SMALL_SHARE or not last <= {*weighted}:
         del in_float["nothing"]
-    made = {words: [n for n in weighted + between if n not in left] for words, left in in_float.items()}
-    return [(words, names) for words, names in made.items() if not {*weighted}.isdisjoint(names)]
+    in_int8 = {words: [n for n in weighted + between if n not in left] for words, left in in_float.items()}
+    return [(words, names) for words, names in in_int8.items() if not {*weighted}.isdisjoint(names)]
 
 
 def reached_from(nodes: Sequence[Any], names: Collection[str], backwards: bool = False) -> set[str]:
-    """The nodes that come after those named, or before them, in a sorted list of nodes."""
+    """The nodes that depend on the named ones, or on which these depend; `nodes` are sorted."""
     tensors: set[str] = set()
-    found: set[str] = set()
+    reached: set[str] = set()
     for node in reversed(nodes) if backwards else nodes:
         inputs, outputs = (node.output, node.input) if backwards else (node.input, node.output)
         if not tensors.isdisjoint(inputs):
-            found.add(node.name)
-        if node.name in found or node.name in names:
+            reached.add(node.name)
+        if node.name in reached or node.name in names:
             tensors.update(outputs)
-    return found
+    return reached
 
 
 class Batches:
-    """Pixels as onnxruntime's calibration reads them: a batch at each call, then None."""
+    """Batches of pixels for onnxruntime's calibration: one at each call, then None."""
 
     def __init__(self, pixels: Tensor) -> None:
         self.left = iter(pixels.split(BATCH))
@@ -102,7 +104,7 @@ def as_int8(model: onnx.ModelProto, nodes: Sequence[str], pixels: Tensor) -> onn
 
     with TemporaryDirectory() as folder, quiet():
         source, target = Path(folder) / "folded.onnx", Path(folder) / "int8.onnx"
-        onnx.save(model, source)  # given a model itself, onnxruntime changes it
+        onnx.save(model, source)  # a file: onnxruntime would change a model in memory
         ort.quantize_static(
             source,
             target,
@@ -115,29 +117,29 @@ def as_int8(model: onnx.ModelProto, nodes: Sequence[str], pixels: Tensor) -> onn
             weight_type=ort.QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True},
         )
-        made: onnx.ModelProto = onnx.load(target)
-    del made.graph.value_info[:]
-    return made
+        quantised: onnx.ModelProto = onnx.load(target)
+    del quantised.graph.value_info[:]
+    return quantised
 
 
 def convolve_shortcuts(model: onnx.ModelProto) -> None:
-    """Let one convolution of single pixels take every second pixel and append channels of zeros.
+    """Replace the parameter-free shortcuts of a ResNet, two Slices and a Pad, by 1×1 convolutions.
 
-    Two Slices and a Pad do so in a ResNet whose shortcuts have no parameters. The convolution computes the
-    same, and in int8 it is faster: it needs no change of layout and no copy.
+    A shortcut takes every second pixel and appends channels of zeros. The convolution computes the same. In
+    int8 it is faster: it needs no change of layout and no copy.
     """
     from onnx import helper, numpy_helper
 
     graph = model.graph
-    constants, made_by, uses = index(graph)
+    constants, producers, uses = index(graph)
     channels = {
         each.name: each.type.tensor_type.shape.dim[1].dim_value
         for each in graph.value_info
         if len(each.type.tensor_type.shape.dim) == 4
     }
     for pad in [node for node in graph.node if node.op_type == "Pad"]:
-        columns = made_by.get(pad.input[0])
-        rows = made_by.get(columns.input[0]) if columns else None
+        columns = producers.get(pad.input[0])
+        rows = producers.get(columns.input[0]) if columns else None
         if not columns or not rows or uses[pad.input[0]] > 1 or uses[columns.input[0]] > 1:
             continue
         strides = [stride(rows, 2, constants), stride(columns, 3, constants)]
@@ -146,46 +148,49 @@ def convolve_shortcuts(model: onnx.ModelProto) -> None:
             weight = np.eye(around[0] + inputs + around[1], inputs, -around[0], np.float32)[..., None, None]
             name = f"shortcut{len(graph.initializer)}"
             graph.initializer.append(numpy_helper.from_array(weight, name))
-            made = helper.make_node("Conv", [rows.input[0], name], pad.output, strides=strides)
-            pad.CopyFrom(made)
+            pad.CopyFrom(helper.make_node("Conv", [rows.input[0], name], pad.output, strides=strides))
             graph.node.remove(rows)
             graph.node.remove(columns)
     drop_unused(graph)
 
 
 def appended(pad: onnx.NodeProto, constants: dict[str, np.ndarray]) -> tuple[int, int] | None:
-    """How many channels of zeros a Pad puts before and after the others; None if it does anything else."""
+    """How many channels of zeros a Pad adds before and after the others; None if it does anything else."""
     sizes = constants.get(pad.input[1])
     if len(pad.input) != 2 or pad.attribute or sizes is None or len(sizes) != 8:
-        return None  # with a third input it pads with another number than zero
+        return None  # a third input is another padding value than zero
     before, after = int(sizes[1]), int(sizes[5])
     only = [0, before, 0, 0, 0, after, 0, 0]
     return (before, after) if min(before, after) >= 0 and sizes.tolist() == only else None
 
 
 def stride(node: onnx.NodeProto, axis: int, constants: dict[str, np.ndarray]) -> int:
-    """The step of a Slice that takes every `step`-th entry of an axis, else 0."""
-    given = [constants.get(name) for name in node.input[1:]]
-    if node.op_type != "Slice" or len(given) != 4 or any(each is None or each.size != 1 for each in given):
+    """The step of a Slice that takes every `step`-th entry of an axis; 0 for any other node."""
+    numbers = [constants.get(name) for name in node.input[1:]]
+    if (
+        node.op_type != "Slice"
+        or len(numbers) != 4
+        or any(each is None or each.size != 1 for each in numbers)
+    ):
         return 0
-    start, end, along, step = (int(each.item()) for each in given if each is not None)
+    start, end, along, step = (int(each.item()) for each in numbers if each is not None)
     return step if start == 0 and end >= END and along == axis and step > 0 else 0
 
 
 def index(
     graph: onnx.GraphProto,
 ) -> tuple[dict[str, np.ndarray], dict[str, onnx.NodeProto], Counter[str]]:
-    """A graph's constants by name, the node that makes each tensor, and how often each tensor is used."""
+    """A graph's constants by name, the node that computes each tensor, and how often each tensor is used."""
     from onnx import numpy_helper
 
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    made_by = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     inputs = [name for node in graph.node for name in node.input]
-    return constants, made_by, Counter([*inputs, *(each.name for each in graph.output)])
+    return constants, producers, Counter([*inputs, *(each.name for each in graph.output)])
 
 
 def drop_unused(graph: onnx.GraphProto) -> None:
-    """Remove constants that nothing uses: onnxruntime would warn of them."""
+    """Remove unused constants: onnxruntime would warn about them."""
     _, _, uses = index(graph)
     for each in [each for each in graph.initializer if not uses[each.name]]:
         graph.initializer.remove(each)

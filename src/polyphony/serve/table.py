@@ -1,4 +1,4 @@
-"""Answers image by image: rows for a table, and a page with the pictures."""
+"""Answers to single images: rows of a table, and a page with the pictures."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from polyphony.runs.rows import headings
 from polyphony.serve.student import Answers, Student
 
 DECIDED_BY = {True: "model", False: "person"}
-MOST_SHOWN = 500  # pictures on a page, which holds them all within
+MOST_SHOWN = 500  # pictures on a page: they are part of its file
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a student says of one image; uncertainties in nats."""
+    """A student's answer to one image; uncertainties in nats."""
 
     image: Annotated[str, "image"]
     label: Annotated[str, "class"]
     confidence: Annotated[float, "confidence"]
     entropy: Annotated[float, "entropy"]
     mutual_information: Annotated[float, "mutual information"]
-    by: Annotated[str | None, "decided by"] = None  # "model" or "person", where a coverage was asked for
-    set: Annotated[tuple[str, ...] | None, "possible classes"] = None  # where sets were asked for
+    by: Annotated[str | None, "decided by"] = None  # "model" or "person"; None without a coverage
+    set: Annotated[tuple[str, ...] | None, "possible classes"] = None  # the prediction set
 
 
 def answered(
@@ -39,27 +39,27 @@ def answered(
     coverage: float | None = None,
     sets: float | None = None,
 ) -> list[Answered]:
-    """A row for each image, in order; with a coverage who decides, with `sets` the classes it may be."""
+    """A row for each image, in order. `coverage` adds who decides, `sets` the classes of a prediction set."""
     labels = [classes[label] for label in answers.labels.tolist()]
     numbers = (answers.confidence, answers.entropy, answers.mutual_information)
-    columns: list[Sequence[Any]] = [names, labels, *(each.tolist() for each in numbers)]
+    columns: list[Sequence[Any]] = [names, labels, *(column.tolist() for column in numbers)]
     nothing = [None] * len(names)
-    sure = [] if coverage is None else answers.certain(coverage).tolist()
-    held = [] if sets is None else answers.sets(sets).tolist()
-    columns.append([DECIDED_BY[each] for each in sure] or nothing)
-    columns.append([tuple(compress(classes, each)) for each in held] or nothing)
+    certain = [] if coverage is None else answers.certain(coverage).tolist()
+    in_sets = [] if sets is None else answers.sets(sets).tolist()
+    columns.append([DECIDED_BY[is_certain] for is_certain in certain] or nothing)
+    columns.append([tuple(compress(classes, row)) for row in in_sets] or nothing)
     return [Answered(*row) for row in zip(*columns, strict=True)]
 
 
 def shown_headings(rows: Sequence[Answered]) -> dict[str, str]:
-    """The columns that rows have, each with its heading."""
+    """The columns that are not None, with their headings."""
     return {name: text for name, text in headings(Answered).items() if getattr(rows[0], name) is not None}
 
 
 def contact_sheet(student: Student, rows: Sequence[Answered], images: Tensor) -> str:
-    """One HTML page that needs no other file: each picture as the student sees it, with its answer.
+    """A self-contained HTML page: each picture at the size that the student gets, with the answer.
 
-    Rows and images, uint8 [n c h w], in the order of the page; of many the first 500 are shown.
+    Rows and images, uint8 [n c h w], are in the order of the page, which has at most 500.
     """
     from polyphony.report.page import render  # here: it imports matplotlib
 
@@ -74,7 +74,7 @@ def contact_sheet(student: Student, rows: Sequence[Answered], images: Tensor) ->
 
 
 def picture_data(image: Tensor) -> str:
-    """A picture as the address of its own content. uint8 [c h w]"""
+    """A picture, uint8 [c h w], as a data URL."""
     levels = image.permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
     Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(buffer, "PNG")
