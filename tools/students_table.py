@@ -210,8 +210,8 @@ def quality_table(run: Run, models: Sequence[str]) -> PageTable:
 
 def quality_row(run: Run, model: str) -> dict[str, Cell | str]:
     """A model's cells by heading."""
-    dee, student = run.dee(model), model in run.methods
-    kept = StudyRuns("", [run]).kept(model) if student and run.kept(model) is not None else {}
+    dee, has_share = run.dee(model), model in run.methods and run.diversity_share(model) is not None
+    shares = StudyRuns("", [run]).diversity_shares(model) if has_share else {}
     unknown = {row.unknown: row.unknown for row in run.table(UnknownScore)}
     return {
         "Model": label(run, model),
@@ -220,7 +220,7 @@ def quality_row(run: Run, model: str) -> dict[str, Cell | str]:
         "NLL, as predicted ↓": spread(column(run, model, "nll", "standard"), 3),
         "DEE ↑": Cell(dee.text, range=dee.seeds) if dee else DASH,
         "AURC ↓": spread(column(run, model, "aurc"), 4),
-        "Diversity kept %": spread([100 * each for each in kept.values()], 0),
+        "Diversity kept %": spread([100 * each for each in shares.values()], 0),
         "Voice ↑": spread(column(run, model, "voice"), 3),
         **{f"AUROC, {name} ↑": spread(aurocs(run, model, name), 3) for name in unknown},
         "n": str(len(run.scored(model))),

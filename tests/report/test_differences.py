@@ -64,7 +64,7 @@ def test_sets_of_unlike_size_have_a_mean_of_their_own(sets: list[Run]):
     lines = (sets[0].folder / "scores.csv").read_text().splitlines()
     (sets[0].folder / "scores.csv").write_text("".join(f"{line}\n" for line in lines if ",1," not in line))
     (study,) = studies([Run.open(run.folder) for run in sets[:2]])
-    (each,) = (d for d in differences(study) if (d.words, d.judged.name) == ("kd-ods − kd", "nll"))
+    (each,) = (d for d in differences(study) if (d.words, d.quantity.name) == ("kd-ods − kd", "nll"))
     assert (each.paired.n, each.over_sets.n) == (3, 2)
     mean = f"{each.over_sets.mean:+.3f}".replace("-", "−")
     assert each.over_sets_text == f"{mean} ± {each.over_sets.half:.3f}"
@@ -72,7 +72,7 @@ def test_sets_of_unlike_size_have_a_mean_of_their_own(sets: list[Run]):
 
 def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[Run]):
     (study, _) = studies(sets)
-    found = {(each.method, each.reference, each.judged.name): each for each in differences(study)}
+    found = {(each.method, each.reference, each.quantity.name): each for each in differences(study)}
     ods, noise = ("kd-ods", "kd"), ("kd-gaussian", "kd")
     assert {key[:2] for key in found} == {ods, noise, ("kd-ods", "kd-gaussian")}
     for column, name in (("nll", "nll"), ("acc", "acc")):
@@ -128,9 +128,9 @@ def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run], rescored, b
     for run in sets[:2]:
         rescored(run.folder, lambda row: {"dee": dees.get((row["model"], row["seed"]), 3.0)})
     (study,) = studies([Run.open(run.folder) for run in sets[:2]])
-    found = {(d.method, d.reference): d for d in differences(study) if d.judged.name == "dee"}
+    found = {(d.method, d.reference): d for d in differences(study) if d.quantity.name == "dee"}
     each = found["kd-ods", "kd"]
-    assert (each.text, each.ahead, each.known) == ("–", 2, 4)
+    assert (each.text, each.ahead, each.defined) == ("–", 2, 4)
     assert math.isnan(each.over_sets.half)
 
 
@@ -142,8 +142,8 @@ def test_the_table_has_one_number_and_its_interval_a_cell(sets: list[Run]):
         "NLL", "NLL, as predicted", "follows own teacher (nats)", "accuracy", "better in", "NLL over sets"
     ]  # fmt: skip
     (row,) = (row for row in table.rows if row[0].text == "kd-ods − kd")
-    nll = next(each for each in found if (each.words, each.judged.name) == ("kd-ods − kd", "nll"))
-    assert [row[1].text, row[5].text] == [nll.text, f"{nll.ahead} of {nll.known}"]
+    nll = next(each for each in found if (each.words, each.quantity.name) == ("kd-ods − kd", "nll"))
+    assert [row[1].text, row[5].text] == [nll.text, f"{nll.ahead} of {nll.defined}"]
     assert all(len(cell.text) <= 15 for cell in row[1:])  # so that it is readable on paper
     alone = difference_table(differences(studies([sets[2]])[0]))
     assert "NLL over sets" not in alone.header
@@ -158,7 +158,7 @@ def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list
         line for line in files["differences.csv"].decode().splitlines() if line.startswith("a,kd-ods,kd,nll,")
     )
     found = {
-        (each.method, each.judged.name): each
+        (each.method, each.quantity.name): each
         for each in differences(studies(sets)[0])
         if each.reference == "kd"
     }

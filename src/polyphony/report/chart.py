@@ -1,7 +1,7 @@
-"""A chart: panels, how to read them, and the numbers behind them; as SVG for the page, SVG and PDF as files.
+"""Charts: panels, how to read them, and their numbers; as SVG on the page, and as SVG, PDF and CSV files.
 
-On the page every panel is a drawing of its own, so that panels flow to the width of the screen and their text
-keeps its size. In the files they stand side by side in one figure.
+On the page every panel is a separate drawing, so that panels flow to the width of the screen and their text
+keeps its size. In a file they stand side by side in one figure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from polyphony.report.tables import Numbers
 from polyphony.runs.scores import TEACHERS
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
-SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points, which are the page's pixels
-BESIDE = 9  # panels, or models in a legend, up to which words stand beside a chart and not above it
-LINES = 7  # models that one panel can show on top of each other
-TRUETYPE = 42  # for letters of a PDF, which publishers ask for
+SMALL, MEDIUM = 270.0, 360.0  # widths of a panel in points; a point is a pixel on the page
+BESIDE = 9  # with more panels or models in the legend, the text stands above the chart, not beside it
+LINES = 7  # most students in one panel of lines or boxes
+TRUETYPE = 42  # the type of fonts in a PDF that publishers ask for
 _POINTS = 72.0
 _TITLE, _LEGEND = 26.0, 30.0  # heights in points
 
@@ -60,7 +60,7 @@ _SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.7,
     "grid.alpha": 0.75,
     "text.color": TEXT.light,
-    "text.parse_math": False,  # a name may hold a dollar
+    "text.parse_math": False,  # a name may contain a dollar sign
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "svg.fonttype": "none",
@@ -75,7 +75,7 @@ _SETTINGS |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in _T
 
 @dataclass(frozen=True)
 class Margins:
-    """Room around axes for their labels, in points; fixed, because automatic layout is slow."""
+    """The space around axes for their labels, in points; fixed, because automatic layout is slow."""
 
     left: float = 50.0
     right: float = 8.0
@@ -83,7 +83,7 @@ class Margins:
     top: float = 8.0
 
     def box(self, corner: tuple[float, float], width: float, height: float, figure: Figure) -> Box:
-        """The box of the axes of a panel with this lower left corner, as shares of the figure."""
+        """The box of the axes, as shares of the figure, of a panel with this lower left corner and size."""
         across, up = (size * _POINTS for size in figure.get_size_inches())
         return (
             (corner[0] + self.left) / across,
@@ -95,9 +95,10 @@ class Margins:
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing: a title, a function that draws into axes, and its width over its height.
+    """One drawing: a title, a function that draws into axes, and the ratio of width to height.
 
-    Panels that show different models have a `legend` each; `of` is the number of panels that share them.
+    If many models are divided among several panels, each panel has its own `legend`, and `of` is the number
+    of these panels.
     """
 
     title: str
@@ -110,7 +111,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels that belong together, one sentence on how to read them, and their numbers."""
+    """Panels that belong together, a text on how to read them, and their numbers."""
 
     name: str
     title: str
@@ -122,7 +123,7 @@ class Chart:
 
     @property
     def wide(self) -> bool:
-        """Whether the chart takes the whole width of the page: many panels, many models, or rows of four."""
+        """Whether the chart takes the full width of the page: many panels or models, or rows of four."""
         many = len(self.page_legend) > BESIDE or any(panel.of > 2 for panel in self.panels)
         count = len(self.panels)
         return many or (self.width == SMALL and (count > BESIDE or (count % 3 == 1 and count > 1)))
@@ -134,24 +135,24 @@ class Chart:
 
     def figure(self) -> Figure:
         """All panels side by side, at most four in a row, with titles and a legend, for a file."""
-        columns, foot = self._legend_room(min(4, len(self.panels)) * self.width)
-        figure = self._drawn(self.panels, _TITLE, foot)
+        columns, foot = self._legend_size(min(4, len(self.panels)) * self.width)
+        figure = self._draw(self.panels, _TITLE, foot)
         if self.legend:
             with matplotlib.rc_context(_SETTINGS):
                 marks = [Line2D([], [], **look.mark, label=look.label, markersize=5) for look in self.legend]
                 figure.legend(handles=marks, loc="lower center", ncols=columns)
         return figure
 
-    def _legend_room(self, width: float) -> tuple[int, float]:
-        """How many entries of the legend fit into a row of a file, and how high all rows are, in points."""
+    def _legend_size(self, width: float) -> tuple[int, float]:
+        """How many entries of the legend fit into a row of a file, and the height of all rows, in points."""
         if not self.legend:
             return 1, 0.0
         entry = 55.0 + 6.4 * max(len(look.label) for look in self.legend)
         columns = max(1, min(len(self.legend), int(width / entry)))
         return columns, _LEGEND + 17.0 * (math.ceil(len(self.legend) / columns) - 1)
 
-    def _drawn(self, panels: Sequence[Panel], title: float = 0.0, foot: float = 0.0) -> Figure:
-        """Panels above a foot; `title` is the height of a panel's title, in points (default: no titles)."""
+    def _draw(self, panels: Sequence[Panel], title: float = 0.0, foot: float = 0.0) -> Figure:
+        """A figure of panels; `title` and `foot` are the heights, in points, of titles and of the legend."""
         across = min(4, len(panels))
         down = math.ceil(len(panels) / across)
         margins = replace(panels[0].margins, top=title or panels[0].margins.top)
@@ -168,20 +169,20 @@ class Chart:
             return figure
 
     def drawings(self) -> list[tuple[Panel, Markup]]:
-        """Each panel and its SVG for the page, without a fixed size, in the colours of the page."""
-        found = []
+        """Each panel with its SVG for the page, which has no fixed size and the colours of the page."""
+        drawings = []
         for place, panel in enumerate(self.panels):
             label = f"{self.title}: {panel.title}" if panel.title else self.title
-            found.append((panel, _for_page(svg(self._drawn([panel]), f"{self.name}-{place}"), label)))
-        return found
+            drawings.append((panel, _for_page(svg(self._draw([panel]), f"{self.name}-{place}"), label)))
+        return drawings
 
     def files(self) -> dict[str, bytes]:
         """NAME.svg, NAME.pdf and NAME.csv."""
         figure = self.figure()
         with matplotlib.rc_context(_SETTINGS):
             pdf = io.BytesIO()
-            nothing = {"Creator": None, "Producer": None, "CreationDate": None}
-            figure.savefig(pdf, format="pdf", metadata=nothing, facecolor="white")
+            no_metadata = {"Creator": None, "Producer": None, "CreationDate": None}
+            figure.savefig(pdf, format="pdf", metadata=no_metadata, facecolor="white")
             return {
                 f"{self.name}.svg": svg(figure, self.name, "white").encode(),
                 f"{self.name}.pdf": pdf.getvalue(),
@@ -191,25 +192,25 @@ class Chart:
 
 @dataclass(frozen=True)
 class Absent:
-    """A chart that cannot be drawn, and what to do about it."""
+    """A missing chart: its title, and why it is missing or which command makes it."""
 
     title: str
     why: str
 
 
 def svg(figure: Figure, salt: str, background: str = "none") -> str:
-    """A figure as SVG; reproducible: no dates, and ids come from the salt."""
+    """A figure as SVG. Equal figures give equal text: it has no dates, and ids come from the salt."""
     with matplotlib.rc_context(_SETTINGS | {"svg.hashsalt": salt}):
         text = io.StringIO()
-        nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(text, format="svg", metadata=nothing, facecolor=background)
-    drawn = re.sub(r"\s+<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
-    return re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONTS, drawn)
+        no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(text, format="svg", metadata=no_metadata, facecolor=background)
+    document = re.sub(r"\s+<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
+    return re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONTS, document)
 
 
-def _for_page(drawn: str, label: str) -> Markup:
-    """An SVG document as an element of an HTML page."""
-    element = drawn[drawn.index("<svg") :]
+def _for_page(document: str, label: str) -> Markup:
+    """An SVG document as an element of an HTML page; its colours become the page's CSS variables."""
+    element = document[document.index("<svg") :]
     element = re.sub(r' id="(?![mpDC][0-9a-f]{6,})[^"]*"', "", element)
     box = re.search(r'viewBox="([^"]*)"', element)
     head = f'<svg viewBox="{box.group(1) if box else ""}" role="img" aria-label="{escape(label)}">'
@@ -222,20 +223,22 @@ def _for_page(drawn: str, label: str) -> Markup:
 def grouped(
     title: str, models: Sequence[str], look: Looks, draw: Callable[..., None], aspect: float
 ) -> list[Panel]:
-    """Panels with at most `LINES` students each, and the teachers in all of them.
+    """Panels with at most `LINES` students each; the teachers are in all of them.
 
-    Several panels have a legend each. `draw` is called with axes and `models`, the models of the panel.
+    If there are several panels, each has its own legend. `draw` gets the axes, and the panel's models as the
+    keyword `models`.
     """
-    always = [model for model in models if model == TEACHERS]
-    others = [model for model in models if model != TEACHERS]
-    count = max(1, math.ceil(len(others) / LINES))
-    edges = [round(place * len(others) / count) for place in range(count + 1)]
-    groups = [[*always, *others[low:high]] for low, high in pairwise(edges)]
+    teachers = [model for model in models if model == TEACHERS]
+    students = [model for model in models if model != TEACHERS]
+    count = max(1, math.ceil(len(students) / LINES))
+    edges = [round(place * len(students) / count) for place in range(count + 1)]
+    groups = [[*teachers, *students[low:high]] for low, high in pairwise(edges)]
     panels = []
-    for place, shown in enumerate(groups, 1):
-        words = f"{title}, {place} of {count}" if count > 1 else title
-        legend = [look[model] for model in shown] if count > 1 else []
-        panels.append(Panel(words, partial(draw, models=shown), aspect, legend=legend, of=count))
+    for place, group in enumerate(groups, 1):
+        part = [f"{place} of {count}"] if count > 1 else []
+        legend = [look[model] for model in group] if count > 1 else []
+        words = ", ".join([title, *part] if title else part)
+        panels.append(Panel(words, partial(draw, models=group), aspect, legend=legend, of=count))
     return panels
 
 
@@ -245,10 +248,10 @@ def spread(value: MeanSd) -> float:
 
 
 def write(axes: Axes, at: tuple[float, float], words: str, **style: Any) -> None:
-    """Write words; `at` is their upper right corner, as shares of the width and height of the panel."""
+    """Write words with their upper right corner at `at`, in shares of the panel's width and height."""
     axes.text(*at, words, transform=axes.transAxes, ha="right", va="top", **style)
 
 
 def diagonal(axes: Axes) -> None:
-    """A dashed line from corner to corner."""
+    """Draw a dashed line from (0, 0) to (1, 1)."""
     axes.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)), zorder=1)

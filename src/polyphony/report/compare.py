@@ -1,4 +1,4 @@
-"""Several runs → one page: the same scores side by side."""
+"""The page that compares several runs: their scores side by side."""
 
 from __future__ import annotations
 
@@ -21,93 +21,93 @@ from polyphony.report.verdict import percent
 from polyphony.runs.run import Run
 from polyphony.runs.scores import HEADINGS
 
-_SHOWN = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
+_PANELS = {"nll": "calibrated NLL ↓", "dee": "DEE ↑", "kld": "mean-KLD (diversity)"}
 Scores = dict[tuple[str, str], MeanSd]  # by study and model
 
 
 def comparison(runs: Sequence[Run]) -> Report:
-    """The page that compares runs, and its figures and tables; runs of one study are taken together."""
-    found = studies(runs)
-    methods = {name: study.first.perturbation(name) for study in found for name in study.methods}
+    """The page that compares runs, and its figures and tables; runs of one study are read together."""
+    groups = studies(runs)
+    methods = {name: study.first.perturbation(name) for study in groups for name in study.methods}
     look = assign(list(methods.items()))
-    tables, charts = [comparison_table(found)], [comparison_chart(found, look)]
-    if apart := [each for study in found for each in differences(study)]:
-        tables.append(difference_table(apart))
-        charts.append(difference_chart(apart, look))
+    tables, charts = [comparison_table(groups)], [comparison_chart(groups, look)]
+    if pairs := [difference for study in groups for difference in differences(study)]:
+        tables.append(difference_table(pairs))
+        charts.append(difference_chart(pairs, look))
     html = render(
         "comparison.html",
-        title=", ".join(study.name for study in found),
+        title=", ".join(study.name for study in groups),
         tables=tables,
         charts=charts,
-        warnings=_warnings(found),
+        warnings=_warnings(groups),
         runs=[
-            (
-                f"{study.name}: {run.folder}" if len(study.runs) > 1 else study.name,
-                one_line(run),
-                provenance(run),
-            )
-            for study in found
-            for run in study.runs
+            (_run_title(study, run), one_line(run), provenance(run)) for study in groups for run in study.runs
         ],
     )
     return Report(html, [*tables, *charts])
 
 
-def _warnings(found: Sequence[StudyRuns]) -> list[str]:
-    """What makes the studies' numbers hard to compare."""
-    said = []
-    if len({frozenset(str(run.facts.data.get("test")) for run in study.runs) for study in found}) > 1:
-        said.append("They were tested on different images: their scores cannot be compared directly.")
-    if len({study.first.teacher_count for study in found}) > 1:
-        said.append("Their DEE curves have different numbers of teachers, so “>N” means different things.")
-    for study in found:
+def _run_title(study: StudyRuns, run: Run) -> str:
+    return f"{study.name}: {run.folder}" if len(study.runs) > 1 else study.name
+
+
+def _warnings(groups: Sequence[StudyRuns]) -> list[str]:
+    """Why the studies' numbers are hard to compare; empty if they are not."""
+    warnings = []
+    if len({frozenset(str(run.facts.data.get("test")) for run in study.runs) for study in groups}) > 1:
+        warnings.append("They were tested on different images: their scores cannot be compared directly.")
+    if len({study.first.teacher_count for study in groups}) > 1:
+        warnings.append(
+            "Their DEE curves have different numbers of teachers, so “>N” has different meanings."
+        )
+    for study in groups:
         if methods := study.left_out:
             which = f"Some runs of {study.name} lack these methods or define them differently"
-            said.append(f"{which}: {listed(methods)}.")
-    return said
+            warnings.append(f"{which}: {listed(methods)}. They are left out.")
+    return warnings
 
 
-def comparison_table(found: Sequence[StudyRuns]) -> PageTable:
+def comparison_table(groups: Sequence[StudyRuns]) -> PageTable:
     """All models of all studies in one table, calibrated."""
     caption = (
-        "Test scores at the temperature fitted on validation images, and NLL without it; mean ± s.d. over n"
-        " seeds, in all sets of teachers where a study has several. DEE is that of the mean NLL, with the"
-        " range over seeds. Follows own teacher: 0 %: no teacher in particular, 100 %: exact copies of the"
-        " teachers. Diversity kept: mean-KLD as a share of the teachers’; not shown for a student worse than"
-        " one teacher."
+        "Test scores, mean ± s.d. over n seeds; a study with several sets of teachers has the seeds of all"
+        " sets. Scores are at the temperature fitted on validation images; “NLL, as predicted” is without it."
+        " DEE is computed from the mean NLL (lower median over sets); its range is over seeds. Follows own"
+        " teacher: 0 % means no teacher in particular, 100 % exact copies of the teachers. Diversity kept:"
+        " mean-KLD as a share of the teachers’; not shown for a student worse than one teacher."
     )
-    rows = [_row(study, model) for study in found for model in study.models]
+    rows = [_row(study, model) for study in groups for model in study.models]
     return PageTable.from_rows("comparison", caption, rows)
 
 
 def _row(study: StudyRuns, model: str) -> dict[str, Cell | str]:
-    scored, dee = study.scored(model), study.dee(model)
+    scores, dee = study.scored(model), study.dee(model)
     row: dict[str, Cell | str] = {"Run: model": f"{study.name}: {model}"}
-    row["Parameters"] = f"{next(iter(scored.values())).params:,}"
+    row["Parameters"] = f"{next(iter(scores.values())).params:,}"
     for column, heading in HEADINGS.items():
         row[heading] = study.text(model, column)
     if dee:
         row[HEADINGS["dee"]] = Cell(dee.text, range=dee.seeds)
     row["NLL, as predicted ↓"] = study.text(model, "nll", "standard")
-    for heading, read in (("Follows own teacher ↑", Run.follows), ("Diversity kept", Run.kept)):
+    for heading, read in (("Follows own teacher ↑", Run.follows), ("Diversity kept", Run.diversity_share)):
         share = study.share(model, read) if model in study.methods else None
         row[heading] = DASH if share is None else percent(share)
-    return {**row, "n": str(len(scored))}
+    return {**row, "n": str(len(scores))}
 
 
-def comparison_chart(found: Sequence[StudyRuns], look: Looks) -> Chart:
+def comparison_chart(groups: Sequence[StudyRuns], look: Looks) -> Chart:
     """NLL, DEE and mean-KLD: a column for each study, a mark for each model."""
     panels, rows = [], []
-    for column, words in _SHOWN.items():
-        scores = {(study.name, m): study.mean(m, column) for study in found for m in study.models}
+    for column, words in _PANELS.items():
+        scores = {(study.name, m): study.mean(m, column) for study in groups for m in study.models}
         panels.append(Panel(words, partial(_marks, scores=scores, look=look), 1.15))
-        rows += [(column, *of, score.mean, score.sd, score.n) for of, score in scores.items()]
+        rows += [(column, *key, score.mean, score.sd, score.n) for key, score in scores.items()]
     reading = (
-        "Marks are means over seeds, bars one standard deviation; a run's marks stand in one column."
-        " A DEE past the curve of teachers has no mark."
+        "Marks are means over seeds, bars one standard deviation. The marks of a run stand in one column. A"
+        " DEE past the end of the teachers’ curve has no mark."
     )
     numbers = Numbers(["score", "run", "model", "mean", "sd", "n"], rows)
-    width = SMALL if len(look) <= BESIDE else MEDIUM  # a legend above them leaves room for larger panels
+    width = SMALL if len(look) <= BESIDE else MEDIUM  # a legend above the panels leaves them more width
     return Chart("comparison", "Side by side", reading, panels, numbers, list(look.values()), width)
 
 
@@ -116,8 +116,8 @@ def _marks(axes: Axes, *, scores: Scores, look: Looks) -> None:
     for (study, model), score in scores.items():
         if math.isfinite(score.mean):
             offset = (order.index(model) - (len(order) - 1) / 2) * 0.7 / len(order)
-            at, mark = (names.index(study) + offset, score.mean, spread(score)), look[model].mark
-            axes.errorbar(*at, **mark, markersize=6.5, linestyle="", elinewidth=1.4)
+            x, style = names.index(study) + offset, {**look[model].mark, "markersize": 6.5}
+            axes.errorbar(x, score.mean, spread(score), **style, linestyle="", elinewidth=1.4)
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_xticks(range(len(names)), [cut(name, 18) for name in names], rotation=20, ha="right")
     axes.grid(visible=False, axis="x")

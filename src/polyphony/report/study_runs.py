@@ -1,4 +1,4 @@
-"""Runs of one study with different teachers and images, read together."""
+"""Runs of one study that differ only in seeds, and so in teachers and images, read together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyphony.runs.rows import Score
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS, Dee, mean_of, score_text
 
-Pair = tuple[int, int | None]  # which set of teachers, and which seed of the student
+Pair = tuple[int, int | None]  # the index of the run, which has its own set of teachers; the student's seed
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,27 @@ class StudyRuns:
     @cached_property
     def methods(self) -> list[str]:
         """The methods with scores and the same settings in every run."""
-        mine = self.first.recipe.methods
+        settings = self.first.recipe.methods
         return [
             name
             for name in self.first.methods
-            if all(name in run.methods and run.recipe.methods[name] == mine[name] for run in self.runs)
+            if all(name in run.methods and run.recipe.methods[name] == settings[name] for run in self.runs)
         ]
 
     @property
     def left_out(self) -> list[str]:
-        """The methods without scores or with other settings in some runs."""
-        every = dict.fromkeys(name for run in self.runs for name in run.methods)
-        return [name for name in every if name not in self.methods]
+        """The methods that have no scores or other settings in some runs."""
+        names = dict.fromkeys(name for run in self.runs for name in run.methods)
+        return [name for name in names if name not in self.methods]
 
     @property
     def models(self) -> list[str]:
-        """The teachers, the best one alone where all runs have it, then the students."""
+        """The teachers, the best teacher if all runs have it, then the students."""
         best = [BEST_TEACHER] if all(run.scored(BEST_TEACHER) for run in self.runs) else []
         return [TEACHERS, *best, *self.methods]
 
     def scored(self, model: str, calibration: str = "calibrated", split: str = "test") -> dict[Pair, Score]:
-        """A model's rows by set and seed."""
+        """A model's rows by set of teachers and seed."""
         return {
             (place, score.seed): score
             for place, run in enumerate(self.runs)
@@ -61,7 +61,7 @@ class StudyRuns:
         }
 
     def column(self, model: str, column: str, calibration: str = "calibrated") -> dict[Pair, float]:
-        """A column of a model's test scores by set and seed, where it is not missing."""
+        """A column of a model's test scores by set of teachers and seed, without missing values."""
         values = {pair: getattr(row, column) for pair, row in self.scored(model, calibration).items()}
         return {pair: value for pair, value in values.items() if value is not None}
 
@@ -74,40 +74,42 @@ class StudyRuns:
         return score_text(column, values, self.first.teacher_count)
 
     def dee(self, model: str) -> Dee | None:
-        """How many teachers a model is worth: the lower median over sets, and the range over all seeds."""
-        found = [dee for run in self.runs if (dee := run.dee(model))]
-        if not found:
+        """How many teachers a model is worth: the lower median over sets, and the range over all seeds.
+
+        None without a DEE curve.
+        """
+        dees = [dee for run in self.runs if (dee := run.dee(model))]
+        if not dees:
             return None
         seeds = self.column(model, "dee").values()
-        return Dee(median_low([dee.value for dee in found]), min(seeds), max(seeds), found[0].teachers)
+        return Dee(median_low([dee.value for dee in dees]), min(seeds), max(seeds), dees[0].teachers)
 
     def share(self, model: str, read: Callable[[Run, str], float | None]) -> float | None:
-        """The mean of a share over runs; None if a run has none."""
-        shares = [read(run, model) for run in self.runs]
-        known = [share for share in shares if share is not None]
-        return fmean(known) if len(known) == len(shares) else None
+        """The mean over runs of a share that `read` returns for a run and a model; None if a run has none."""
+        shares = [share for run in self.runs if (share := read(run, model)) is not None]
+        return fmean(shares) if len(shares) == len(self.runs) else None
 
-    def kept(self, model: str) -> dict[Pair, float]:
-        """A student's mean-KLD as a share of its own teachers', where these disagree."""
+    def diversity_shares(self, model: str) -> dict[Pair, float]:
+        """A student's mean-KLD as a share of its own teachers', without sets whose teachers agree."""
         teachers = [run.scored(TEACHERS)[0].kld for run in self.runs]
-        mine = self.column(model, "kld")
-        return {pair: kld / teachers[pair[0]] for pair, kld in mine.items() if teachers[pair[0]]}
+        klds = self.column(model, "kld")
+        return {pair: kld / teachers[pair[0]] for pair, kld in klds.items() if teachers[pair[0]]}
 
     def best_plain(self, form: FormTable) -> str | None:
-        """The plain distillation into a form that has the least calibrated NLL on validation images."""
+        """The plain distillation into a form with the lowest calibrated NLL on validation images, if any."""
         plain = [name for name in self.methods if self.first.perturbation(name) == "clean"]
-        same = [name for name in plain if self.first.recipe.form_table(name) == form]
-        rows = {name: self.scored(name, split="valid").values() for name in same}
-        known = {name: fmean(row.nll for row in each) for name, each in rows.items() if each}
-        return min(known, key=lambda name: known[name], default=None)
+        same_form = [name for name in plain if self.first.recipe.form_table(name) == form]
+        scores = {name: self.scored(name, split="valid").values() for name in same_form}
+        nlls = {name: fmean(row.nll for row in rows) for name, rows in scores.items() if rows}
+        return min(nlls, key=lambda name: nlls[name], default=None)
 
 
 def studies(runs: Sequence[Run]) -> list[StudyRuns]:
-    """The runs grouped into studies: alike but for their seeds, and each with another set of teachers."""
+    """Group runs into studies: their recipes are equal except for seeds, and their teachers differ."""
     groups: list[list[Run]] = []
     for run in runs:
-        alike = [group for group in groups if _but_for_seeds(group[0]) == _but_for_seeds(run)]
-        free = [group for group in alike if not any(_is_same_set(run, each) for each in group)]
+        same_recipe = [group for group in groups if _without_seeds(group[0]) == _without_seeds(run)]
+        free = [group for group in same_recipe if not any(_is_same_set(run, other) for other in group)]
         if free:
             free[0].append(run)
         else:
@@ -115,7 +117,8 @@ def studies(runs: Sequence[Run]) -> list[StudyRuns]:
     return [StudyRuns(name, group) for name, group in zip(_names(groups), groups, strict=True)]
 
 
-def _but_for_seeds(run: Run) -> dict[str, Any]:
+def _without_seeds(run: Run) -> dict[str, Any]:
+    """A run's recipe without its seeds, its methods and settings that only change rounding."""
     recipe: dict[str, Any] = run.recipe.model_dump(mode="json", exclude={"seeds", "methods", *ROUNDING})
     for table in ("data", "teachers"):
         recipe[table].pop("seed", None)
@@ -130,7 +133,7 @@ def _is_same_set(one: Run, other: Run) -> bool:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """A name for each: its recipe's, or what its folders' names begin with where two have the same recipe."""
+    """A unique name for each group: its recipe's, the common start of its folders' names, or its folders."""
     recipes, folders = [runs[0].recipe.name for runs in groups], [_prefix(runs) for runs in groups]
     for names in (recipes, folders):
         if len(set(names)) == len(names) and all(names):
@@ -139,6 +142,6 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _prefix(runs: Sequence[Run]) -> str:
-    """The words that the names of all folders begin with."""
-    places = zip(*(run.folder.resolve().name.split("-") for run in runs), strict=False)
-    return "-".join(words[0] for words in takewhile(lambda words: len(set(words)) == 1, places))
+    """The words, separated by dashes, that all folders' names begin with."""
+    columns = zip(*(run.folder.resolve().name.split("-") for run in runs), strict=False)
+    return "-".join(words[0] for words in takewhile(lambda words: len(set(words)) == 1, columns))

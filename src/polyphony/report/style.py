@@ -1,7 +1,7 @@
-"""How figures look: one colour and one marker per method, safe for colour-blind eyes, on light and dark.
+"""How figures look: a colour and a marker for each method, safe for colour-blind readers, on light and dark.
 
-Figures are drawn in the light colours. On the page each of them is replaced by a CSS variable, which has
-another value where the reader's screen is dark; the files keep the light ones on white.
+Figures are drawn in the light colours. On the page a CSS variable replaces each of them; its value is another
+on a dark screen. Files keep the light colours on white.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TEXT = Ink("--ink", "#1b2330", "#e9edf3")
 MUTED = Ink("--muted", "#5a6675", "#9aa7b6")
 RULE = Ink("--rule", "#d5dbe3", "#38424f")
 
-# Okabe and Ito's colours, darkened for white paper until each has a contrast of 3 : 1, lightened for dark;
-# then, one after the other, the colour farthest (in OKLab) from all before it.
+# Okabe and Ito's colours, darkened on white (lightened on dark) until each has a contrast of 3 : 1. Each
+# further colour is the farthest, in OKLab, from all before it.
 _BY_KIND: dict[str | None, Ink] = {
     None: Ink("--scratch", "#b5568a", "#dd8fb8"),
     "clean": Ink("--clean", "#2f8fc9", "#6fc0f0"),
@@ -52,7 +52,7 @@ _SPARE = (
     Ink("--spare-8", "#642bb4", "#a085b8"),
 )
 INKS = (TEXT, MUTED, RULE, *_BY_KIND.values(), *_SPARE)
-# Markers, and the same shapes for the page's legend in a box of 12 by 12.
+# Matplotlib's markers, and the same shapes as SVG paths in a box of 12 by 12, for the page's legend.
 _SHAPES = {
     "o": "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
     "s": "M1.5 1.5h9v9h-9z",
@@ -73,7 +73,7 @@ _MARKERS = tuple(_SHAPES)
 
 @dataclass(frozen=True)
 class Look:
-    """How a model is drawn everywhere."""
+    """How a model is drawn in every figure."""
 
     label: str
     ink: Ink
@@ -85,7 +85,7 @@ class Look:
 
     @property
     def mark(self) -> dict[str, Any]:
-        """Its colour and marker, as matplotlib's functions take them."""
+        """Its colour and marker as keyword arguments for matplotlib."""
         return {"color": self.colour, "marker": self.marker}
 
     @property
@@ -98,27 +98,27 @@ Looks = Mapping[str, Look]  # by model
 
 
 def assign(methods: Sequence[tuple[str, str | None]]) -> dict[str, Look]:
-    """Looks of the teachers and of methods, listed with their perturbations; all are different.
+    """Different looks for the teachers and for methods, which are given with their perturbations.
 
-    The first method with a perturbation gets its colour; the others get spare colours.
+    The first method with a perturbation gets the colour of the perturbation; the others get spare colours.
     """
     own: dict[str | None, Ink] = {}
     for _, kind in sorted(methods, key=lambda method: method[1] not in _BY_KIND):
         if kind not in own and (free := [ink for ink in _preferred(kind) if ink not in own.values()]):
             own[kind] = free[0]
-    every = (*_SPARE, *_BY_KIND.values())
-    left = chain([ink for ink in every if ink not in own.values()], cycle(every))
-    found = {TEACHERS: Look(TEACHERS, TEXT, "o"), BEST_TEACHER: Look(BEST_TEACHER, TEXT, "s")}
+    inks = (*_SPARE, *_BY_KIND.values())
+    spare = chain([ink for ink in inks if ink not in own.values()], cycle(inks))
+    looks = {TEACHERS: Look(TEACHERS, TEXT, "o"), BEST_TEACHER: Look(BEST_TEACHER, TEXT, "s")}
     for place, (name, kind) in enumerate(methods, 1):
-        ink, turn = own.pop(kind) if kind in own else next(left), place % len(_MARKERS)
-        taken = {look.marker for look in found.values() if look.ink == ink}
-        markers = [marker for marker in _MARKERS[turn:] + _MARKERS[:turn] if marker not in taken]
-        found[name] = Look(name, ink, markers[0] if markers else _MARKERS[turn])
-    return found
+        ink, turn = own.pop(kind) if kind in own else next(spare), place % len(_MARKERS)
+        used = {look.marker for look in looks.values() if look.ink == ink}
+        markers = [marker for marker in _MARKERS[turn:] + _MARKERS[:turn] if marker not in used]
+        looks[name] = Look(name, ink, markers[0] if markers else _MARKERS[turn])
+    return looks
 
 
 def looks_of(run: Run) -> dict[str, Look]:
-    """How each model of a run is drawn everywhere."""
+    """The look of each model of a run."""
     return assign([(name, run.perturbation(name)) for name in run.methods])
 
 
