@@ -41,8 +41,8 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "a pair"}
     torch.set_num_threads(1)
     group = group_from_environment()
-    while (asked := pipe.recv()) is not None:
-        function, arguments = asked
+    while (request := pipe.recv()) is not None:
+        function, arguments = request
         try:
             pipe.send((function(group, *arguments), None))
         except Exception as error:
@@ -117,10 +117,10 @@ def trained(
 ) -> tuple[State, list[dict[str, float]]]:
     """All weights and buffers after a plan's steps in float64, and the log."""
     student = FORMS[form]().double()
-    made, train = loss_of(student, loss, perturb), TRAIN
+    objective, train = loss_of(student, loss, perturb), TRAIN
     if plan.unlabelled:
-        made, train = replace(made, unlabelled=True), TRAIN.joined(WITHOUT)
-    log = fit(student, made, train, VALID, plan, seeded(7), group=group)
+        objective, train = replace(objective, unlabelled=True), TRAIN.joined(WITHOUT)
+    log = fit(student, objective, train, VALID, plan, seeded(7), group=group)
     timed = ("seconds", "images_per_second")
     rows = [{name: value for name, value in row.items() if name not in timed} for row in log]
     return student.state_dict(), rows
@@ -134,8 +134,8 @@ def distance(one: State, other: State) -> float:
 def check(pair: Pair, *arguments: Any) -> None:
     """Both processes end with what one ends with."""
     state, log = trained(Group(), *arguments)
-    for found, rows in pair.run(trained, *arguments):
-        assert distance(state, found) < 1e-10
+    for other, rows in pair.run(trained, *arguments):
+        assert distance(state, other) < 1e-10
         for row, expected in zip(rows, log, strict=True):
             assert row == pytest.approx(expected, abs=1e-6, rel=1e-9)  # the log is of float32 in part
 
@@ -188,8 +188,8 @@ def without(group: Group, method: str, *arguments: Any) -> tuple[State, list[dic
 def test_the_comparison_notices_processes_that_keep_statistics_or_gradients_to_themselves(pair, form, method):
     arguments = (form, "one_to_one", "ods")
     state, _ = trained(Group(), *arguments)
-    found = [state for state, _ in pair.run(without, method, *arguments)]
-    assert min(distance(state, each) for each in found) > 1e-6
+    states = [state for state, _ in pair.run(without, method, *arguments)]
+    assert min(distance(state, each) for each in states) > 1e-6
 
 
 def test_a_batch_with_fewer_images_than_processes_is_done_by_each(pair: Pair):
@@ -251,11 +251,11 @@ def continued(group: Group, folder: Path, stop: bool) -> State | None:
 def test_a_training_begun_by_two_goes_on_with_one_and_back(pair: Pair, tmp_path: Path):
     state, _ = trained(Group(), "member_norm", "one_to_one", "ods+mixup")
     pair.run(continued, tmp_path / "two", True)
-    found = continued(Group(), tmp_path / "two", False)
-    assert distance(state, found) < 1e-10
+    other = continued(Group(), tmp_path / "two", False)
+    assert distance(state, other) < 1e-10
     continued(Group(), tmp_path / "one", True)
-    for found in pair.run(continued, tmp_path / "one", False):
-        assert distance(state, found) < 1e-10
+    for other in pair.run(continued, tmp_path / "one", False):
+        assert distance(state, other) < 1e-10
 
 
 # What goes wrong
@@ -333,7 +333,7 @@ def test_a_process_that_is_killed_ends_the_other(pair: Pair):
     (_, error), killed = pair.ask(dying)
     pair.stop()
     assert killed == (None, "ended")
-    assert error.startswith("GoneError: another process of this training is gone, or silent")
+    assert error.startswith("GoneError: another process of this training ended, or did not answer")
 
 
 # Rows

@@ -1,1 +1,1 @@
-"""Where tensors live and who computes them: devices, several processes, random streams."""
+"""Devices, training in several processes, and random generators."""

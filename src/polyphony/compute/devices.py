@@ -1,4 +1,4 @@
-"""Devices: choose one, send tensors without waiting, set the precision of its arithmetic."""
+"""Chooses a device, sends tensors to it without waiting, and sets the precision of its arithmetic."""
 
 from __future__ import annotations
 
@@ -11,36 +11,42 @@ from torch import Tensor
 
 
 def choose_device(name: str = "auto") -> str:
-    """The device of a name, or the best one: CUDA, then MPS, then CPU."""
+    """The name of a device that works here; "auto" is the best one: CUDA, then MPS, then CPU.
+
+    Raises a ValueError if there is no such device.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         torch.zeros(1, device=name).cpu()  # rejects `meta`
     except (RuntimeError, AssertionError) as error:
         kind = name.partition(":")[0]
-        why = "use cuda, mps, cpu or auto" if kind not in ("cuda", "mps") else "no such GPU was found"
+        reason = "use cuda, mps, cpu or auto" if kind not in ("cuda", "mps") else "no such GPU was found"
         if kind == "cuda" and not torch.backends.cuda.is_built():
-            why = "this is a CPU build of PyTorch"
-        raise ValueError(f"there is no device '{name}' here: {why}") from error
+            reason = "this is a CPU build of PyTorch"
+        raise ValueError(f"there is no device '{name}' here: {reason}") from error
     return name
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on a device. For CUDA it is pinned first, so that the copy does not block."""
+    """Copy a tensor to a device. For CUDA it is pinned first, so that the copy does not block."""
     target = torch.device(device).type
-    if tensor.device.type != "cpu" or target in ("cpu", "mps"):  # MPS may read memory that was freed
+    if tensor.device.type != "cpu" or target in (
+        "cpu",
+        "mps",
+    ):  # a copy to MPS that does not block may read freed memory
         return tensor.to(device)
     return (tensor.pin_memory() if target == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Disable autocast on devices that have it."""
+    """A context that disables autocast, on devices that have it."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all its work."""
+    """Wait until a device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -49,10 +55,10 @@ def wait_for(device: torch.device) -> None:
 
 @contextmanager
 def arithmetic(tf32: bool = False, deterministic: bool = False) -> Iterator[None]:
-    """Use full float32 on CUDA unless TF32 is asked for, and deterministic kernels if asked for.
+    """Set the arithmetic of CUDA inside the `with` block (default: full float32, the fastest kernels).
 
-    PyTorch's defaults are TF32 in convolutions, and kernels that may differ from run to run. Without
-    `deterministic`, cuDNN uses the fastest kernels.
+    With `tf32`, matrix products and convolutions use TF32. With `deterministic`, only deterministic kernels
+    run. PyTorch's own defaults are TF32 in convolutions, and kernels that may differ from run to run.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (

@@ -1,9 +1,9 @@
-"""One training in several processes: all draw the same numbers, and each works on its rows of every batch.
+"""Trains one model in several processes: all draw the same numbers, each computes its rows of every batch.
 
-`batch` is the whole batch, for any number of processes: every process has the same generator, draws for the
-whole batch, and keeps its rows. So results do not depend on the number of processes, except for rounding,
-and a training that one process began can continue with eight. Draws for a batch go through `drawn`, rows of
-other processes through `gather`; in a single process both change nothing.
+A recipe's `batch` is the size of the whole batch, for any number of processes. Every process has the same
+generator, draws for the whole batch, and keeps its rows. So results do not depend on the number of processes,
+except for rounding, and a training that one process began can continue with eight. Use `drawn` to draw for a
+batch, and `gather` to get the rows of other processes; in a single process both change nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyphony._util.text import SettingError
 from polyphony.compute.devices import send
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
-TIMEOUT = timedelta(hours=2)  # a silent process counts as gone after this; the first may predict meanwhile
+TIMEOUT = timedelta(hours=2)  # then a silent process counts as lost; others wait while the first predicts
 
 
 class GroupError(RuntimeError):
-    """Another process of this training failed, is gone, or is silent."""
+    """Another process of this training failed, ended, or does not answer."""
 
 
 class GoneError(GroupError):
-    """Another process of this training is gone or silent; the training may be tried again."""
+    """Another process of this training ended or does not answer; the training can be started again."""
 
 
 @dataclass(eq=False)
@@ -46,12 +46,12 @@ class Group:
     rank: int = 0
     size: int = 1
     total: int = 0  # rows of the current batch in all processes
-    # On CUDA, PyTorch's norms in place of ours.
+    # On CUDA: the SyncBatchNorm that runs in place of each BatchNorm.
     synced: dict[nn.Module, nn.Module] = field(default_factory=dict)
 
     @property
     def shares(self) -> bool:
-        """Whether the batch is divided; with fewer rows than processes, each does the whole batch."""
+        """Whether the batch is divided; if it has fewer rows than processes, each computes all rows."""
         return self.size > 1 and self.total >= self.size
 
     @property
@@ -66,7 +66,7 @@ class Group:
         return self.rows[1] / self.total if self.shares else 1 / self.size
 
     def own(self, batch: Tensor, dim: int = 0) -> Tensor:
-        """This process's rows of a tensor for the batch, which may have several entries for each row."""
+        """This process's part of a tensor for the whole batch, which may have several entries per row."""
         if not self.shares:
             return batch
         (first, count), times = self.rows, batch.shape[dim] // self.total
@@ -75,12 +75,12 @@ class Group:
     def sum(self, values: Tensor) -> Tensor:
         """Sum values over all processes, in place."""
         if self.size > 1:
-            with explained():
+            with as_gone_error():
                 dist.all_reduce(values)
         return values
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum all gradients over all processes, by one reduction."""
+        """Sum all gradients over all processes in place, by one reduction."""
         if self.size == 1:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -90,15 +90,18 @@ class Group:
 
     def check_draws(self, rng: torch.Generator) -> None:
         """Raise a GroupError unless all processes have drawn the same numbers."""
-        found = torch.zeros(self.size, dtype=torch.int64)
-        found[self.rank] = zlib.crc32(rng.get_state().numpy().tobytes())
-        if len(set(self.sum(found).tolist())) > 1:
+        checksums = torch.zeros(self.size, dtype=torch.int64)
+        checksums[self.rank] = zlib.crc32(rng.get_state().numpy().tobytes())
+        if len(set(self.sum(checksums).tolist())) > 1:
             raise GroupError(
                 "the processes have drawn different numbers: draw for a batch by `parallel.drawn`"
             )
 
-    def from_first(self, make: Callable[[], Made]) -> Made:
-        """Call `make` in the first process; all processes return its result, or raise its error."""
+    def from_first(self, make: Callable[[], Result]) -> Result:
+        """Call `make` in the first process, and return its result in all processes.
+
+        If it fails, the first process raises its error, and the others a GroupError.
+        """
         if self.size == 1:
             return make()
         outcome: list[Any] = [None, None]
@@ -109,7 +112,7 @@ class Group:
                 outcome[1] = f"{type(error).__name__}: {error}"
                 dist.broadcast_object_list(outcome)
                 raise
-        with explained():
+        with as_gone_error():
             dist.broadcast_object_list(outcome)
         if outcome[1] is not None:
             raise GroupError(f"the first process failed ({outcome[1]})")
@@ -117,7 +120,10 @@ class Group:
 
     @contextmanager
     def training(self, model: nn.Module) -> Iterator[None]:
-        """Share batches, and normalise over all rows of a batch in the model's BatchNorms."""
+        """Inside the `with` block, divide batches, and let BatchNorm use the rows of all processes.
+
+        Raises a SettingError for a BatchNorm with a forward of its own.
+        """
         global _current
         norms = [part for part in model.modules() if isinstance(part, _BatchNorm)] if self.size > 1 else []
         for norm in norms:
@@ -141,14 +147,14 @@ class Group:
             return type(norm).forward(norm, x)
         if not x.is_cuda:
             return normalise(norm, x, self)
-        if norm not in self.synced:  # it shares the norm's parameters and buffers
+        if norm not in self.synced:  # the converted norm shares the norm's parameters and buffers
             self.synced[norm] = nn.SyncBatchNorm.convert_sync_batchnorm(norm).train()
         return cast(Tensor, self.synced[norm](x))
 
 
-# The group that shares the current batch; only `Group.training` sets it, for its `with` block. It is no
-# argument, since users' perturbations draw without knowing of groups, and no ContextVar, since torch.compile
-# cannot read one.
+# The group that shares the current batch; only `Group.training` sets it, for its `with` block. It is not an
+# argument, because users' perturbations draw without knowing about groups, and not a ContextVar, because
+# torch.compile cannot read one.
 _current = Group()
 
 
@@ -161,7 +167,7 @@ def share(rows: Tensor) -> Tensor:
 def drawn(
     make: Callable[[int], Tensor], size: int, device: torch.device | str = "cpu", dim: int = 0
 ) -> Tensor:
-    """Call `make` to draw for the whole batch; returns the `size` rows of this process, on a device."""
+    """Call `make` to draw for the whole batch, and return the `size` rows of this process on a device."""
     batch = make(_current.total if _current.shares else size)
     return send(_current.own(batch, dim).contiguous(), device)
 
@@ -201,17 +207,17 @@ def normalise(norm: _BatchNorm, x: Tensor, group: Group) -> Tensor:
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     count = round(values.numel() / values.shape[1] / group.weight)
     mean = summed(values.sum(over), group) / count
-    apart = values - mean.view(shape)
-    variance = summed(apart.square().sum(over), group) / count
-    remember(norm, mean.detach(), variance.detach() * count / (count - 1))
-    out = apart * (variance + norm.eps).rsqrt().view(shape)
+    centred = values - mean.view(shape)
+    variance = summed(centred.square().sum(over), group) / count
+    update_statistics(norm, mean.detach(), variance.detach() * count / (count - 1))
+    out = centred * (variance + norm.eps).rsqrt().view(shape)
     if norm.affine:
         out = out * norm.weight.view(shape) + norm.bias.view(shape)
     return out.to(x.dtype)
 
 
 @torch.no_grad()
-def remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+def update_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     """Update a BatchNorm's running statistics, as PyTorch does."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
@@ -222,17 +228,17 @@ def remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Report a failed message between processes as a GoneError."""
+def as_gone_error() -> Iterator[None]:
+    """Raise a GoneError if communication between processes fails."""
     try:
         yield
     except RuntimeError as error:
-        raise GoneError("another process of this training is gone, or silent for too long") from error
+        raise GoneError("another process of this training ended, or did not answer for too long") from error
 
 
 @cache
 def group_from_environment() -> Group:
-    """The group in which torchrun started this process; without torchrun a group of one."""
+    """The group of the processes that torchrun started; without torchrun, this process alone."""
     if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         return Group()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
@@ -244,7 +250,7 @@ def group_from_environment() -> Group:
 
 
 def leave(group: Group) -> None:
-    """End a group together; a process that ends while its threads run would be aborted."""
+    """Wait for all processes and end the group; otherwise a process could abort while threads still run."""
     if group.size > 1:
         dist.barrier()
         dist.destroy_process_group()
