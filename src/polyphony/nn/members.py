@@ -57,8 +57,8 @@ def add_members(
 ) -> nn.Module:
     """Give every Conv2d and Linear of a network rank-one factors, N(1, factor_std²). [(m b) …] → [(m b) …]
 
-    Returns a converted copy, or with `inplace` the network itself. Trained weights do not change. A module
-    that is used twice stays one module.
+    Returns a converted copy; with `inplace`, the network itself is converted. Trained weights do not change,
+    and a module that is used twice stays one module.
 
     Members share the layers named in `keep`, with all layers inside them, and layers whose inputs do not
     depend on the images. They also share BatchNorm, with statistics over all rows; with `member_norm` each

@@ -163,7 +163,7 @@ def copied(value: Any) -> Any:
 @contextmanager
 def patched_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace a module's forward inside the `with` block; its first argument is the original forward."""
-    instance_forward = module.__dict__.get("forward")  # a forward that somebody else has replaced
+    instance_forward = module.__dict__.get("forward")  # set if somebody else has replaced the forward
     module.forward = partial(forward, module.forward)
     try:
         yield

@@ -123,7 +123,7 @@ def check_members(network: nn.Module, members: int, size: Size) -> None:
     j = on_images(network, members, size, wrong_member)
     if j is not None:
         raise ConversionError(
-            f"on images of {size} member {j} is not what it is alone: convert the network for this size"
+            f"on images of {size} member {j} does not compute what it computes alone: convert for this size"
         )
 
 
@@ -253,7 +253,7 @@ class Trial:
         return not norms and self.works(self.in_turn_order())
 
     def advice(self, order: Order, options: Sequence[str]) -> str:
-        """Where members would differ from what they are alone, and which of the options would help."""
+        """An error message: where members would be wrong, and which of the options would help."""
         called = {name for name, _ in self.all.calls}
         lost, uncalled = order.lost, [name for name in self.names if name not in called]
         others = [name for name in self.names if name not in (lost or uncalled)]
@@ -270,7 +270,7 @@ class Trial:
         if self.front:
             cures.append(f"branch elsewhere than at '{self.front.branch}'")
         cure = ", or ".join(cures) or "it mixes the rows of a batch, or is random"
-        return f"members of this network are not what they are alone: {reason}; {cure}"
+        return f"members of this network do not compute what they compute alone: {reason}; {cure}"
 
 
 def leave_out(names: Sequence[str], options: Sequence[str]) -> str:

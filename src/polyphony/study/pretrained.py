@@ -213,7 +213,7 @@ class Networks:
         best = max(scores, key=lambda name: scores[name])
         say(f"Accuracy of {self.names[0]} on {len(self.images)} validation images, by normalisation:")
         for name, (right, _) in scores.items():
-            say(f"  {name:<16} {right:6.1%}{'  (taken)' if name == best else ''}")
+            say(f"  {name:<16} {right:6.1%}{'  (used)' if name == best else ''}")
         say(
             f"If your own evaluation gave more than {scores[best][0]:.1%}, preprocessing differs:"
             " give --mean, --std, --size or --order."
