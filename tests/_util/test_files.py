@@ -31,9 +31,9 @@ def test_two_who_write_one_file_do_not_meet_before_it_is_whole(tmp_path):
 
 
 def test_a_folder_left_half_made_by_a_killed_process_of_the_same_number_is_in_nobodys_way(tmp_path):
-    killed = machine.whole_folder(tmp_path / "packed")
+    killed = machine.atomic_folder(tmp_path / "packed")
     killed.__enter__()  # and it never ends
-    with machine.whole_folder(tmp_path / "packed") as beside:
+    with machine.atomic_folder(tmp_path / "packed") as beside:
         (beside / "a").touch()
     assert [path.name for path in (tmp_path / "packed").iterdir()] == ["a"]
 

@@ -60,7 +60,10 @@ def save_objects(file: Path) -> None:
     ("damage", "fault"),
     [
         (save_objects, "Python objects"),
-        (lambda file: np.save(file, np.zeros((20, 3, 32, 32), np.uint8)), r"uint8 \[20, 3, 32, 32\] instead of"),
+        (
+            lambda file: np.save(file, np.zeros((20, 3, 32, 32), np.uint8)),
+            r"uint8 \[20, 3, 32, 32\] instead of",
+        ),
         (lambda file: np.save(file, np.zeros((19, 32, 32, 3), np.uint8)), r"\[19, 32, 32, 3\] instead of"),
         (lambda file: np.save(file, np.zeros((20, 32, 32, 3))), "float64"),
         (lambda file: file.write_bytes(file.read_bytes()[:-9]), "not a valid .npy file"),

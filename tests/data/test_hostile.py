@@ -203,7 +203,7 @@ def test_special_files(
     (root / file).parent.mkdir(exist_ok=True)
     special(root / file)
     monkeypatch.chdir(root)
-    refused("no regular file|is not a picture file", load, source, root=root)
+    refused("not a regular file|is not a picture file", load, source, root=root)
 
 
 def test_a_pipe_in_the_cache_is_passed_over(tmp_path: Path, class_folders: Path) -> None:

@@ -120,7 +120,7 @@ def test_regenerated_corruptions_are_read_back_and_called_so(root: Path) -> None
         assert torch.equal(split.images, corrupt(test.images, name, severity))
         assert torch.equal(split.labels, test.labels)
     assert [entry.name for entry in root.iterdir()] == ["digits-c-regenerated"]
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="exists already"):
         next(regenerate("digits", test, folder))
 
 

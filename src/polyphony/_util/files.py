@@ -28,21 +28,20 @@ LARGEST |= dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".ckpt"), 64 * 
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is a regular file; else an OSError. Call it before opening a file.
+    """The path; OSError unless it is a regular file, and not larger than `LARGEST` for its suffix.
 
-    A pipe or a device may never end, and a sparse file can have any size, so files larger than `LARGEST` for
-    their suffix are rejected.
+    Call it before opening a file: a pipe or a device may never end, and a sparse file can have any size.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no regular file", str(path))
-    if status.st_size > (most := LARGEST.get(path.suffix.lower(), status.st_size)):
-        raise OSError(errno.EFBIG, f"larger than the {most:,} bytes that such a file may have", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if status.st_size > (limit := LARGEST.get(path.suffix.lower(), status.st_size)):
+        raise OSError(errno.EFBIG, f"larger than the {limit:,} bytes that such a file may have", str(path))
     return path
 
 
 class WriteError(OSError):
-    """The system refused to write a file or folder."""
+    """The system could not write a file or folder."""
 
     def __str__(self) -> str:
         return f"{self.filename} cannot be written ({self.strerror})"
@@ -50,57 +49,58 @@ class WriteError(OSError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Report the system's errors as a WriteError that names the path."""
+    """Raise system errors as a WriteError that names the path."""
     try:
         yield
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def part_of(path: Path, folder: Path) -> Path:
-    """A temporary path in a folder for a file that will be moved to `path`; no other process has the same."""
+def temporary_path(path: Path, folder: Path) -> Path:
+    """A unique path in a folder for a file that will be moved to `path`."""
     return folder / f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.part"
 
 
 @contextmanager
 def atomic_path(file: Path, attempt: Path | None = None) -> Iterator[Path]:
-    """A path beside `file` to write to; flushed and renamed to `file` at the end, removed on failure.
+    """A temporary path to write to; it is flushed and renamed to `file` at the end, or removed on failure.
 
-    An attempt writes in its own folder, so that its files cannot appear after a later attempt removed it.
+    It is in the folder of the file, or in that of an attempt: if a later attempt has removed that folder, the
+    file cannot appear any more.
     """
-    beside = part_of(file, attempt or file.parent)
+    temporary = temporary_path(file, attempt or file.parent)
     with writing(file):
         if attempt is None:
             file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield beside
-            with beside.open("rb") as stream:
+            yield temporary
+            with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
-            beside.replace(file)
+            temporary.replace(file)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def share_file(source: Path, target: Path, attempt: Path | None = None) -> None:
-    """Hard-link a file atomically, or copy it if that is not possible."""
-    with atomic_path(target, attempt) as beside:
+    """Hard-link a file atomically, or copy it if it cannot be linked."""
+    with atomic_path(target, attempt) as temporary:
         try:
-            os.link(source, beside)
+            os.link(source, temporary)
         except OSError:
-            shutil.copyfile(source, beside)
+            shutil.copyfile(source, temporary)
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to fill; it is renamed to `folder` at the end, or removed on failure."""
-    beside = part_of(folder, folder.parent)
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to fill; it is renamed to `folder` at the end, or removed on failure."""
+    temporary = temporary_path(folder, folder.parent)
     with writing(folder):
-        beside.mkdir(parents=True)
+        temporary.mkdir(parents=True)
         try:
-            yield beside
-            beside.rename(folder)
+            yield temporary
+            temporary.rename(folder)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Terminated(KeyboardInterrupt):
@@ -109,25 +109,25 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise Terminated at the first SIGTERM; ignore the next ones."""
+    """Raise Terminated at the first SIGTERM; ignore later ones."""
 
     def terminate(*_: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which new processes would inherit
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def claim(folder: Path) -> Path:
-    """Claim a folder for a new attempt; returns the attempt's own folder, to write in.
+    """Claim a folder for a new attempt; returns a new folder in it, which only this attempt writes in.
 
-    Folders of earlier attempts are removed with all files that were not moved out: nothing of theirs can
-    appear later, wherever they run. This needs no lock, which network file systems may not support. If
-    several processes claim at the same time, the last in the order of names wins.
+    The folders of earlier attempts are removed, so that their unfinished files cannot appear later, on any
+    machine. This needs no lock, which network file systems may not support. If several processes claim at the
+    same time, the last in the order of names wins.
     """
     others = [path.name for path in folder.glob(f"{ATTEMPT}*")]
     number = max((int(name.split("-")[1]) for name in others), default=0) + 1
@@ -140,7 +140,7 @@ def claim(folder: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, even if another process writes to it meanwhile."""
+    """Remove a folder, even if another process writes to it at the same time."""
     while folder.exists():
         try:
             shutil.rmtree(folder)
@@ -150,14 +150,14 @@ def remove(folder: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """End all attempts below a folder, and remove unfinished files of processes that are gone.
+    """Remove all attempts below a folder, and unfinished files of processes that have ended.
 
-    Folders below that have their own lock are skipped.
+    Subfolders with their own lock are skipped.
     """
     hidden = list(folder.rglob(".*"))
-    others = {path.parent for path in hidden if path.name == LOCK} - {folder}
+    locked = {path.parent for path in hidden if path.name == LOCK} - {folder}
     for path in hidden:
-        if not others.isdisjoint(path.parents):
+        if not locked.isdisjoint(path.parents):
             continue
         if path.name.startswith(ATTEMPT):
             remove(path)
@@ -166,13 +166,13 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def is_abandoned(part: Path) -> bool:
-    """Whether the process of this machine that wrote a file is gone."""
+    """Whether the process that wrote an unfinished file has ended; its ID is in the file's name."""
     pid = part.name.split(".")[-2]
     return pid.isdecimal() and part.is_file() and not is_alive(int(pid))
 
 
 def end_with_parent() -> None:
-    """From now on, end this process as soon as its parent is gone: another run may continue its work."""
+    """From now on, end this process as soon as its parent ends: another run may continue its work."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:
@@ -188,13 +188,13 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):  # another user's process; or not a valid number
+    except (PermissionError, OverflowError):  # another user's process, or not a valid process ID
         pass
     return True
 
 
 def whereabouts() -> dict[str, str | int]:
-    """This host and process, and the time."""
+    """The name of this host, the ID of this process, and the time."""
     return {
         "host": platform.node(),
         "pid": os.getpid(),
@@ -203,31 +203,32 @@ def whereabouts() -> dict[str, str | int]:
 
 
 def memory(root: Path = ROOT) -> int:
-    """Bytes of memory this process may use: all, or the limit of a container, scheduler or ulimit."""
-    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    groups = [*granted("memory.max", root), *granted("memory/memory.limit_in_bytes", root)]
-    own = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
-    return min([everything, *map(int, groups), *(limit for limit in own if limit != resource.RLIM_INFINITY)])
+    """Bytes of memory that this process may use: all, or the limit of a container, scheduler or ulimit."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    groups = [*cgroup_limits("memory.max", root), *cgroup_limits("memory/memory.limit_in_bytes", root)]
+    ulimits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    finite = [limit for limit in ulimits if limit != resource.RLIM_INFINITY]
+    return min([physical, *map(int, groups), *finite])
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out: Python's, PyTorch's for CUDA, or PyTorch's for others."""
+    """Whether an error means that memory ran out: Python's, or PyTorch's for CUDA or another device."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def cores(root: Path = ROOT) -> int:
-    """Cores this process may use: all, or those that a container or a scheduler grants."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [map(int, line.split()) for line in granted("cpu.max", root)]
-    return max(1, min([there, *(quota // period for quota, period in quotas)]))
+    """Number of cores that this process may use: all, or the limit of a container or a scheduler."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [map(int, line.split()) for line in cgroup_limits("cpu.max", root)]
+    return max(1, min([available, *(quota // period for quota, period in quotas)]))
 
 
 @cache
-def granted(name: str, root: Path) -> list[str]:
-    """The contents of a limit's file in this process's control groups and those above, where it is limited.
+def cgroup_limits(name: str, root: Path) -> list[str]:
+    """The contents of a limit's file in the control groups of this process and their parents.
 
-    Cached, because every selection of images asks for the memory.
+    Groups without a limit are left out. Cached, because every selection of images needs the memory's limit.
     """
     try:
         groups = [line.split(":", 2)[2] for line in (root / "proc/self/cgroup").read_text().splitlines()]
@@ -235,15 +236,15 @@ def granted(name: str, root: Path) -> list[str]:
         return []
     *kind, file = name.split("/")  # in cgroup v1 every kind of limit has its own groups
     top = root.joinpath("sys/fs/cgroup", *kind)
-    places = {
-        place for group in groups for place in (top / group[1:] / "*").parents if place.is_relative_to(top)
+    folders = {
+        folder for group in groups for folder in (top / group[1:] / "*").parents if folder.is_relative_to(top)
     }
-    found = [place.joinpath(file).read_text() for place in places if place.joinpath(file).is_file()]
-    return [text for text in found if not text.startswith("max")]
+    texts = [folder.joinpath(file).read_text() for folder in folders if folder.joinpath(file).is_file()]
+    return [text for text in texts if not text.startswith("max")]
 
 
 def processor() -> str:
-    """The processor's name, if the system knows it."""
+    """The name of the processor; perhaps empty if the system does not tell it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The recipes that come with Polyphony. Imports no PyTorch, so that listing them is quick."""
+"""The recipes that come with Polyphony. PyTorch is not imported here, so that listing them is quick."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def shipped() -> dict[str, Path]:
+    """Name → file of every recipe that comes with Polyphony."""
     package = Path(__file__).parents[1]
     folders = (package / "recipes", package.parents[1] / "recipes")  # installed, or in the source tree
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-LONGEST = 300  # characters of an error message
+LONGEST = 300  # characters; largest length of an error message
 
 
 def duration(seconds: float) -> str:
@@ -45,13 +45,13 @@ def listed(names: Sequence[str]) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], others: str = "known are") -> str:
-    """A sentence with the nearest known word, or with all known words."""
-    near = get_close_matches(word, known := list(known), n=1)
-    return f"did you mean '{near[0]}'?" if near else f"{others} {', '.join(known)}"
+    """ "did you mean 'alpha'?", or a list of all known words if none is similar"""
+    matches = get_close_matches(word, known := list(known), n=1)
+    return f"did you mean '{matches[0]}'?" if matches else f"{others} {', '.join(known)}"
 
 
 def extra(name: str) -> str:
-    """How to install an extra; PyPI's `polyphony` is an unrelated project."""
+    """The command that installs an extra; PyPI's `polyphony` is an unrelated project."""
     return f"pip install '.[{name}]' in Polyphony's folder"
 
 
@@ -63,11 +63,11 @@ class UserError(Exception):
 
 
 class SettingError(UserError, ValueError):
-    """A setting that cannot work; the message names it and its limit."""
+    """A setting is invalid; the message names the setting and its limit."""
 
 
 def sentence(fault: str) -> str:
-    """An error message as one printable line of at most 300 characters: long values lose their middle."""
+    """An error message as one printable line of at most 300 characters; long values are shortened."""
     line = printable(" ".join(fault.split()))
     if len(line) > LONGEST:
         line = re.sub(r"\S{81,}", lambda value: cut(value[0], 80), line)
@@ -75,10 +75,10 @@ def sentence(fault: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with a question mark for every character that a terminal might interpret or reject."""
+    """The text, with "?" for every character that a terminal might interpret or reject."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def cut(text: str, longest: int) -> str:
-    """The text; a longer one loses its middle."""
+    """The text; if it is longer than `longest` characters, "…" replaces its middle."""
     return text if len(text) <= longest else f"{text[: longest - longest // 3 - 1]}…{text[-(longest // 3) :]}"

@@ -60,8 +60,8 @@ def keep(contents: Contents, file: Path) -> None:
     arrays = {f"{part}.labels": split.labels.contiguous().numpy() for part, split in parts}
     arrays |= {f"{part}.images": split.images.contiguous().numpy() for part, split in parts}
     facts = {"classes": contents.classes, "origin": contents.origin, "parts": list(contents.parts)}
-    with atomic_path(file) as beside:
-        save_file(arrays, beside, {"facts": json.dumps(facts)})
+    with atomic_path(file) as temporary:
+        save_file(arrays, temporary, {"facts": json.dumps(facts)})
 
 
 def restore(file: Path) -> Contents:

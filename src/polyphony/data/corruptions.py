@@ -1,8 +1,8 @@
-"""The 15 corruptions of CIFAR-C with its constants. The result is "regenerated", not the official files.
+"""The 15 corruptions of CIFAR-C with its constants. The results are "regenerated", not the official files.
 
-After Hendrycks and Dietterich, Benchmarking Neural Network Robustness, 2019: the same formulas and constants,
-other random numbers, and generated frost with the colour and contrast of the official photographs. Lengths
-are in pixels of a 32×32 image, for images of any size.
+They follow Hendrycks and Dietterich, Benchmarking Neural Network Robustness, 2019: the same formulas and
+constants, but other random numbers, and generated frost with the colour and contrast of the official
+photographs. Lengths are in pixels of a 32×32 image, for images of any size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from polyphony._util.files import whole_folder
+from polyphony._util.files import atomic_folder
 from polyphony.data.cifar_c import MARK, SEVERITIES
 from polyphony.data.files import DataError
 from polyphony.data.splits import Split
@@ -37,19 +37,19 @@ from polyphony.data.textures import (
     zoomed,
 )
 
-CHUNK = 500 * 3 * 32 * 32  # values at a time, which fit the CPU's cache; results do not depend on it
+CHUNK = 500 * 3 * 32 * 32  # values at a time, to fit the CPU's cache; results do not depend on it
 
 
 def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0) -> torch.Tensor:
     """Corrupted images, severity 1 to 5. uint8 [n c h w] → uint8 [n c h w]
 
     The result for an image depends on its pixels, its index, the severity and the seed, not on other images.
+    Raises a DataError for an unknown corruption or severity.
     """
-    if corruption not in CORRUPTIONS or severity not in (1, 2, 3, 4, 5):
-        known = ", ".join(CORRUPTIONS)
+    if corruption not in CORRUPTIONS or severity not in SEVERITIES:
         raise DataError(
             f"there is no corruption {corruption!r} of severity {severity}; "
-            f"take one of {known}, severity 1 to 5"
+            f"take one of {', '.join(CORRUPTIONS)}, severity 1 to 5"
         )
     apply, constants = CORRUPTIONS[corruption]
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
@@ -64,26 +64,26 @@ def corrupt(images: torch.Tensor, corruption: str, severity: int, seed: int = 0)
 
 
 def gaussian_noise(x: Array, scale: float, draws: Draws) -> Array:
-    """Sensor noise of standard deviation `scale`."""
+    """Gaussian noise with standard deviation `scale`."""
     return x + scale * draws.normal(*x.shape[1:])
 
 
 def shot_noise(x: Array, photons: float, draws: Draws) -> Array:
-    """Poisson noise at `photons` for full white."""
+    """Poisson noise; white has a mean of `photons` photons."""
     return np.asarray(draws.poisson(x * photons) / photons)
 
 
 def impulse_noise(x: Array, amount: float, draws: Draws) -> Array:
-    """Salt and pepper, in equal parts, on a share `amount` of all values."""
+    """A share `amount` of all values becomes 1 or 0, with equal probability (salt and pepper)."""
     chance = draws.uniform(0, 1, *x.shape[1:])
     return np.where(chance < amount / 2, 1, np.where(chance < amount, 0, x))
 
 
 def defocus_blur(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
-    """A disk of the given radius, itself softened by a 3×3 Gaussian."""
+    """Convolution with a disk that is blurred by a 3×3 Gaussian. Constants: radius, sigma of the Gaussian."""
     radius, softness = constants
-    reach = np.arange(-3, 4)
-    disk = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(float)
+    offsets = np.arange(-3, 4)
+    disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype(float)
     taper = np.exp(-(np.arange(-1, 2) ** 2) / (2 * softness**2))
     taper /= taper.sum()
     kernel = ndimage.convolve(disk / disk.sum(), taper[:, None] * taper, mode="constant")
@@ -91,10 +91,10 @@ def defocus_blur(x: Array, constants: tuple[float, float], draws: Draws) -> Arra
 
 
 def glass_blur(x: Array, constants: tuple[float, int], draws: Draws) -> Array:
-    """Blur, pixels replaced by a neighbour above or to the left, blur.
+    """Blur, replace pixels by a neighbour above or to the left, blur again.
 
-    The official loop means to exchange two pixels, but its exchange of array views copies one onto the other;
-    as it scans backwards, a pass is the gather done here, over all but the first two rows and columns.
+    The official loop should swap two pixels, but swaps array views, which copies one pixel over the other. It
+    scans backwards, so that a pass equals the shift here, of all but the first two rows and columns.
     """
     sigma, passes = constants
     x = np.floor(blur(x, sigma) * 255 + 1e-3) / np.float32(255)
@@ -107,7 +107,7 @@ def glass_blur(x: Array, constants: tuple[float, int], draws: Draws) -> Array:
 
 
 def motion(x: Array, constants: tuple[int, float], draws: Draws) -> Array:
-    """A smear along a direction between -45° and 45°, rounded as the official tool writes it."""
+    """Motion blur in a direction between -45° and 45°, rounded to 8 bits as the official tool does."""
     return np.asarray(np.rint(motion_blur(x, *constants, draws.uniform(-45, 45)) * 255) / 255)
 
 
@@ -119,7 +119,7 @@ def zoom_blur(x: Array, furthest: float, draws: Draws) -> Array:
 
 
 def snow(x: Array, constants: tuple[float, float, float, float, int, float, float], draws: Draws) -> Array:
-    """Flakes driven from one side and, turned by 180°, from the other, over a whitened image."""
+    """Motion-blurred flakes, and the same flakes rotated by 180°, over a whitened image."""
     mean, scale, zoom, threshold, radius, sigma, keep = constants
     flakes = zoomed((mean + scale * draws.normal(*x.shape[1:3]))[..., None], zoom)
     flakes = np.where(flakes < threshold, 0, np.floor(flakes.clip(0, 1) * 255) / 255).astype(np.float32)
@@ -131,7 +131,7 @@ def snow(x: Array, constants: tuple[float, float, float, float, int, float, floa
 def frost(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
     """A random piece of a generated sheet of frost (see `frost_sheets`), added to a darkened image.
 
-    An image larger than a sheet has the sheet repeated.
+    For images larger than a sheet, the sheet is repeated.
     """
     keep, amount = constants
     sheets, (height, width) = frost_sheets(), x.shape[1:3]
@@ -144,7 +144,7 @@ def frost(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
 
 
 def fog(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
-    """Clouds of the given density and smoothness, the result scaled back to the image's own maximum."""
+    """Clouds are added, and the result is scaled back to the image's maximum. Constants: density, decay."""
     density, decay = constants
     brightest = x.max((1, 2, 3), keepdims=True)
     clouds = plasma(draws, max(x.shape[1:3]), decay)[:, : x.shape[1], : x.shape[2], None]
@@ -152,20 +152,20 @@ def fog(x: Array, constants: tuple[float, float], draws: Draws) -> Array:
 
 
 def brightness(x: Array, amount: float, draws: Draws) -> Array:
-    """The value of HSV raised by `amount`: hue and saturation stay, so all channels scale alike."""
+    """The value in HSV is raised by `amount`; hue and saturation stay, so one factor scales all channels."""
     value = x.max(3, keepdims=True)
     raised = np.minimum(value + amount, 1)
     return np.asarray(np.where(value > 0, x * raised / np.maximum(value, 1e-6), raised))
 
 
 def contrast(x: Array, share: float, draws: Draws) -> Array:
-    """Every channel drawn towards its mean."""
+    """The distance of every channel from its mean is multiplied by `share`."""
     means = x.mean((1, 2), keepdims=True)
     return np.asarray((x - means) * share + means)
 
 
 def elastic_transform(x: Array, constants: tuple[float, float, float], draws: Draws) -> Array:
-    """A random affine map, then a smooth random displacement; lengths are shares of the image's side."""
+    """A random affine map, then a smooth random displacement. Constants are shares of the image's height."""
     height, width = x.shape[1:3]
     alpha, sigma, reach = (height * constant for constant in constants)
     y, x_axis = np.mgrid[:height, :width].astype(np.float32)
@@ -175,19 +175,19 @@ def elastic_transform(x: Array, constants: tuple[float, float, float], draws: Dr
     return bilinear(x, y + down, x_axis + right, reflected)
 
 
-def _affine(moved: Array, height: int, width: int, x: Array, y: Array) -> tuple[Array, Array]:
-    """Where each pixel comes from when three points about the centre move by [n 3 2] (x, y) pixels."""
+def _affine(shifts: Array, height: int, width: int, x: Array, y: Array) -> tuple[Array, Array]:
+    """The source (x, y) of each pixel if three points around the centre move by `shifts` [n 3 2] pixels."""
     centre, third = np.array([height // 2, width // 2]), min(height, width) // 3
     points = centre + third * np.array([[1, 1], [1, -1], [-1, -1]])
-    homogeneous = np.concatenate([points + moved, np.ones((len(moved), 3, 1))], 2)
-    back = np.linalg.solve(homogeneous, np.broadcast_to(points, moved.shape).astype(float))  # [n 3 2]
+    homogeneous = np.concatenate([points + shifts, np.ones((len(shifts), 3, 1))], 2)
+    inverse = np.linalg.solve(homogeneous, np.broadcast_to(points, shifts.shape).astype(float))  # [n 3 2]
     grid = np.stack([x, y, np.ones_like(x)], -1)
-    sources = np.einsum("hwk,nkd->dnhw", grid, back)
+    sources = np.einsum("hwk,nkd->dnhw", grid, inverse)
     return sources[0], sources[1]
 
 
 def pixelate(x: Array, share: float, draws: Draws) -> Array:
-    """Shrunk to a share of its side and enlarged again, both by area."""
+    """Every image is shrunk to a share of its sides and enlarged again, both by area averaging."""
 
     def coarse(picture: Image.Image) -> Image.Image:
         small = (max(1, int(picture.width * share)), max(1, int(picture.height * share)))
@@ -197,7 +197,7 @@ def pixelate(x: Array, share: float, draws: Draws) -> Array:
 
 
 def jpeg_compression(x: Array, quality: int, draws: Draws) -> Array:
-    """Written and read back as JPEG."""
+    """Every image is compressed as JPEG and read back."""
 
     def through_jpeg(picture: Image.Image) -> Image.Image:
         stream = io.BytesIO()
@@ -208,14 +208,14 @@ def jpeg_compression(x: Array, quality: int, draws: Draws) -> Array:
 
 
 def _by_picture(x: Array, change: Callable[[Image.Image], Image.Image]) -> Array:
-    """One by one through Pillow, which has no batches."""
+    """Apply a function to images one by one, since Pillow has no batches."""
     levels = np.rint(x * 255).astype(np.uint8)
-    squeezed = levels[..., 0] if x.shape[3] == 1 else levels
-    return np.stack([np.asarray(change(Image.fromarray(one))) for one in squeezed]).reshape(x.shape) / 255
+    images = levels[..., 0] if x.shape[3] == 1 else levels
+    return np.stack([np.asarray(change(Image.fromarray(image))) for image in images]).reshape(x.shape) / 255
 
 
 def luminance(x: Array) -> Array:
-    """Grey of an RGB image (ITU-R 601), a grey image itself. [n h w c] → [n h w 1]"""
+    """RGB images as grey (ITU-R 601); grey images unchanged. [n h w c] → [n h w 1]"""
     if x.shape[3] == 1:
         return x
     return np.asarray(x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
@@ -257,22 +257,23 @@ CORRUPTIONS: dict[str, tuple[Apply, tuple[Any, ...]]] = {
 def regenerate(name: str, test: Split, folder: Path, seed: int = 0) -> Iterator[tuple[str, int]]:
     """Write all corruptions of a split to `folder`, completely or not at all.
 
-    Yields (corruption, severity) after each, for a progress bar.
+    Yields (corruption, severity) after each block, for a progress bar. Raises a DataError if the folder
+    exists.
     """
     if folder.exists():
-        raise DataError(f"{folder} is there already; remove it to make the corrupted images again")
-    with whole_folder(folder) as beside:
+        raise DataError(f"{folder} exists already; remove it to make the corrupted images again")
+    with atomic_folder(folder) as temporary:
         for corruption in CORRUPTIONS:
-            yield from _write(beside / f"{corruption}.npy", corruption, test, seed)
-        kind = np.min_scalar_type(int(test.labels.max()))  # uint8, as the official file, up to 256 classes
-        np.save(beside / "labels.npy", np.tile(test.labels.numpy().astype(kind), len(SEVERITIES)))
+            yield from _write(temporary / f"{corruption}.npy", corruption, test, seed)
+        dtype = np.min_scalar_type(int(test.labels.max()))  # up to 256 classes uint8, as in the official file
+        np.save(temporary / "labels.npy", np.tile(test.labels.numpy().astype(dtype), len(SEVERITIES)))
         facts = {
             "what": "corrupted images made by polyphony with CIFAR-C's constants; not the official files",
             "dataset": name,
             "fingerprint": test.fingerprint,
             "seed": seed,
         }
-        (beside / MARK).write_text(json.dumps(facts, indent=1) + "\n")
+        (temporary / MARK).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def _write(file: Path, corruption: str, test: Split, seed: int) -> Iterator[tuple[str, int]]:

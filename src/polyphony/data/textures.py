@@ -1,6 +1,6 @@
-"""Parts of corruptions: random draws for each image, random fields, resampling.
+"""Building blocks of corruptions: random draws for each image, random fields, resampling.
 
-Arrays are float32 [n h w c] or, for fields, [n h w]. Arithmetic is over the batch. Random numbers are drawn
+Arrays are float32 [n h w c] or, for fields, [n h w]. Arithmetic is on whole batches. Random numbers are drawn
 image by image, because every image has its own stream.
 """
 
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Draws:
-    """A random stream for every image, which depends only on (seed, corruption, severity, image index).
+    """A random stream for every image. It depends only on (seed, corruption, severity, image index).
 
     So an image is corrupted in the same way in any batch or subset.
     """
@@ -33,27 +33,27 @@ class Draws:
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
         """Uniform in [low, high), [n *shape]."""
-        drawn = np.stack([stream.random(shape, np.float32) for stream in self.streams])
-        return low + (high - low) * drawn
+        unit = np.stack([stream.random(shape, np.float32) for stream in self.streams])
+        return low + (high - low) * unit
 
     def below(self, bound: int, *shape: int) -> Array:
         """Integers in [0, bound), [n *shape]."""
         return np.stack([stream.integers(bound, size=shape) for stream in self.streams])
 
     def poisson(self, rates: Array) -> Array:
-        """Poisson counts of the given rates, [n …]."""
+        """Poisson counts with these rates, [n …]."""
         return np.stack([stream.poisson(rate) for stream, rate in zip(self.streams, rates, strict=True)])
 
 
 def blur(x: Array, sigma: float, mode: str = "nearest", truncate: float = 4.0) -> Array:
-    """Gaussian blur over height and width; a sigma of 0 changes nothing. [n h w …] → the same"""
+    """Gaussian blur over height and width; with sigma 0 the input is unchanged. [n h w …] → [n h w …]"""
     if sigma == 0:
         return x
     return np.asarray(ndimage.gaussian_filter(x, sigma, mode=mode, truncate=truncate, axes=(1, 2)))
 
 
 def shifted(x: Array, down: Array, right: Array) -> Array:
-    """out[i, y, x] = in[i, y + down, x + right], edges repeated. Offsets [n] or [n h w]."""
+    """out[i, y, x] = in[i, y + down, x + right]; edge pixels are repeated. Offsets are [n] or [n h w]."""
     n, height, width = x.shape[:3]
     rows = np.arange(height)[:, None] + down.reshape(n, *down.shape[1:] or (1, 1))
     columns = np.arange(width) + right.reshape(n, *right.shape[1:] or (1, 1))
@@ -62,7 +62,7 @@ def shifted(x: Array, down: Array, right: Array) -> Array:
 
 
 def motion_blur(x: Array, radius: int, sigma: float, degrees: Array) -> Array:
-    """One-sided Gaussian smear of 2 radius + 1 pixels along each image's own angle. [n h w …], [n] → same"""
+    """One-sided Gaussian blur over 2 radius + 1 pixels, at an angle for each image. [n h w …], [n] → same"""
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     angle = np.radians(degrees)
@@ -75,28 +75,28 @@ def motion_blur(x: Array, radius: int, sigma: float, degrees: Array) -> Array:
 
 @lru_cache(maxsize=128)
 def zoom_matrix(length: int, factor: float) -> Array:
-    """[length length]: linear zoom by `factor` into the middle of an axis."""
-    kept = int(np.ceil(length / factor))
-    start = (length - kept) // 2
-    zoomed = ndimage.zoom(np.eye(kept), (factor, 1), order=1)
+    """The matrix of a linear zoom by `factor` into the middle of an axis. → [length length]"""
+    visible = int(np.ceil(length / factor))  # pixels that the zoom enlarges
+    start = (length - visible) // 2
+    zoomed = ndimage.zoom(np.eye(visible), (factor, 1), order=1)
     trim = (len(zoomed) - length) // 2
     matrix = np.zeros((length, length), np.float32)
-    matrix[:, start : start + kept] = zoomed[trim : trim + length]
+    matrix[:, start : start + visible] = zoomed[trim : trim + length]
     return matrix
 
 
 def zoomed(x: Array, factor: float) -> Array:
-    """The middle of every image enlarged by `factor`. [n h w c] → [n h w c]"""
+    """The middle of every image, enlarged by `factor`. [n h w c] → [n h w c]"""
     rows, columns = zoom_matrix(x.shape[1], factor), zoom_matrix(x.shape[2], factor)
-    tall = np.tensordot(x, rows, (1, 1))  # [n w c h]
-    return np.tensordot(tall, columns, (1, 1)).transpose(0, 2, 3, 1)  # [n c h w] → [n h w c]
+    zoomed_rows = np.tensordot(x, rows, (1, 1))  # [n w c h]
+    return np.tensordot(zoomed_rows, columns, (1, 1)).transpose(0, 2, 3, 1)  # [n c h w] → [n h w c]
 
 
 def plasma(draws: Draws, side: int, decay: float) -> Array:
     """Diamond-square clouds in [0, 1], one for each image. → [n side side]
 
-    Every cell is set once, from the mean of four neighbours (the map wraps) and its own random number, whose
-    weight falls by `decay` with each halving of the step.
+    Every cell is set once: the mean of four neighbours (the map wraps) plus a weighted random number. The
+    weight is divided by the square of `decay` each time the step is halved.
     """
     size = 1 << (side - 1).bit_length()
     noise = draws.uniform(-1, 1, size, size).astype(np.float64)
@@ -108,20 +108,20 @@ def plasma(draws: Draws, side: int, decay: float) -> Array:
             clouds[:, rows, columns] = total / 4 + weight * noise[:, rows, columns]
 
         corners, middles = slice(0, size, step), slice(half, size, step)
-        known = clouds[:, corners, corners]
-        pairs = known + np.roll(known, -1, 1)
+        corner = clouds[:, corners, corners]
+        pairs = corner + np.roll(corner, -1, 1)
         fill(middles, middles, pairs + np.roll(pairs, -1, 2))
         centre = clouds[:, middles, middles]
-        fill(corners, middles, centre + np.roll(centre, 1, 1) + known + np.roll(known, -1, 2))
-        fill(middles, corners, centre + np.roll(centre, 1, 2) + known + np.roll(known, -1, 1))
+        fill(corners, middles, centre + np.roll(centre, 1, 1) + corner + np.roll(corner, -1, 2))
+        fill(middles, corners, centre + np.roll(centre, 1, 2) + corner + np.roll(corner, -1, 1))
         step, amplitude = half, amplitude / decay
     clouds -= clouds.min((1, 2), keepdims=True)
     clouds /= np.maximum(clouds.max((1, 2), keepdims=True), 1e-9)  # all 0 on a single pixel
     return clouds[:, :side, :side].astype(np.float32)
 
 
-# The five photographs of the official generator, at the size it uses them: mean red, green and blue, and the
-# standard deviation of grey. The second and the third are the same picture.
+# The five photographs of the official generator, at the size that it uses: mean red, green and blue, and the
+# standard deviation of grey. The second and the third photograph are the same.
 PHOTOGRAPHS = (
     (78, 149, 166, 18),
     (201, 205, 214, 22),
@@ -133,10 +133,10 @@ PHOTOGRAPHS = (
 
 @lru_cache(maxsize=1)
 def frost_sheets(size: int = 256) -> Array:
-    """Five sheets of frost on glass in [0, 255], with the photographs' colour and contrast. [5 size size 3]
+    """Five sheets of frost on glass in [0, 255], with the photographs' colour and contrast. → [5 size size 3]
 
-    They replace the photographs, which we may not ship: ridges of smooth noise of all sizes, stretched in one
-    direction for each sheet, and grain.
+    They replace the photographs, which may not be distributed. A sheet has ridges of smooth noise at six
+    scales, all stretched in the sheet's own direction, and grain.
     """
     rng = np.random.Generator(np.random.Philox(key=[crc32(b"frost"), 0]))
     sheets = []
@@ -155,7 +155,7 @@ def frost_sheets(size: int = 256) -> Array:
 
 
 def bilinear(x: Array, rows: Array, columns: Array, border: Callable[[Array, int], Array]) -> Array:
-    """Images sampled at real positions; `border` maps them inside. [n h w c], [n h w] → [n h w c]"""
+    """Images interpolated at real positions; `border` maps them inside. [n h w c], [n h w] → [n h w c]"""
     top, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
     down, right = (rows - top)[..., None], (columns - left)[..., None]
     image = np.arange(len(x))[:, None, None]
@@ -169,13 +169,13 @@ def bilinear(x: Array, rows: Array, columns: Array, border: Callable[[Array, int
 
 
 def mirrored(position: Array, length: int) -> Array:
-    """… 2 1 0 1 2 …: the edge pixel is not repeated."""
+    """Positions reflected at the edges: … 2 1 0 1 2 …; the edge pixel is not repeated."""
     period = max(1, 2 * length - 2)
     folded = np.abs(position) % period
     return np.asarray(np.minimum(folded, period - folded))
 
 
 def reflected(position: Array, length: int) -> Array:
-    """… 1 0 0 1 …: the edge pixel is repeated."""
+    """Positions reflected at the edges: … 1 0 0 1 …; the edge pixel is repeated."""
     folded = position % (2 * length)
     return np.asarray(np.minimum(folded, 2 * length - 1 - folded))
