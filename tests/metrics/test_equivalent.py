@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyphony.metrics import Predictions, dee, dee_curve, ensemble_log_probs, nll
-from polyphony.metrics.equivalent import DRAWN, EVERY, teacher_subsets
+from polyphony.metrics.equivalent import MAX_SUBSETS, RANDOM_SUBSETS, teacher_subsets
 from polyphony.metrics.temperature import fit_temperature, temper
 
 CURVE = [math.log(10), 0.30, 0.22, 0.20]
@@ -111,7 +111,7 @@ def test_a_saturated_teacher_keeps_the_curve_finite_or_infinite_but_never_nan(ca
 def test_every_subset_is_taken_once_while_there_are_a_few_thousand(teachers):
     found = list(teacher_subsets(teachers, rng()))
     assert [chosen.T.tolist() for chosen in found] == [subsets_of(teachers, s + 1) for s in range(teachers)]
-    assert sum(chosen.shape[1] for chosen in found) == 2**teachers - 1 <= EVERY
+    assert sum(chosen.shape[1] for chosen in found) == 2**teachers - 1 <= MAX_SUBSETS
 
 
 def test_of_more_some_are_drawn_and_every_teacher_has_an_equal_chance():
@@ -119,11 +119,11 @@ def test_of_more_some_are_drawn_and_every_teacher_has_an_equal_chance():
     for size, chosen in enumerate(found, start=1):
         distinct = {tuple(sorted(set(subset))) for subset in chosen.T.tolist()}
         assert {len(subset) for subset in distinct} == {size}
-        assert len(distinct) == chosen.shape[1] == min(DRAWN, math.comb(13, size))
+        assert len(distinct) == chosen.shape[1] == min(RANDOM_SUBSETS, math.comb(13, size))
     drawn = torch.cat([list(teacher_subsets(13, rng(seed)))[3] for seed in range(15)], dim=1)
     counts = np.bincount(drawn.flatten(), minlength=13)
     # 1920 draws of probability 4/13: a standard deviation of 20 around 591.
-    assert np.abs(counts - 15 * DRAWN * 4 / 13).max() < 100
+    assert np.abs(counts - 15 * RANDOM_SUBSETS * 4 / 13).max() < 100
 
 
 def test_equal_generators_draw_equal_subsets(draw_case):

@@ -23,7 +23,7 @@ def test_the_order_of_examples_does_not_matter():
 
 
 def test_nan_and_misfits_are_rejected():
-    with pytest.raises(ValueError, match="NaN has no place"):
+    with pytest.raises(ValueError, match="NaN cannot be sorted"):
         in_order(torch.tensor([0.0, float("nan")]), torch.zeros(2))
     with pytest.raises(ValueError, match="do not fit"):
         in_order(torch.zeros(2), torch.zeros(3))

@@ -1,4 +1,4 @@
-"""Predictions on perturbed images: the paper's first figure, and directions of other networks (§4.2)."""
+"""Predictions on perturbed images: the paper's first figure, and directions from other networks (§4.2)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def member_views(
     temperature: float,
     rng: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Images and the probabilities of each member, by the names in the file.
+    """Images and the probabilities of each member, by their names in the file.
 
-    `images` and `perturbed` uint8 [n c h w]; `teachers` and `students.NAME` float32 [2 m n k], on the images
-    and then on the perturbed ones. Those probabilities are of the perturbed pixels before they are rounded.
+    `images` and `perturbed` are uint8 [n c h w]. `teachers` and `students.NAME` are float32 [2 m n k]: on the
+    images, then on the perturbed ones before these are rounded to uint8.
     """
     x = pixels(split.images.to(teachers.device))
     x_tilde = perturb(x, split.labels.to(teachers.device), teachers, None, temperature, rng)
-    named: dict[str, Ensemble] = {"teachers": teachers}
-    named |= {f"students.{name}": student for name, student in students.items()}
+    models: dict[str, Ensemble] = {"teachers": teachers}
+    models |= {f"students.{name}": student for name, student in students.items()}
     views = {
-        name: torch.stack([probabilities(model, seen) for seen in (x, x_tilde)])
-        for name, model in named.items()
+        name: torch.stack([probabilities(model, x), probabilities(model, x_tilde)])
+        for name, model in models.items()
     }
     perturbed = (255 * x_tilde).round().to(torch.uint8).cpu().contiguous()
     return {"images": split.images.cpu().contiguous(), "perturbed": perturbed, **views}
@@ -53,6 +53,6 @@ def external_predictions(
     temperature: float,
     rng: torch.Generator,
 ) -> Predictions:
-    """The teachers' predictions on images perturbed by ODS with directions from `source`, other networks."""
+    """The teachers' predictions on images that ODS perturbs with directions from `source`."""
     before = applied(ODS(step_size=step_size), source, None, temperature, rng)
     return predict(teachers, split, before=before)

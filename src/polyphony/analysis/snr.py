@@ -16,18 +16,18 @@ from polyphony.training.fit import Unwatched, Watch
 
 
 class Moments:
-    """Elementwise mean and variance of vectors that come one at a time (Welford), in float64."""
+    """Elementwise running mean and variance of vectors (Welford's algorithm), in float64."""
 
     def __init__(self) -> None:
         self.count = 0
         self.mean = self.squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, value: Tensor) -> None:
-        """Count one more vector. [p]"""
+        """Add a vector. [p]"""
         self.count += 1
-        above = value.double() - self.mean
-        self.mean = self.mean + above / self.count
-        self.squares = self.squares.addcmul(above, value - self.mean)
+        deviation = value.double() - self.mean
+        self.mean = self.mean + deviation / self.count
+        self.squares = self.squares.addcmul(deviation, value - self.mean)
 
     @property
     def variance(self) -> Tensor:
@@ -38,7 +38,7 @@ class Moments:
 
 
 class Snr(NamedTuple):
-    """A signal-to-noise ratio without the noise of the samples' mean, and by the paper's literal formula."""
+    """A signal-to-noise ratio: without the noise of the sample mean, and by the paper's literal formula."""
 
     unbiased: float
     literal: float
@@ -47,12 +47,12 @@ class Snr(NamedTuple):
 def signal_to_noise(moments: Moments) -> Snr:
     """‖E[G]‖₂ / √‖Var[G]‖₂ with elementwise variance, estimated from samples.
 
-    The samples' mean has noise of its own, of the squared length Σ Var / samples. `unbiased` subtracts it,
-    which leaves an unbiased estimate of ‖E[G]‖²; it is 0 if noise explains all of the length.
+    The sample mean is noisy itself: the noise adds Σ Var / samples to its squared length. `unbiased` uses the
+    length without it, an unbiased estimate of ‖E[G]‖²; it is 0 if the noise explains the whole length.
     """
     variance = moments.variance
-    length, noise = float(moments.mean.square().sum()), float(variance.norm().sqrt())
-    signals = (max(0.0, length - float(variance.sum()) / moments.count), length)
+    square, noise = float(moments.mean.square().sum()), float(variance.norm().sqrt())
+    signals = (max(0.0, square - float(variance.sum()) / moments.count), square)
     if not noise:
         return Snr(*(float("inf") if signal > 0 else 0.0 for signal in signals))
     return Snr(*(math.sqrt(signal) / noise for signal in signals))
@@ -71,8 +71,8 @@ def gradient_snr(
 ) -> Snr:
     """The SNR of G(x, ε) = ∇_θ (L_KD(S(x+ε), T(x+ε)) − L_KD(S(x), T(x))) over draws of ε, for one batch x.
 
-    L_KD is Algorithm 1's, at temperature τ, the mean over members and examples; θ are all parameters of the
-    student, which is in eval mode, so that G depends on x and ε alone. x [b c h w], y [b]
+    L_KD is that of Algorithm 1 at temperature τ, a mean over members and examples. θ are all parameters of
+    the student. It is in eval mode, so that G depends only on x and ε. x [b c h w], y [b]
     """
     gradient = partial(distillation_gradient, student, teachers, temperature=temperature)
     moments = Moments()

@@ -29,35 +29,35 @@ def confidence(log_probs: Tensor) -> Tensor:
 
 def ece(log_probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     """The paper's ECE, Σ_l |B_l|/N · |acc(B_l) − conf(B_l)|, over equal bins (low, high] of confidence."""
-    sure, correct = confidence(log_probs), is_correct(log_probs, labels)
-    _, promised, kept = bin_sums(sure, bins, sure, correct)
-    return float((promised - kept).abs().sum() / len(sure))
+    confidences, correct = confidence(log_probs), is_correct(log_probs, labels)
+    _, expected, actual = bin_sums(confidences, bins, confidences, correct)
+    return float((expected - actual).abs().sum() / len(correct))
 
 
 def adaptive_ece(log_probs: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """ECE over bins of equally many examples in the order of confidence (Nixon et al. 2019).
+    """ECE over bins with equal numbers of examples, sorted by confidence (Nixon et al. 2019).
 
-    Bin l holds the examples from ⌊l·n/bins⌋ on; equal confidences share their mean outcome.
+    Bin l starts at example ⌊l·n/bins⌋. Examples with equal confidence share their mean outcome.
     """
-    sure, outcome = in_order(confidence(log_probs), is_correct(log_probs, labels))
-    starts = torch.arange(1, bins) * len(sure) // bins
-    gaps = [part.sum().abs() for part in (sure - outcome).tensor_split(starts)]
-    return float(torch.stack(gaps).sum() / len(sure))
+    confidences, correct = in_order(confidence(log_probs), is_correct(log_probs, labels))
+    starts = torch.arange(1, bins) * len(correct) // bins
+    gaps = [part.sum().abs() for part in (confidences - correct).tensor_split(starts)]
+    return float(torch.stack(gaps).sum() / len(correct))
 
 
 def class_wise_ece(log_probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Mean over classes k of the ECE of p_k as the probability of label k (Kull et al. 2019), equal bins."""
     log_probs, labels = check(log_probs, labels)
     gaps = []
-    for label, each in enumerate(log_probs.exp().T):
-        _, promised, kept = bin_sums(each, bins, each, (labels == label).double())
-        gaps.append((promised - kept).abs().sum())
+    for label, probs in enumerate(log_probs.exp().T):
+        _, expected, actual = bin_sums(probs, bins, probs, (labels == label).double())
+        gaps.append((expected - actual).abs().sum())
     return float(torch.stack(gaps).mean() / len(labels))
 
 
 @dataclass(frozen=True)
 class GroupScore:
-    """How good predictions are on one group of images."""
+    """Scores of predictions on one group of images."""
 
     n: int
     acc: float
@@ -65,13 +65,13 @@ class GroupScore:
     confidence: float
     """Mean over the group's images."""
     confusion: tuple[int, int] | None
-    """The most frequent error as (label, prediction), the first of equals; none without errors."""
+    """The most frequent error as (label, prediction); of several, the first. None if there are no errors."""
     confused: int
-    """How often it was made."""
+    """How often this error occurs."""
 
 
 def group_scores(log_probs: Tensor, labels: Tensor, groups: Tensor) -> dict[int, GroupScore]:
-    """Scores of each group that has images; groups may be the labels. [n k], [n], [n]"""
+    """Scores by group. `groups` has the group of each image, for example its label. [n k], [n], [n]"""
     log_probs, labels = check(log_probs, labels)
     if groups.shape != labels.shape:
         raise ValueError(f"{len(groups)} groups do not fit {len(labels)} images.")
@@ -83,14 +83,19 @@ def _group_score(log_probs: Tensor, labels: Tensor) -> GroupScore:
     correct, classes = is_correct(log_probs, labels), log_probs.shape[1]
     pairs = (labels * classes + log_probs.argmax(-1))[correct == 0]
     counts = pairs.bincount(minlength=1)
-    worst, most = divmod(int(counts.argmax()), classes), int(counts.max())
-    sure = float(confidence(log_probs).mean())
-    error = ece(log_probs, labels)
-    return GroupScore(len(labels), float(correct.mean()), error, sure, worst if most else None, most)
+    confused = int(counts.max())
+    return GroupScore(
+        n=len(labels),
+        acc=float(correct.mean()),
+        ece=ece(log_probs, labels),
+        confidence=float(confidence(log_probs).mean()),
+        confusion=divmod(int(counts.argmax()), classes) if confused else None,
+        confused=confused,
+    )
 
 
 def reliability(log_probs: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
-    """The reliability diagram whose count-weighted mean gap is `ece`."""
-    sure, correct = confidence(log_probs), is_correct(log_probs, labels)
-    count, promised, kept = bin_sums(sure, bins, sure, correct)
-    return Reliability(edges(bins), count, promised / count, kept / count)
+    """The reliability diagram. The mean gap of its bins, weighted by their counts, is `ece`."""
+    confidences, correct = confidence(log_probs), is_correct(log_probs, labels)
+    count, expected, actual = bin_sums(confidences, bins, confidences, correct)
+    return Reliability(edges(bins), count, expected / count, actual / count)

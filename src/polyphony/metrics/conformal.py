@@ -1,12 +1,12 @@
 """Prediction sets that contain the true label with a chosen probability (split conformal prediction).
 
-A score says how badly a class fits an image. The threshold for a coverage c is the ⌈(n + 1) c⌉-th smallest
-score of the true labels of n calibration images, and a set holds every class whose score is at most that. If
-a new image comes from the same distribution, its set holds the true label with probability c or more, for any
-network. The guarantee is **marginal**: it holds on average over images, not for each class or each kind of
-image.
+Each class of an image has a score, larger for a worse fit. The threshold for a coverage c is the
+⌈(n + 1) c⌉-th smallest score of the true labels of n calibration images. A set contains every class with a
+score up to the threshold. If a new image comes from the same distribution, its set contains the true label
+with probability c or more, for any network. The guarantee is **marginal**: it holds on average over images,
+not for each class or each kind of image.
 
-The temperature is fitted on other validation images than those that give the threshold: `two_parts`.
+Validation images are divided (`two_parts`): some fit the temperature, the others set the threshold.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from polyphony.metrics.selective import ROUNDING
 from polyphony.metrics.temperature import fit_temperature, temper
 
 SetMeasure = Callable[[Tensor], Tensor]
-"""Log-probabilities [n k] → the score of every class [n k], larger for a worse fit."""
+"""Log-probabilities [n k] → the score of each class [n k], larger for a worse fit."""
 
-FITTED = 4  # a quarter of the validation images fits the temperature; the others give the threshold
+FITTED = 4  # a quarter of the validation images fits the temperature; the others set the threshold
 SPLIT_SEED = 0
 
 
 def lac(log_probs: Tensor) -> Tensor:
-    """−log p_k: the classes above a fixed probability (Sadinle, Lei and Wasserman 2019). [n k] → [n k]
+    """−log p_k: sets of all classes above a fixed probability (Sadinle et al. 2019). [n k] → [n k]
 
-    LAC's 1 − p_k gives the same order and the same sets; the logarithm keeps the digits of small p. These
-    sets are the smallest on average. A set may be empty: no class is probable enough.
+    The paper's score 1 − p_k gives the same sets, but loses the digits of small p. These sets are the
+    smallest on average. A set is empty if no class is probable enough.
     """
     return -log_probs.double()
 
@@ -42,9 +42,9 @@ def lac(log_probs: Tensor) -> Tensor:
 class APS:
     """The total probability of all more probable classes (Romano et al. 2020). [n k] → [n k]
 
-    It leaves out the paper's random number, so that equal images have equal sets, and a set always holds the
-    most probable class. The coverage is then never below the accuracy. A `penalty` for each class after the
-    first `free` ones gives smaller sets (RAPS, Angelopoulos et al. 2021; default: none).
+    We omit the paper's random number: equal images have equal sets, and a set always contains the most
+    probable class. So the coverage is never below the accuracy. A `penalty` for each class after the first
+    `free` ones gives smaller sets (RAPS, Angelopoulos et al. 2021; default: none).
     """
 
     penalty: float = 0.0
@@ -62,10 +62,11 @@ class SetRule:
     """Turns log-probabilities into prediction sets, for any coverage."""
 
     scores: Tensor
-    """Of the true labels of the calibration images, ascending. [n]"""
+    """Scores of the true labels of the calibration images, ascending. [n]"""
     temperature: float
-    """Fitted on `fitted` other validation images."""
+    """Temperature, fitted on other validation images."""
     fitted: int
+    """Number of images that fitted the temperature."""
     score: SetMeasure = lac
 
     @classmethod
@@ -78,21 +79,21 @@ class SetRule:
         return cls(scores.sort().values, temperature, len(fit), score)
 
     def threshold(self, coverage: float) -> float:
-        """The ⌈(n + 1) · coverage⌉-th smallest score; ∞, for sets of all classes, where n is too small."""
+        """The ⌈(n + 1) · coverage⌉-th smallest score; ∞ (sets of all classes) if n is too small."""
         if not 0 < coverage < 1:
             raise ValueError(f"a coverage must lie between 0 and 1; got {coverage}.")
         place = math.ceil((len(self.scores) + 1) * coverage - ROUNDING)
         return float(self.scores[place - 1]) if place <= len(self.scores) else math.inf
 
     def sets(self, log_probs: Tensor, coverage: float) -> Tensor:
-        """Whether each class is in the image's set; log-probabilities as predicted. [n k] → bool [n k]"""
+        """Whether each class is in the image's set, from uncalibrated predictions. [n k] → bool [n k]"""
         return self.score(temper(log_probs, self.temperature)) <= self.threshold(coverage)
 
 
 def two_parts(count: int) -> tuple[Tensor, Tensor]:
-    """Rows of validation images that fit the temperature, and the others, which give the threshold.
+    """Rows of the validation images that fit the temperature, and of those that set the threshold.
 
-    A quarter and the rest of a fixed shuffle, so that both are random samples in any order of the images.
+    They are a quarter and the rest of a fixed shuffle: random samples for any order of the images.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED))
     return tuple(part.sort().values for part in order.tensor_split([count // FITTED]))  # type: ignore[return-value]
@@ -100,19 +101,20 @@ def two_parts(count: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SetQuality:
-    """How good sets are on labelled images."""
+    """Coverage and size of prediction sets on labelled images."""
 
     n: int
     coverage: float
-    """Share of the sets that hold the true label."""
+    """Share of the sets that contain the true label."""
     size: float
     """Mean number of classes in a set."""
     empty: float
-    """Share of the sets without any class."""
+    """Share of the sets that are empty."""
 
 
 def set_quality(sets: Tensor, labels: Tensor) -> SetQuality:
-    """Coverage and size of sets. bool [n k], [n], not empty"""
+    """Coverage and size of sets. bool [n k], [n], n ≥ 1"""
     size = sets.sum(-1).double()
-    held = sets.gather(1, labels.long()[:, None]).double()
-    return SetQuality(len(sets), *(float(each.mean()) for each in (held, size, (size == 0).double())))
+    covered = sets.gather(1, labels.long()[:, None]).double()
+    empty = (size == 0).double()
+    return SetQuality(len(sets), float(covered.mean()), float(size.mean()), float(empty.mean()))

@@ -1,6 +1,6 @@
 """Separating unknown from known inputs by uncertainty: AUROC, AUPR, FPR95.
 
-**Unknown is the positive class**: a detector raises the alarm where uncertainty is at or above a threshold.
+**Unknown is the positive class**: a detector raises the alarm if the uncertainty is at or above a threshold.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Detection:
     """How well one uncertainty separates unknown from known inputs."""
 
     auroc: float
-    """Probability that an unknown is less certain than a known input, ties counting half."""
+    """Probability that an unknown input is less certain than a known one; ties count half."""
     aupr: float
-    """Average precision, unknown positive; its chance level is the share of unknowns."""
+    """Average precision with unknown as the positive class; at chance it is the share of unknown inputs."""
     fpr95: float
-    """Share of knowns that raise the alarm at the highest threshold where 95 % of unknowns do."""
+    """Share of known inputs that raise the alarm, at the highest threshold where 95 % of unknown ones do."""
 
 
 def energy(logits: Tensor) -> Tensor:
@@ -41,28 +41,28 @@ def max_logit(logits: Tensor) -> Tensor:
 def mean_logits(logits: Tensor) -> Tensor:
     """Mean over members in float64; ValueError for a NaN. [m n k] → [n k]"""
     if bool(logits.isnan().any()):
-        raise ValueError("logits are NaN; the network that made them has diverged.")
+        raise ValueError("logits are NaN; the network that predicted them has diverged.")
     return logits.double().mean(0)
 
 
 def detect(known: Tensor, unknown: Tensor) -> Detection:
-    """The scores of one uncertainty, larger for less certain. known [n], unknown [u], neither empty"""
+    """Scores of an uncertainty, which is larger for less certain inputs. known [n], unknown [u], not empty"""
     if not len(known) or not len(unknown):
         raise ValueError("detection needs at least one known and one unknown example.")
     if bool(known.isnan().any() | unknown.isnan().any()):
-        raise ValueError("an uncertainty is NaN; the network that made it has diverged.")
+        raise ValueError("an uncertainty is NaN; the network that predicted it has diverged.")
     values, group = torch.unique(torch.cat([known, unknown]).double(), return_inverse=True)
-    # How many have each value, the most uncertain first. Counts stay whole numbers until the last division:
-    # a recall of exactly 95 % must count as one.
+    # Number of inputs with each value, the most uncertain first. They are integers until the last division,
+    # so that a recall of exactly 95 % counts as 95 %.
     negative, positive = (
         torch.bincount(side, minlength=len(values)).double().flip(0)
         for side in group.split([len(known), len(unknown)])
     )
     hits, alarms = positive.cumsum(0), negative.cumsum(0)
-    won = (positive * (len(known) - alarms + negative / 2)).sum()
-    enough = int((hits / len(unknown) >= RECALL).nonzero()[0])
+    correct_pairs = (positive * (len(known) - alarms + negative / 2)).sum()
+    threshold = int((hits / len(unknown) >= RECALL).nonzero()[0])
     return Detection(
-        auroc=float(won / (len(known) * len(unknown))),
+        auroc=float(correct_pairs / (len(known) * len(unknown))),
         aupr=float((positive * hits / (hits + alarms)).sum() / len(unknown)),
-        fpr95=float(alarms[enough] / len(known)),
+        fpr95=float(alarms[threshold] / len(known)),
     )

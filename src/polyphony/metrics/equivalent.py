@@ -1,7 +1,7 @@
 """Deep Ensemble Equivalent: how many teachers, averaged, are as good as this model (by NLL).
 
 A *curve* is the NLL of deep ensembles of size 0, 1, 2, …; size 0 is the uniform predictor, NLL = ln K.
-It needs more teachers than a student has members; a good student is past its end otherwise.
+It needs more teachers than the student has members: a good student may be better than M teachers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from polyphony.metrics.probabilities import check, mean_log_probs, member_log_pr
 from polyphony.metrics.quality import label_nll
 from polyphony.metrics.temperature import fit_temperatures
 
-EVERY = 4096
-"""Up to this many subsets in all (12 teachers), a curve is a mean over every subset."""
-DRAWN = 128
+MAX_SUBSETS = 4096
+"""Up to this many subsets in all (12 teachers), a curve is a mean over all subsets."""
+RANDOM_SUBSETS = 128
 """Number of random subsets of each size otherwise."""
 _BLOCK = 2**20  # log-probabilities in memory at once: 8 MB
 
 
 def dee(nll: float, curve: Sequence[float]) -> float:
-    """The paper's DEE: the least ℓ ≥ 0 whose linearly interpolated NLL(ℓ) ≤ nll.
+    """The paper's DEE: the smallest ℓ ≥ 0 with a linearly interpolated NLL(ℓ) ≤ nll.
 
-    0 for a model no better than uniform, `math.inf` past the end of the curve, NaN for a NaN.
+    0 for a model no better than uniform, `math.inf` for one better than the curve's end, NaN for a NaN.
     """
     if math.isnan(nll) or any(map(math.isnan, curve)):
         return math.nan
@@ -42,58 +42,60 @@ def dee(nll: float, curve: Sequence[float]) -> float:
 
 
 def dee_curve(teachers: Predictions, rng: torch.Generator, valid: Predictions | None = None) -> list[float]:
-    """NLL of deep ensembles of size 0..T, each size a mean over `teacher_subsets` of the T teachers.
+    """NLL of deep ensembles of size 0..T: for each size the mean over `teacher_subsets` of the T teachers.
 
-    With `valid`, the same teachers on validation, every subset is first scaled by the temperature that suits
-    it there. The uniform predictor has none: size 0 is ln K. Equal generators draw equal subsets.
+    With `valid`, the same teachers' validation predictions, the NLL of every subset is at the temperature
+    fitted there. Size 0, the uniform predictor, has none. Equal generators draw equal subsets.
     """
     score = _nll_of(teachers) if valid is None else _calibrated_nll_of(teachers, valid)
     curve = [math.log(teachers.logits.shape[-1])]
-    for chosen in teacher_subsets(teachers.members, rng):
-        at_once = max(1, _BLOCK // (len(chosen) * teachers.logits[0].numel()))
-        curve.append(float(torch.cat([score(part) for part in chosen.split(at_once, dim=1)]).mean()))
+    for subsets in teacher_subsets(teachers.members, rng):
+        block = max(1, _BLOCK // (len(subsets) * teachers.logits[0].numel()))
+        curve.append(float(torch.cat([score(part) for part in subsets.split(block, dim=1)]).mean()))
     return curve
 
 
 def _nll_of(teachers: Predictions) -> Callable[[Tensor], Tensor]:
-    """NLL of each subset of teachers. [size s] → [s]"""
-    own = torch.stack([-label_nll(each, teachers.labels) for each in member_log_probs(teachers.logits)])
-    return lambda chosen: -mean_log_probs(own[chosen]).mean(-1)
+    """A function that returns the NLL of subsets of teachers. [size s] → [s]"""
+    log_probs = member_log_probs(teachers.logits)
+    label_log_probs = torch.stack([-label_nll(member, teachers.labels) for member in log_probs])
+    return lambda subsets: -mean_log_probs(label_log_probs[subsets]).mean(-1)
 
 
 def _calibrated_nll_of(teachers: Predictions, valid: Predictions) -> Callable[[Tensor], Tensor]:
-    """The same, each subset at its validation temperature."""
+    """The same, with each subset at the temperature that fits its validation predictions."""
     if teachers.members != valid.members:
         raise ValueError(f"{teachers.members} teachers on test but {valid.members} on validation.")
-    tested, fitted = member_log_probs(teachers.logits), member_log_probs(valid.logits)
-    (_, labels), (_, valid_labels) = check(tested[0], teachers.labels), check(fitted[0], valid.labels)
+    log_probs, valid_log_probs = member_log_probs(teachers.logits), member_log_probs(valid.logits)
+    _, labels = check(log_probs[0], teachers.labels)
+    _, valid_labels = check(valid_log_probs[0], valid.labels)
 
-    def score(chosen: Tensor) -> Tensor:
-        temperatures = fit_temperatures(mean_log_probs(fitted[chosen]), valid_labels)
-        scaled = (mean_log_probs(tested[chosen]) / temperatures[:, None, None]).log_softmax(-1)
+    def score(subsets: Tensor) -> Tensor:
+        temperatures = fit_temperatures(mean_log_probs(valid_log_probs[subsets]), valid_labels)
+        scaled = (mean_log_probs(log_probs[subsets]) / temperatures[:, None, None]).log_softmax(-1)
         return -scaled[:, torch.arange(len(labels)), labels].mean(-1)
 
     return score
 
 
 def teacher_subsets(teachers: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """Subsets of each size 1..T in turn, one per column. → [size s], …
+    """For each size 1..T in turn, subsets of the teachers as columns. → [size s], …
 
-    All subsets if there are at most `EVERY` of all sizes together; else `DRAWN` random ones of each size, or
-    all of a size that has no more.
+    All subsets if there are at most `MAX_SUBSETS` of all sizes together. Otherwise `RANDOM_SUBSETS` of each
+    size, or all subsets of a size that has fewer.
     """
-    limit = DRAWN if 2**teachers - 1 > EVERY else EVERY
+    limit = RANDOM_SUBSETS if 2**teachers - 1 > MAX_SUBSETS else MAX_SUBSETS
     for size in range(1, teachers + 1):
         if math.comb(teachers, size) <= limit:
-            chosen = list(itertools.combinations(range(teachers), size))
+            subsets = list(itertools.combinations(range(teachers), size))
         else:
-            chosen = _draw_subsets(teachers, size, limit, rng)
-        yield torch.tensor(chosen).T
+            subsets = _draw_subsets(teachers, size, limit, rng)
+        yield torch.tensor(subsets).T
 
 
 def _draw_subsets(teachers: int, size: int, count: int, rng: torch.Generator) -> list[tuple[int, ...]]:
-    drawn: dict[tuple[int, ...], None] = {}
-    while len(drawn) < count:
-        chosen = torch.randperm(teachers, generator=rng)[:size].tolist()
-        drawn[tuple(sorted(chosen))] = None
-    return list(drawn)
+    subsets: dict[tuple[int, ...], None] = {}  # without duplicates, in the order of their draws
+    while len(subsets) < count:
+        subset = torch.randperm(teachers, generator=rng)[:size].tolist()
+        subsets[tuple(sorted(subset))] = None
+    return list(subsets)

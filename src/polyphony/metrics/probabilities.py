@@ -13,7 +13,7 @@ def member_log_probs(logits: Tensor) -> Tensor:
     if logits.ndim != 3 or 0 in logits.shape:
         raise ValueError(f"logits must be [members examples classes], none empty; got {list(logits.shape)}.")
     log_probs = logits.double().log_softmax(-1)
-    _refuse_nan(log_probs)
+    _reject_nan(log_probs)
     return log_probs
 
 
@@ -36,13 +36,13 @@ def check(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{list(labels.shape)} labels do not fit {len(log_probs)} predictions.")
     labels = labels.long()
     if labels.min() < 0 or labels.max() >= log_probs.shape[1]:
-        raise ValueError(f"labels must lie in 0..{log_probs.shape[1] - 1}, the classes predicted.")
-    _refuse_nan(log_probs)
+        raise ValueError(f"labels must lie in 0..{log_probs.shape[1] - 1}, the predicted classes.")
+    _reject_nan(log_probs)
     return log_probs.double(), labels
 
 
-def _refuse_nan(log_probs: Tensor) -> None:
-    # A NaN confidence would land in some bin and a NaN argmax in some class: plausible, wrong numbers.
+def _reject_nan(log_probs: Tensor) -> None:
+    # A NaN would fall into some bin and some class: scores would be wrong but plausible.
     bad = int(torch.isnan(log_probs).any(-1).sum())
     if bad:
-        raise ValueError(f"{bad} predictions are NaN; the network that made them has diverged.")
+        raise ValueError(f"{bad} predictions are NaN; the network that predicted them has diverged.")

@@ -1,4 +1,4 @@
-"""How good a prediction is: accuracy, NLL and Brier score, means over examples."""
+"""Accuracy, NLL and Brier score: means over examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyphony.metrics.probabilities import check
 
 
 def is_correct(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """1 if the most probable class (of ties, the first) is the label, else 0. [n k], [n] → [n]"""
+    """1 if the most probable class is the label, else 0; of ties, the first class counts. [n k], [n] → [n]"""
     log_probs, labels = check(log_probs, labels)
     return (log_probs.argmax(-1) == labels).double()
 

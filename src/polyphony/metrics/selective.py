@@ -1,7 +1,7 @@
-"""Answer only the certain images: error rate against the share that is answered.
+"""Selective prediction: the error rate if only the most certain images are answered.
 
-Examples are answered in ascending order of an uncertainty. The risk r_i, at coverage i/n, is the error rate
-among the first i of n examples. Equal uncertainties have no order: r_i is the mean over all of them.
+Examples are sorted by ascending uncertainty. The risk r_i, at coverage i/n, is the error rate among the first
+i of n examples. If uncertainties are equal, r_i is the mean over all orders of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polyphony.metrics.bins import in_order
 from polyphony.metrics.detection import detect
 
 ROUNDING = 1e-9
-"""A share this close below a whole number of images is that number: 0.55 × 100 is 55, not 56."""
+"""Tolerance for rounding: ⌈0.55 × 100⌉ must be 55, although 0.55 × 100 is slightly above 55 in floats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ class Selective:
     @cached_property
     def risk(self) -> Tensor:
         """r_i, the error rate among the i most certain examples, for i = 1..n. [n]"""
-        _, expected = in_order(self.uncertainty, self.errors)
-        return expected.cumsum(0) / torch.arange(1, len(expected) + 1)
+        _, errors = in_order(self.uncertainty, self.errors)
+        return errors.cumsum(0) / torch.arange(1, len(errors) + 1)
 
     @property
     def aurc(self) -> float:
@@ -48,18 +48,18 @@ class Selective:
 
     def risk_at(self, coverage: float) -> float:
         """Error rate among the ⌈coverage · n⌉ most certain examples."""
-        return float(self.risk[answered(coverage, len(self.errors)) - 1])
+        return float(self.risk[images_at(coverage, len(self.errors)) - 1])
 
     def coverage_at(self, risk: float) -> float:
         """The largest coverage at which the error rate is at most `risk`; 0 if there is none."""
-        enough = (self.risk <= risk + ROUNDING).nonzero()
-        return (int(enough[-1]) + 1) / len(self.errors) if len(enough) else 0.0
+        allowed = (self.risk <= risk + ROUNDING).nonzero()
+        return (int(allowed[-1]) + 1) / len(self.errors) if len(allowed) else 0.0
 
     @property
     def auroc(self) -> float | None:
-        """Probability that an error is less certain than a correct answer, ties counting half.
+        """Probability that an error is less certain than a correct answer; ties count half.
 
-        None if all answers are right, or all wrong.
+        None if all answers are correct, or all wrong.
         """
         wrong = self.errors.bool()
         if not bool(wrong.any()) or bool(wrong.all()):
@@ -67,7 +67,7 @@ class Selective:
         return detect(self.uncertainty[~wrong], self.uncertainty[wrong]).auroc
 
     def scores(self) -> dict[str, float | None]:
-        """The numbers of the curve by the names of their columns."""
+        """Scores of the curve by their columns in scores.csv."""
         return {
             "aurc": self.aurc,
             "excess_aurc": self.excess_aurc,
@@ -78,7 +78,7 @@ class Selective:
         }
 
 
-def answered(coverage: float, count: int) -> int:
+def images_at(coverage: float, count: int) -> int:
     """The number of images answered at a coverage: ⌈coverage · count⌉, at least one."""
     if not 0 < coverage <= 1:
         raise ValueError(f"a coverage must be above 0 and at most 1; got {coverage}.")

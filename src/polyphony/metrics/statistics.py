@@ -1,4 +1,4 @@
-"""Means over seeds with their deviation, and means of paired differences with their interval."""
+"""Means over seeds with standard deviations, and means of paired differences with intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MeanSd:
     @property
     def half(self) -> float:
         """Half of the mean's 95 % t-interval; NaN for one seed."""
-        from scipy.special import stdtrit  # slow to import, and seldom needed
+        from scipy.special import stdtrit  # slow to import
 
         return float(stdtrit(self.n - 1, 0.975) * self.sd / math.sqrt(self.n))
 
@@ -33,5 +33,5 @@ def mean_sd(values: Sequence[float]) -> MeanSd:
 
 
 def paired(differences: Sequence[float]) -> MeanSd:
-    """Mean and deviation of paired differences; NaN if one is infinite."""
+    """Mean and standard deviation of paired differences; NaN if a difference is not finite."""
     return mean_sd(differences if all(map(math.isfinite, differences)) else [math.nan] * len(differences))

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyphony.metrics.probabilities import check
 
 TEMPERATURE_BOUNDS = (0.05, 1e4)
-"""Where `fit_temperature` looks. Validation data without an error would want 0, useless data infinity."""
+"""Range of `fit_temperature`. Predictions without errors would fit 0, useless predictions infinity."""
 
 _MAX_STEPS = 100
 _TOLERANCE = 1e-8
@@ -36,9 +36,9 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
 def fit_temperatures(log_probs: Tensor, labels: Tensor) -> Tensor:
     """`fit_temperature` of several models' predictions of the same examples. [s n k], [n] → τ [s]"""
     z = log_probs - log_probs.amax(-1, keepdim=True)
-    own = z[:, torch.arange(len(labels)), labels]
-    # exp(β z) of a z this low is 0 and its moments vanish; −inf itself would make 0·inf.
-    z, has_say = z.clamp_min(-1e100), own.isfinite()
+    label_z = z[:, torch.arange(len(labels)), labels]
+    # exp(β z) of a z this low is 0, and so are its moments; −inf would give NaN (0·inf).
+    z, counts = z.clamp_min(-1e100), label_z.isfinite()
 
     def slope(beta: Tensor) -> tuple[Tensor, Tensor]:
         """First and second derivative of the total NLL by β = 1/τ: Σ (E z − z_y) and Σ Var z. [s] → [s]"""
@@ -46,34 +46,34 @@ def fit_temperatures(log_probs: Tensor, labels: Tensor) -> Tensor:
         weighted = weights * z
         total = weights.sum(-1)
         mean, square = weighted.sum(-1) / total, (weighted * z).sum(-1) / total
-        first, second = (mean - own).where(has_say, 0.0), (square - mean.square()).where(has_say, 0.0)
+        first, second = (mean - label_z).where(counts, 0.0), (square - mean.square()).where(counts, 0.0)
         return first.sum(-1), second.sum(-1)
 
     return 1 / _roots(slope, z.new_ones(len(z)))
 
 
 def _roots(slope: Callable[[Tensor], tuple[Tensor, Tensor]], beta: Tensor) -> Tensor:
-    """Where the slope of each NLL, convex in β, is 0; else the bound it points to. [s] → [s]
+    """The β at which each slope is 0, or the bound of β nearest to it. [s] → [s]
 
-    Newton's method inside a bracket that shrinks with every step; where Newton would leave the bracket, it is
-    halved on the log scale instead.
+    The NLL is convex in β. This is Newton's method inside a bracket that shrinks with every step. If a Newton
+    step would leave the bracket, the next β is the bracket's middle on a log scale.
     """
     low, high = (torch.full_like(beta, 1 / bound) for bound in reversed(TEMPERATURE_BOUNDS))
     first, second = slope(beta)
     end = torch.where(first > 0, low, high)
     outside = (first != 0) & (slope(end)[0] * first >= 0)
     beta = torch.where(outside, end, beta)
-    found = outside | (first == 0)
+    done = outside | (first == 0)
     for _ in range(_MAX_STEPS):
         low, high = torch.where(first > 0, low, beta), torch.where(first > 0, beta, high)
         newton = beta - first / second
         inside = (second > 0) & (low < newton) & (newton < high)
         step = torch.where(inside, newton, (low * high).sqrt())
         near = (step - beta).abs() <= _TOLERANCE * step
-        beta = torch.where(found, beta, step)
-        found |= near
-        if found.all():
+        beta = torch.where(done, beta, step)
+        done |= near
+        if done.all():
             break
         first, second = slope(beta)
-        found |= first == 0
+        done |= first == 0
     return beta

@@ -1,12 +1,12 @@
-"""How unsure predictions are, and how much members differ, in nats and float64.
+"""Uncertainty of predictions and disagreement of members, in nats and float64.
 
-For members p_j with mean p̄: the entropy of the mean H(p̄) is all uncertainty. The mean of the entropies
-(1/M) Σ H(p_j) is the part that members share. Their difference, the mutual information of label and member,
-is the part that is disagreement.
+For members p_j with mean p̄, the entropy of the mean H(p̄) is the total uncertainty. The mean of the entropies
+(1/M) Σ H(p_j) is the part that members share. The difference is the mutual information of label and member:
+the part that comes from disagreement.
 
-A network that gives log concentrations log α [n k] predicts a Dirichlet Dir(α): infinitely many members. Its
-mean is α/α₀ with α₀ = Σ_k α_k, the softmax of log α, which all scores of quality read. The `dirichlet_…`
-functions are expectations over members drawn from it, in closed form.
+A network with outputs log α [n k] predicts a Dirichlet Dir(α), which acts as infinitely many members. Its
+mean is α/α₀ with α₀ = Σ_k α_k: the softmax of log α. The `dirichlet_…` functions are expectations over random
+members, in closed form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from polyphony.metrics.bins import bin_sums, edges
 from polyphony.metrics.probabilities import mean_log_probs, member_log_probs
 
-_LARGE = 30.0  # from which the series of five terms is exact in float64
+_LARGE = 30.0  # above this, the series of five terms is exact in float64
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class DiversityBins:
 def entropy(log_probs: Tensor) -> Tensor:
     """−Σ_k p_k log p_k, with 0 log 0 = 0. [… k] → […]"""
     log_probs = log_probs.double()
-    return 0.0 - (log_probs.exp() * _finite(log_probs)).sum(-1)  # 0 − 0 is 0; −(0) would print as −0
+    return 0.0 - (log_probs.exp() * _finite(log_probs)).sum(-1)  # not −(…), which would print −0
 
 
 def information(log_probs: Tensor) -> Tensor:
     """Mutual information: (1/M) Σ_j KL(p_j ‖ p̄) = H(p̄) − (1/M) Σ_j H(p_j), at most ln M. [m n k] → [n]"""
-    # The difference of two entropies would cancel where members nearly agree; ratios do not.
+    # The difference of two entropies would cancel if members nearly agree; log-ratios do not.
     ratio = _finite(log_probs) - _finite(mean_log_probs(log_probs))
     return (log_probs.exp() * ratio).sum(-1).mean(0).clamp_min(0.0)
 
@@ -48,8 +48,9 @@ def information(log_probs: Tensor) -> Tensor:
 def pairwise_kld(log_probs: Tensor) -> Tensor:
     """Mean over ordered pairs i ≠ j of KL(p_j ‖ p_i), per example, in nats; 0 for one member. [m n k] → [n]
 
-    Summed over pairs, KL(p_j ‖ p_i) + KL(p_i ‖ p_j) = Σ_k (p_j − p_i)(log p_j − log p_i) is M times the
-    covariance of p and log p over members, which needs no pairs and does not cancel for close members.
+    The sum over pairs of KL(p_j ‖ p_i) + KL(p_i ‖ p_j) = Σ_k (p_j − p_i)(log p_j − log p_i) is M times the
+    sum over members of the products of deviations of p and log p from their means. This needs no loop over
+    pairs, and does not cancel for similar members.
     """
     members = len(log_probs)
     if members == 1:
@@ -58,7 +59,7 @@ def pairwise_kld(log_probs: Tensor) -> Tensor:
     finite = log_probs.masked_fill(absent.any(0), 0.0)
     probs = finite.exp()
     covariance = ((probs - probs.mean(0)) * (finite - finite.mean(0))).sum((0, 2))
-    # A class that one member excludes and another does not makes their divergence infinite.
+    # If only some members give a class the probability 0, their divergence is infinite.
     infinite = (absent.any(0) & ~absent.all(0)).any(-1)
     return (covariance.clamp_min(0.0) / (members - 1)).masked_fill(infinite, math.inf)
 
@@ -69,7 +70,7 @@ def mean_kld(logits: Tensor) -> float:
 
 
 def disagreement(logits: Tensor) -> float:
-    """Fraction of examples and pairs of members that name different classes; 0 for one. [m n k] → scalar"""
+    """Share of pairs of members that predict different classes; 0 for one member. [m n k] → scalar"""
     members, _, classes = logits.shape
     if members == 1:
         return 0.0
@@ -79,27 +80,27 @@ def disagreement(logits: Tensor) -> float:
 
 
 def diversity_bins(least_confidence: Tensor, kld: Tensor, bins: int = 15) -> DiversityBins:
-    """The diversity plot of examples' least confidences and divergences. [n], [n] → [bins] each"""
+    """The diversity plot: mean divergence in bins of the least confidence. [n], [n] → [bins] each"""
     count, total = bin_sums(least_confidence, bins, kld)
     return DiversityBins(edges(bins), count, total / count)
 
 
 def dirichlet_information(log_concentrations: Tensor) -> Tensor:
-    """H(E[π]) − E[H(π)], the mutual information of label and draw: the uncertainty that is disagreement.
+    """H(E[π]) − E[H(π)], the mutual information of label and draw. [n k] → [n]
 
-    E[H(π)] = −Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α₀ + 1)). Both terms contain the mean's entropy. Without it there
-    is left Σ_k (α_k/α₀) f(α_k) − f(α₀) with f(a) = ψ(a + 1) − log a, which is about 1/2a for large a: nothing
-    large cancels.
+    E[H(π)] = −Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α₀ + 1)). Both terms contain the entropy of the mean. Without it,
+    the result is Σ_k (α_k/α₀) f(α_k) − f(α₀) with f(a) = ψ(a + 1) − log a, which is about 1/2a for large a:
+    no large terms cancel.
     """
     log_alpha = log_concentrations.double()
     log_total = log_alpha.logsumexp(-1, keepdim=True)
     mean = (log_alpha - log_total).exp()
-    each = mean * (_above_log(log_alpha) - _above_log(log_total))
-    return each.sum(-1).clamp_min(0.0)
+    terms = mean * (_digamma_minus_log(log_alpha) - _digamma_minus_log(log_total))
+    return terms.sum(-1).clamp_min(0.0)
 
 
 def dirichlet_kld(log_concentrations: Tensor) -> Tensor:
-    """E[KL(π ‖ π′)] of two independent draws, the mean-KLD of infinitely many members: (K − 1) / α₀.
+    """E[KL(π ‖ π′)] of two independent draws, the mean-KLD of infinite members: (K − 1) / α₀. [n k] → [n]
 
     E[Σ_k π_k log π_k] − Σ_k E[π_k] E[log π_k] = Σ_k (α_k/α₀) (ψ(α_k + 1) − ψ(α_k) − ψ(α₀ + 1) + ψ(α₀)), and
     ψ(a + 1) − ψ(a) = 1/a.
@@ -108,8 +109,8 @@ def dirichlet_kld(log_concentrations: Tensor) -> Tensor:
     return (log_alpha.shape[-1] - 1) * (-log_alpha.logsumexp(-1)).exp()
 
 
-def _above_log(log_a: Tensor) -> Tensor:
-    """ψ(a + 1) − log a from log a; for a large a by its series in 1/a, since the two agree in most digits."""
+def _digamma_minus_log(log_a: Tensor) -> Tensor:
+    """ψ(a + 1) − log a from log a; for large a by a series in 1/a, since the difference would cancel."""
     a = log_a.exp()
     r = (1 / a.clamp_min(_LARGE)).square()
     series = (0.5 * r.sqrt()) - r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r / 240)))
@@ -117,5 +118,5 @@ def _above_log(log_a: Tensor) -> Tensor:
 
 
 def _finite(log_probs: Tensor) -> Tensor:
-    # Only ever multiplied by the probability 0 that belongs to it, where −inf would make NaN.
+    # −inf is multiplied by its probability 0, which would give NaN.
     return log_probs.clamp_min(-1e300)
