@@ -19,7 +19,7 @@ from polyphony.cli.options import (
     DataRoot,
     RunFolder,
     Where,
-    chosen_for,
+    device_for_jobs,
     file_option,
     flag,
     runner,
@@ -155,7 +155,7 @@ def analyse(
     from polyphony.study.analyses import analyse as run
     from polyphony.study.provenance import open_study
 
-    study = open_study(folder, data, chosen_for(where))
+    study = open_study(folder, data, device_for_jobs(where))
     wanted = set(what or get_args(What))
     with runner(study, where) as place, progress.board() as board:
         outcome = run(study, wanted - {"latency"}, place, board, examples)

@@ -87,7 +87,7 @@ class Where:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Running:
+class RunOptions:
     """Options of the verbs that run a recipe."""
 
     out: Path | None = None
@@ -100,7 +100,7 @@ class Running:
     tensorboard: Annotated[bool, flag("Also write the training logs for TensorBoard.")] = False
 
 
-def chosen(device: str) -> str:
+def find_device(device: str) -> str:
     """The device that `--device` means; raises a UsageError if this machine does not have it."""
     from polyphony.compute.devices import choose_device
 
@@ -110,9 +110,9 @@ def chosen(device: str) -> str:
         raise UsageError(f"{error}; leave out --device to take the best available one") from error
 
 
-def chosen_for(where: Where) -> str:
+def device_for_jobs(where: Where) -> str:
     """The device for jobs. With --cluster, this machine need not have the device."""
-    return where.device if where.cluster and where.device != "auto" else chosen(where.device)
+    return where.device if where.cluster and where.device != "auto" else find_device(where.device)
 
 
 def runner(study: Study, where: Where) -> Runner:

@@ -14,7 +14,7 @@ from rich.text import Text
 from polyphony._util.shipped import headline, shipped
 from polyphony._util.text import duration
 from polyphony.cli import terminal
-from polyphony.cli.options import Device, UsageError, chosen, output
+from polyphony.cli.options import Device, UsageError, find_device, output
 
 
 def recipes() -> None:
@@ -94,7 +94,7 @@ def check(*, device: Device = "auto") -> None:
     """
     from polyphony.study.check import run_checks
 
-    name, start = chosen(device), time.monotonic()
+    name, start = find_device(device), time.monotonic()
     rows = []
     for each in run_checks(name):
         terminal.note(f"{each.check}: {each.measured}")

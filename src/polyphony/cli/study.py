@@ -21,9 +21,9 @@ from polyphony.cli.options import (
     Overrides,
     RecipeName,
     RunFolder,
-    Running,
+    RunOptions,
     Where,
-    chosen_for,
+    device_for_jobs,
     flag,
     repeatable,
     runner,
@@ -40,7 +40,7 @@ def study(
     recipe: RecipeName,
     /,
     *,
-    running: Running = Running(),
+    options: RunOptions = RunOptions(),
     analyses: Annotated[
         bool, Parameter(help="At the end, run the short analyses and measure milliseconds and file sizes.")
     ] = True,
@@ -49,22 +49,22 @@ def study(
 
     A second call does only what is missing. After an interruption, the same command continues.
     """
-    finished = run(recipe, running, "EVALUATE", analyses)
-    if not running.dry_run:
+    finished = run(recipe, options, "EVALUATE", analyses)
+    if not options.dry_run:
         report((finished.folder,))
         terminal.line(
             f"Next: polyphony export {finished.folder} --out student.onnx (validation images choose which)."
         )
 
 
-def teach(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+def teach(recipe: RecipeName, /, *, options: RunOptions = RunOptions()) -> None:
     """Train only the teachers of a recipe."""
-    run(recipe, running, "TEACH")
+    run(recipe, options, "TEACH")
 
 
-def distill(recipe: RecipeName, /, *, running: Running = Running()) -> None:
+def distill(recipe: RecipeName, /, *, options: RunOptions = RunOptions()) -> None:
     """Train the students of a recipe, and its teachers if they are missing."""
-    run(recipe, running, "DISTILL")
+    run(recipe, options, "DISTILL")
 
 
 def evaluate(
@@ -89,12 +89,12 @@ def evaluate(
     from polyphony.study.provenance import open_study
     from polyphony.study.trust import add_groups
 
-    study = open_study(folder, data, chosen_for(where))
+    study = open_study(folder, data, device_for_jobs(where))
     check_trained(study)
     for source in groups:
         add_groups(study.folder, source, len(study.data().test))
     with runner(study, where) as place:
-        run_to(study, "EVALUATE", place, Running())
+        run_to(study, "EVALUATE", place, RunOptions())
         for names, measure in ((ood, evaluate_unknown), (corrupted, evaluate_corrupted)):
             for name in names:
                 with progress.board() as board:
@@ -126,8 +126,8 @@ def show(
         terminal.show_json(resolved) if as_json else terminal.show_recipe(resolved)
         return
     with terminal.working("Measuring how fast this machine is"):
-        running = Running(overrides=overrides, data=data, where=Where(device))
-        study = outlined_if_missing(prepare(recipe, running))
+        options = RunOptions(overrides=overrides, data=data, where=Where(device))
+        study = outlined_if_missing(prepare(recipe, options))
         sketch = sketch_models(study)
         trainings, answer_costs = costs(study, sketch), prediction_costs(study, sketch)
         at_once = default_workers(study.device, study.threads())
@@ -149,16 +149,16 @@ def show(
     terminal.show_costs(trainings, at_once)
 
 
-def prepare(recipe: str, running: Running) -> Study:
+def prepare(recipe: str, options: RunOptions) -> Study:
     """The study that the arguments describe. Writes nothing."""
     from polyphony.recipe import own_code, read_recipe
     from polyphony.study.study import Study
 
-    if names := own_code(read_recipe(recipe, running.overrides, code=False)):
+    if names := own_code(read_recipe(recipe, options.overrides, code=False)):
         terminal.note(f"{recipe} runs code of its own: {', '.join(names)}.")
-    resolved = read_recipe(recipe, running.overrides)
-    folder = running.out or Path("runs", resolved.name)
-    return Study(resolved, folder, running.data, chosen_for(running.where))
+    resolved = read_recipe(recipe, options.overrides)
+    folder = options.out or Path("runs", resolved.name)
+    return Study(resolved, folder, options.data, device_for_jobs(options.where))
 
 
 def outlined_if_missing(study: Study) -> Study:
@@ -178,17 +178,17 @@ def outlined_if_missing(study: Study) -> Study:
     return study
 
 
-def run(recipe: str, running: Running, upto: str, analyses: bool = False) -> Study:
+def run(recipe: str, options: RunOptions, upto: str, analyses: bool = False) -> Study:
     """Run the study of a recipe up to a stage."""
     terminal.say(f"Polyphony {__version__}: {recipe}")
     with terminal.working("Loading PyTorch and the data"):
-        study = prepare(recipe, running)
+        study = prepare(recipe, options)
         study.data()
-    if running.dry_run:
+    if options.dry_run:
         preview(study, upto)
         return study
-    with runner(study, running.where) as place:
-        run_to(study, upto, place, running, analyses)
+    with runner(study, options.where) as place:
+        run_to(study, upto, place, options, analyses)
     return study
 
 
@@ -202,15 +202,15 @@ def preview(study: Study, upto: str) -> None:
     show_plan(jobs_upto(plan(study, fingerprints(study)), Upto[upto]), study.folder)
 
 
-def run_to(study: Study, upto: str, place: Runner, running: Running, analyses: bool = False) -> None:
+def run_to(study: Study, upto: str, place: Runner, options: RunOptions, analyses: bool = False) -> None:
     """Run a study up to a stage, and print the result."""
     from polyphony.study.plan import Upto
     from polyphony.study.run import run_study
 
     exists = study.folder.exists()
-    total = earlier_progress(study, upto, running.redo) if exists else announce(study, upto, place)
-    with progress.board(total, study.folder if running.tensorboard else None) as board:
-        outcome = run_study(study, place, board, upto=Upto[upto], redo=running.redo)
+    total = earlier_progress(study, upto, options.redo) if exists else announce(study, upto, place)
+    with progress.board(total, study.folder if options.tensorboard else None) as board:
+        outcome = run_study(study, place, board, upto=Upto[upto], redo=options.redo)
         if analyses:
             analyse_shortly(study, place, board)
     terminal.show_outcome(study, outcome)

@@ -12,12 +12,12 @@ from rich.table import Table
 from polyphony._util.text import counted
 from polyphony.cli import progress, terminal
 from polyphony.cli.inspect import report, show_plan
-from polyphony.cli.options import AtLeastOne, RecipeName, Running, UsageError, chosen_for, runner
+from polyphony.cli.options import AtLeastOne, RecipeName, RunOptions, UsageError, device_for_jobs, runner
 from polyphony.cli.study import expected_costs, weights
 
 if TYPE_CHECKING:
     from polyphony.execute.runner import Runner
-    from polyphony.report.sweep_run import SweepRun, Tried
+    from polyphony.report.sweep_run import ScoredPoint, SweepRun
     from polyphony.sweep.run import Sweep, SweepOutcome
 
 MOST_ROWS = 20  # of the table on the terminal
@@ -44,7 +44,7 @@ class Tries:
     """Let optuna choose this many points between the smallest and largest values (default: a grid)."""
 
 
-def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = Running()) -> None:
+def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), options: RunOptions = RunOptions()) -> None:
     """Search for the α, temperature and step size of a method, on validation images alone.
 
     Without values, the sweep takes those of the paper's tables. If you give values for one setting, the
@@ -56,19 +56,19 @@ def sweep(recipe: RecipeName, /, *, tries: Tries = Tries(), running: Running = R
     from polyphony.report.sweep_run import SweepRun
     from polyphony.sweep.run import Sweep, run_sweep
 
-    overrides = (*running.overrides, *([] if tries.seeds is None else [f"seeds=[{tries.seeds}]"]))
+    overrides = (*options.overrides, *([] if tries.seeds is None else [f"seeds=[{tries.seeds}]"]))
     texts = {name: getattr(tries, name) for name in PARAMETERS}
-    swept = plan_sweep(read_recipe(recipe, overrides), tries.method, texts)
-    folder = running.out or Path("runs", f"{swept.recipe.name}-sweep")
-    planned = Sweep(swept, folder, running.data, chosen_for(running.where))
+    plan = plan_sweep(read_recipe(recipe, overrides), tries.method, texts)
+    folder = options.out or Path("runs", f"{plan.recipe.name}-sweep")
+    planned = Sweep(plan, folder, options.data, device_for_jobs(options.where))
     planned.check(tries.trials)
-    if running.dry_run:
+    if options.dry_run:
         preview(planned, tries.trials)
         return
-    with runner(planned.study([swept.own]), running.where) as place:
+    with runner(planned.study([plan.own]), options.where) as place:
         total = None if folder.exists() else announce(planned, tries.trials, place)
-        with progress.board(total, folder if running.tensorboard else None) as board:
-            outcome = run_sweep(planned, place, board, trials=tries.trials, redo=running.redo)
+        with progress.board(total, folder if options.tensorboard else None) as board:
+            outcome = run_sweep(planned, place, board, trials=tries.trials, redo=options.redo)
     show(SweepRun.open(folder), outcome)
     report((folder,))
 
@@ -79,8 +79,8 @@ def preview(sweep: Sweep, trials: int | None) -> None:
 
     if trials is not None:
         raise UsageError("the points of a search are not known in advance: leave out --trials or --dry-run")
-    prints = fingerprints(sweep.study([sweep.swept.own]))
-    show_plan(sweep.plan(sweep.swept.grid(), prints), sweep.folder)
+    prints = fingerprints(sweep.study([sweep.plan.own]))
+    show_plan(sweep.jobs(sweep.plan.grid(), prints), sweep.folder)
 
 
 def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.TotalProgress | None:
@@ -88,15 +88,15 @@ def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.TotalP
 
     Returns None if nothing was measured, or if optuna chooses the points.
     """
-    grid = sweep.swept.grid()
+    grid = sweep.plan.grid()
     points = trials or len(grid)
-    study = sweep.study([sweep.swept.own])  # all points cost the same
+    study = sweep.study([sweep.plan.own])  # all points cost the same
     trainings = expected_costs(study, place)
     if not trainings:
         return None
     *teacher, point = trainings  # the list has no pretrained teachers
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
-    points_of = f"{counted(points, 'point')} of {sweep.swept.method}"
+    points_of = f"{counted(points, 'point')} of {sweep.plan.method}"
     terminal.say(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
     terminal.say(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], place.at_once))
     seconds = {cost.name: cost.seconds for cost in teacher} | {each.name: point.seconds for each in grid}
@@ -126,7 +126,7 @@ def table(run: SweepRun) -> Table:
     return points
 
 
-def cells(point: Tried) -> dict[str, str]:
+def cells(point: ScoredPoint) -> dict[str, str]:
     """A point's settings and scores as text, by heading."""
     from polyphony.recipe.points import text_of
     from polyphony.report.sweep_run import OTHER, SYMBOLS

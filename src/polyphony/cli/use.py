@@ -22,8 +22,8 @@ from polyphony.cli.options import (
     RunFolder,
     Seed,
     UsageError,
-    chosen,
     file_option,
+    find_device,
     flag,
     output,
 )
@@ -80,7 +80,7 @@ def predict(
 
     if code:
         sys.path.append("")  # the code may be in the current folder instead of the packed one
-    student = load_student(folder, method, seed, device=chosen(device), code=code)
+    student = load_student(folder, method, seed, device=find_device(device), code=code)
     rows, pictures, probabilities = ask(student, images, sort, coverage, sets)
     terminal.note(f"Answers by {student.words}{f': {student.choice}' if student.choice else ''}.")
     if page:
@@ -275,7 +275,7 @@ def warn_if_poor(folder: Path, method: str) -> None:
     from polyphony.runs.run import Run
     from polyphony.runs.store import StoreError
 
-    with suppress(StoreError):  # the file is written: damaged predictions are no reason to fail now
+    with suppress(StoreError):  # the student is written: a damaged file of the run is no reason to fail
         for warning in warnings_of(Run.open(folder), method):
             terminal.line(f"Warning: {warning}.", "yellow")
 
@@ -285,11 +285,13 @@ def warnings_of(run: Run, method: str) -> Iterator[str]:
     from polyphony.report.verdict import is_alike, is_worse
 
     if is_worse(run, method):
-        text = f"{method} is worse than your best single teacher"
+        better = "one teacher (DEE below 1)"
         if run.baseline:
-            nlls = [f"{run.mean(model, 'nll').mean:.3f}" for model in (method, run.baseline)]
-            text += f" (calibrated NLL on test images {nlls[0]} against {nlls[1]})"
-        yield f"{text}: train it longer, or take a larger network"
+            mine, teacher = (run.mean(model, "nll").mean for model in (method, run.baseline))
+            better = (
+                f"your best single teacher (calibrated NLL on test images {mine:.3f} against {teacher:.3f})"
+            )
+        yield f"{method} is worse than {better}: train it longer, or take a larger network"
     if run.perturbation(method) is not None and is_alike(run, method):
         alike = f"the members of {method} are almost alike"
         yield f'{alike}: one network (form = "single") would do the same for less'
