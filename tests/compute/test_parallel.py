@@ -36,7 +36,7 @@ State = dict[str, Tensor]
 
 
 def serve(rank: int, port: int, pipe: Connection) -> None:
-    """A process of the pair: it runs functions of its group until it is told to end."""
+    """A process of the pair: runs functions with its group until it gets None."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "a pair"}
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
 
 
 class Pair:
-    """Both processes, started when they are needed, so that PyTorch is imported once for many tests."""
+    """Both processes; they start at the first use, so that many tests import PyTorch only once."""
 
     def __init__(self) -> None:
         self.processes: list[Any] = []
@@ -72,7 +72,7 @@ class Pair:
             theirs.close()
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[Any, str | None]]:
-        """What the function gives in each process, or the error; an EOFError where the process ended."""
+        """The function's result or error in each process; an EOFError if the process ended."""
         if not self.processes:
             self.start()
         for pipe in self.pipes:
@@ -89,7 +89,7 @@ class Pair:
             return None, "ended"
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What the function gives in each process."""
+        """The function's result in each process."""
         answers = self.ask(function, *arguments)
         assert [error for _, error in answers] == [None] * SIZE
         return [value for value, _ in answers]
@@ -132,7 +132,7 @@ def distance(one: State, other: State) -> float:
 
 
 def check(pair: Pair, *arguments: Any) -> None:
-    """Both processes end with what one ends with."""
+    """Both processes end with the weights of a training in one process."""
     state, log = trained(Group(), *arguments)
     for other, rows in pair.run(trained, *arguments):
         assert distance(state, other) < 1e-10
@@ -167,13 +167,13 @@ def test_two_processes_are_one_where_the_student_is_asked_for_directions(pair: P
     ],
 )
 def test_two_processes_are_one_with_images_without_labels(pair: Pair, form: str, loss: str, perturb: str):
-    """Of a batch of five, the first process has two labelled rows, the second one, or none at all."""
+    """In a batch of five, the first process has two labelled rows, the second has one or none."""
     for share in (0.4, 0.7):
         check(pair, form, loss, perturb, SHORT.replace(unlabelled=share))
 
 
 def without(group: Group, method: str, *arguments: Any) -> tuple[State, list[dict]]:
-    """A training in which processes do not hear from each other in one way."""
+    """A training in which one kind of communication between processes is disabled."""
     deaf = {"_normalise": lambda self, norm, x: type(norm).forward(norm, x), "sum_gradients": lambda *_: None}
     kept = getattr(Group, method)
     setattr(Group, method, deaf[method])
@@ -229,7 +229,7 @@ def test_a_norm_that_does_more_than_normalise_is_refused_not_replaced():
 
 
 class StopsAfterOne(Stage):
-    """A stage after whose first save the power goes out."""
+    """A stage that fails after its first save."""
 
     def save(self, state: dict[str, Any]) -> None:
         super().save(state)
@@ -355,7 +355,7 @@ def test_the_rows_of_all_processes_are_the_batch(size: int, total: int, times: i
 
 
 def test_pytorchs_own_synchronised_norm_has_the_same_parameters_and_buffers():
-    """It runs on CUDA alone; here it is only seen that what it changes is the norm's own."""
+    """It runs only on CUDA; this checks that it shares the norm's parameters and buffers."""
     norm = nn.BatchNorm2d(3)
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):

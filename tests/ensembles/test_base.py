@@ -19,11 +19,11 @@ def seeded(seed: int = 0) -> torch.Generator:
 @settings(max_examples=60, derandomize=True)
 def test_every_member_sees_the_rows_assigned_to_it(members, rows, size, shared):
     batch = torch.rand(size, 2, 3, generator=seeded())
-    seen = torch.randint(size, (1 if shared else members, rows), generator=seeded(1)).expand(members, rows)
-    found = member_rows(batch, seen)
+    indices = torch.randint(size, (1 if shared else members, rows), generator=seeded(1)).expand(members, rows)
+    selected = member_rows(batch, indices)
     for j in range(members):
         for row in range(rows):
-            assert torch.equal(found[j, row], batch[seen[j, row]])
+            assert torch.equal(selected[j, row], batch[indices[j, row]])
 
 
 def test_rows_that_all_members_share_are_not_copied_for_each():

@@ -21,7 +21,7 @@ def images(*shape: int) -> Tensor:
 
 
 def trained(student: BatchEnsemble, steps: int = 5) -> BatchEnsemble:
-    """A few steps, so that BatchNorm's statistics, the biases and the factors are nobody's defaults."""
+    """Trains a few steps, so that BatchNorm's statistics, biases and factors are not at their defaults."""
     optimiser = torch.optim.SGD(student.parameters(), 0.1, momentum=0.9)
     for step in range(steps):
         x = torch.rand(student.members, 8, 2, 6, 6, generator=seeded(step))

@@ -30,8 +30,8 @@ def test_concentrations_are_the_offset_plus_the_exponentials_of_the_outputs(offs
     network = small().eval()
     x = images()
     expected = offset + network(x).double().exp()
-    found = Dirichlet(network, offset).eval()(x[None])
-    torch.testing.assert_close(found[0].double().exp(), expected, rtol=1e-5, atol=0)
+    outputs = Dirichlet(network, offset).eval()(x[None])
+    torch.testing.assert_close(outputs[0].double().exp(), expected, rtol=1e-5, atol=0)
 
 
 def test_without_an_offset_the_expected_prediction_is_the_networks_softmax():

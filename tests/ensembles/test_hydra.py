@@ -19,7 +19,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def network(bias: bool = True) -> nn.Module:
-    """A network with statistics of its own in every norm."""
+    """A network with random statistics in every norm."""
     net = resnet(8, CLASSES, channels=2, width=4, rng=seeded()).double()
     if not bias:
         net.classifier.bias = None
@@ -39,7 +39,7 @@ def images() -> Tensor:
 
 
 def counted(trunk: nn.Module) -> list[int]:
-    """How many rows the trunk is given, call by call."""
+    """Records how many rows the trunk gets in each call."""
     rows: list[int] = []
     trunk.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
     return rows
@@ -79,21 +79,21 @@ def test_shared_rows_go_through_the_trunk_once_and_give_the_same(training):
 
 
 def test_heads_start_apart_without_biases_and_the_trunk_as_it_was():
-    given = network()
-    before = copy.deepcopy(given.state_dict())
-    student = Hydra(given, MEMBERS, rng=seeded())
+    original = network()
+    before = copy.deepcopy(original.state_dict())
+    student = Hydra(original, MEMBERS, rng=seeded())
     weight = student.heads.weight
-    bound = given.classifier.in_features**-0.5
+    bound = original.classifier.in_features**-0.5
     assert weight.unique().numel() == weight.numel()
     assert 0.9 * bound < weight.abs().max() <= bound
     torch.testing.assert_close(
         weight.std(), torch.tensor(bound / 3**0.5, dtype=DOUBLE), rtol=0.15, atol=0
     )  # uniform
     assert not student.heads.bias.any()
-    kept = {f"trunk.{name}": value for name, value in before.items() if "classifier" not in name}
-    assert all(torch.equal(student.state_dict()[name], value) for name, value in kept.items())
+    trunk = {f"trunk.{name}": value for name, value in before.items() if "classifier" not in name}
+    assert all(torch.equal(student.state_dict()[name], value) for name, value in trunk.items())
     student.trunk.stem.weight.data.zero_()
-    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
 
 
 def test_equal_generators_give_equal_heads():
@@ -110,7 +110,7 @@ def test_its_parameters_are_the_networks_and_more_classifiers():
 
 
 class Unordered(nn.Module):
-    """A network that keeps its classifier before its body."""
+    """A network that registers its classifier before its body."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_a_hydra_of_no_heads_is_refused():
 
 
 class LogProbabilities(Unordered):
-    """A network that does more after its classifier, which leaves shapes as they are."""
+    """A network with an operation after its classifier that does not change the shape."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.log_softmax(super().forward(x), 1)

@@ -50,7 +50,7 @@ def images(rows: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def trained(steps: int = 8, keep: tuple[str, ...] = ()) -> LatentBE:
-    """Members apart, biases and norms nobody's defaults, in double precision."""
+    """Different members, with biases and norms moved from their defaults, in float64."""
     student = LatentBE(network().double(), MEMBERS, keep=keep)
     optimiser = torch.optim.SGD(student.parameters(), 0.3, momentum=0.9)
     for step in range(steps):
@@ -111,7 +111,7 @@ def by_hand(values: Tensor, gradients: list[Tensor], centre: float, gain: float,
 
 
 class Constant(nn.Module):
-    """A loss whose gradients are the same numbers in every step, whatever the weights are."""
+    """A loss whose gradients are the same in every step and for all weights."""
 
     def __init__(self, student: LatentBE) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Constant(nn.Module):
 
 
 def centre_and_gain(name: str) -> tuple[float, float]:
-    """What is stated of the method: factors are pulled to one, members' own gradients count M times."""
+    """The claims of the method: weight decay pulls factors to one, members' own gradients count M times."""
     if "parametrizations" in name:
         return 1.0, MEMBERS
     return 0.0, MEMBERS if name.endswith("bias") and name.split(".")[1] in ("3", "7") else 1.0
@@ -176,13 +176,13 @@ def test_one_step_of_fit_is_the_chain_rule_on_factors_themselves():
     training.optimiser.step()
     after = layers(student)[1]
     with torch.no_grad():
-        for found, value, centre, gain in (
+        for actual, value, centre, gain in (
             (after.r, r, 1.0, MEMBERS),
             (after.s, s, 1.0, MEMBERS),
             (after.bias, bias, 0.0, MEMBERS),
             (after.shared.weight, weight, 0.0, 1.0),
         ):
-            torch.testing.assert_close(found, by_hand(value, [value.grad], centre, gain, plan))
+            torch.testing.assert_close(actual, by_hand(value, [value.grad], centre, gain, plan))
 
 
 def test_without_gradients_weight_decay_brings_factors_to_one():
@@ -231,7 +231,7 @@ def test_the_merged_network_has_the_averaged_factors_in_its_weights():
 
 
 def with_averaged_factors(student: LatentBE) -> LatentBE:
-    """A copy whose members all have the mean factors and biases, set in the state itself."""
+    """A copy whose members all have the mean factors and biases, set in its state dict."""
     same = copy.deepcopy(student)
     state = same.state_dict()
     for name, value in state.items():

@@ -83,7 +83,7 @@ def test_logits_come_from_a_members_own_rows_of_the_classifier(j):
 
 
 def split_network() -> nn.Module:
-    """A network whose members are what training is to make of them: each from its own image alone."""
+    """A network with ideal members: each answers only for its own image."""
     return nn.Sequential(
         nn.Conv2d(MEMBERS * CHANNELS, MEMBERS * CLASSES, 6, groups=MEMBERS, bias=False), nn.Flatten()
     )
@@ -116,11 +116,11 @@ def test_rows_do_not_see_each_other_in_eval_mode():
 @settings(max_examples=100, derandomize=True)
 def test_every_member_sees_every_example_as_often_as_asked(size, members, repetition, share, seed):
     student = MIMO(nn.Identity(), members, batch_repetition=repetition, input_repetition=share)
-    seen = student.assign(size, seeded(seed)).tolist()
-    assert len(seen) == members
-    assert all(Counter(row) == dict.fromkeys(range(size), repetition) for row in seen)
+    assignment = student.assign(size, seeded(seed)).tolist()
+    assert len(assignment) == members
+    assert all(Counter(row) == dict.fromkeys(range(size), repetition) for row in assignment)
     together = round(share * size * repetition)
-    columns = list(zip(*seen, strict=True))
+    columns = list(zip(*assignment, strict=True))
     assert all(len(set(column)) == 1 for column in columns[len(columns) - together :])
 
 
@@ -134,12 +134,12 @@ def test_a_share_of_rows_is_the_same_for_all_and_the_rest_by_chance_alone(share,
 
 
 def test_places_are_uniform():
-    """Over many draws, where a member meets example 0 is anywhere, whether rows are shared or not."""
+    """Over many draws, example 0 is equally often in every row of a member, with or without shared rows."""
     student, rng, counts = MIMO(nn.Identity(), 2, input_repetition=0.5), seeded(), torch.zeros(2, 6)
     n = 3000
     for _ in range(n):
-        seen = student.assign(6, rng)
-        counts += seen == 0
+        assignment = student.assign(6, rng)
+        counts += assignment == 0
     chi = ((counts - n / 6) ** 2 / (n / 6)).sum(1)
     assert float(chi.max()) < 20.5  # χ² with 5 degrees of freedom, p = 0.001
 
@@ -154,8 +154,8 @@ def test_equal_generators_give_equal_orders():
 def test_labels_follow_their_images():
     student = MIMO(nn.Identity(), 3, batch_repetition=2)
     x = torch.arange(5.0).view(5, 1, 1, 1)
-    seen = student.assign(5, seeded())
-    assert torch.equal(member_rows(x, seen).flatten(1).long(), member_rows(torch.arange(5), seen))
+    assignment = student.assign(5, seeded())
+    assert torch.equal(member_rows(x, assignment).flatten(1).long(), member_rows(torch.arange(5), assignment))
 
 
 def test_it_learns_stripes_from_shuffled_images():

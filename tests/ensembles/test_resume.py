@@ -1,4 +1,4 @@
-"""A training of any student that was killed ends with the bits it would have ended with."""
+"""A killed training of any student resumes to exactly the same weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def network(seed: int, members: int = 1, extra: int = 0) -> nn.Module:
-    """All kinds of state in little: a convolution, BatchNorm, a linear layer with a bias."""
+    """A small network with all kinds of state: a convolution, BatchNorm, a linear layer with a bias."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers = (nn.Conv2d(members, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
@@ -60,10 +60,10 @@ LOSSES: dict[str, Callable[[Ensemble], Loss]] = {
 
 
 class KilledError(Exception):
-    """The power went out."""
+    """Simulates a power failure."""
 
 
-class Kept:
+class InMemory:
     """A checkpoint in memory that may end the training after some saves."""
 
     def __init__(self, saves: int = 99, last: dict[str, Any] | None = None) -> None:
@@ -78,7 +78,7 @@ class Kept:
             raise KilledError
 
 
-def run(kind: str, loss: str, seed: int, checkpoint: Kept) -> dict[str, torch.Tensor]:
+def run(kind: str, loss: str, seed: int, checkpoint: InMemory) -> dict[str, torch.Tensor]:
     images = torch.randint(256, (48, 1, 5, 5), generator=seeded(5)).to(torch.uint8)
     data = Split(images, torch.randint(3, (48,), generator=seeded(6)))
     student = STUDENTS[kind]()
@@ -92,8 +92,10 @@ def run(kind: str, loss: str, seed: int, checkpoint: Kept) -> dict[str, torch.Te
     [each for each in product(STUDENTS, LOSSES) if (each[0] == "dlf") == (each[1] == "factors")],
 )
 def test_a_killed_training_ends_with_the_same_bits(kind, loss):
-    whole, killed = run(kind, loss, 7, Kept()), Kept(saves=2)
+    uninterrupted, killed = run(kind, loss, 7, InMemory()), InMemory(saves=2)
     with pytest.raises(KilledError):
         run(kind, loss, 7, killed)
-    resumed = run(kind, loss, 8, Kept(last=killed.last))  # the generator's state comes from the checkpoint
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    resumed = run(
+        kind, loss, 8, InMemory(last=killed.last)
+    )  # the generator's state comes from the checkpoint
+    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())

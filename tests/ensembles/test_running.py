@@ -1,4 +1,4 @@
-"""How ensembles run the networks they are given: laid out in memory as they can bear it."""
+"""How ensembles run their networks: in a memory format that works for them."""
 
 from __future__ import annotations
 

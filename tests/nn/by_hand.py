@@ -1,4 +1,4 @@
-"""Networks by a stranger's hand, each with a habit that members may not survive. [b 3 8 8] → [b 5]"""
+"""Unusual networks: each does something that may make a conversion to members wrong. [b 3 8 8] → [b 5]"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH, CLASSES = 12, 5
 
 
 class Patches(nn.Module):
-    """4 × 4 patches as tokens, two layers on them as `mix` has it, their mean, a classifier."""
+    """4 × 4 patches as tokens, two layers in the order of `mix`, their mean, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Patches(nn.Module):
 
 
 class TokensFirst(Patches):
-    """[t b c], as nn.MultiheadAttention likes it."""
+    """[t b c], the default order of nn.MultiheadAttention."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return super().mix(tokens.transpose(0, 1)).transpose(0, 1)
@@ -42,7 +42,7 @@ class TimeMajor(Patches):
 
 
 class WindowsFirst(Patches):
-    """[(w b) t c]: the windows of all images before the images of a window; at one window nobody can tell."""
+    """[(w b) t c]: window after window, each of all images; with one window this order cannot be noticed."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         b, t, _ = tokens.shape
@@ -51,7 +51,7 @@ class WindowsFirst(Patches):
 
 
 class WindowsLast(Patches):
-    """[(b w) t c], as Swin has it: an image's windows stay together."""
+    """[(b w) t c], as in Swin: an image's windows stay together."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         windows = tokens.unflatten(1, (2, -1))
@@ -59,7 +59,7 @@ class WindowsLast(Patches):
 
 
 class PositionTable(Patches):
-    """What is added to tokens comes from a table through an MLP, as the bias of Swin V2 does."""
+    """Adds to tokens the output of an MLP on a table, like the position bias of Swin V2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,35 +71,35 @@ class PositionTable(Patches):
 
 
 class BatchMean(Patches):
-    """Features less their mean over the batch: an image's logits hang on its neighbours'."""
+    """Subtracts the mean over the batch: an image's logits depend on the other images."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return super().mix(tokens - tokens.mean(0))
 
 
 class FirstRow(Patches):
-    """All images are compared with the first of the batch."""
+    """Subtracts the features of the first image of the batch."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return super().mix(tokens - tokens[:1])
 
 
 class Reversed(Patches):
-    """Rows turned around on the way, and back."""
+    """Reverses the order of the rows, and restores it later."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return super().mix(tokens.flip(0)).flip(0)
 
 
 class BareWeight(Patches):
-    """Takes a layer's weight and bias and does not call it, as BEiT's and Swin V2's qkv in timm."""
+    """Reads a layer's weight and bias without calling it, like the qkv of BEiT and Swin V2 in timm."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return self.down(F.linear(tokens, self.up.weight, self.up.bias).relu())
 
 
 class Curious(Patches):
-    """Reads what its layers are before it calls them, as ViT in transformers and TensorFlow's padding do."""
+    """Reads attributes of its layers before it calls them, like ViT in transformers."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.embed.stride == self.embed.kernel_size
@@ -116,14 +116,14 @@ class ByBatchSize(Patches):
 
 
 class SameLayerTwice(Patches):
-    """One layer, called with tokens first and with images first."""
+    """Calls one layer twice: with tokens first, and with images first."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return self.up(self.up(tokens.transpose(0, 1)).transpose(0, 1).relu())
 
 
 class Random(Patches):
-    """Noise at test time too."""
+    """Adds noise at test time too."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return super().mix(tokens + torch.randn_like(tokens))
@@ -141,7 +141,7 @@ class Normed(TimeMajor):
 
 
 class BareWeightNormed(BareWeight):
-    """Takes a layer's weight, with BatchNorm over all rows."""
+    """Reads a layer's weight without calling it, with BatchNorm over all rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class HalfLinear(nn.Linear):
 
 
 def subclasses() -> nn.Module:
-    """Subclasses of Conv2d and Linear, each of which prepares something before the same operation."""
+    """Subclasses of Conv2d and Linear that prepare a weight, padding or bias before the usual operation."""
     convs = Standardised(3, 8, 3, padding=1, groups=1), SamePadding(8, 8, 2, groups=2)
     return nn.Sequential(*convs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.ReLU(), HalfLinear(8, CLASSES))
 
@@ -228,14 +228,14 @@ class Recurrent(Patches):
 
 
 class InADict(Patches):
-    """Logits among other things."""
+    """Returns logits among other values."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"features": self.embed(x), "logits": super().forward(x)}
 
 
 class CoupledInLargeBatches(Patches):
-    """Rows depend on each other only where there are more than eight."""
+    """Rows depend on each other only in batches of more than eight."""
 
     def mix(self, tokens: Tensor) -> Tensor:
         return super().mix(tokens - tokens.mean(0) if len(tokens) > 8 else tokens)
@@ -261,7 +261,7 @@ class Prepared(nn.Linear):
 
 
 class PreparedForever(Prepared):
-    """The same, and never forgets it."""
+    """The same, but keeps the weight even after training."""
 
     def train(self, mode: bool = True) -> Prepared:
         return nn.Linear.train(self, mode)
@@ -287,7 +287,7 @@ class ReadsOnce(Patches):
 
 
 class InChunks(Patches):
-    """Works in chunks of so many rows, and takes no others."""
+    """Works in chunks of a fixed number of rows, and rejects other batch sizes."""
 
     def __init__(self, chunk: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Foreign families, each as small as it can be made: of transformers, of timm, and by hand."""
+"""Small networks of many families: from transformers, from timm, and written by hand."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def of_transformers(name: str) -> nn.Module:
 
 
 class Anything(types.ModuleType):
-    """A module in whose place timm finds what it imports from torchvision, and never uses here."""
+    """A stand-in for torchvision: timm imports names from it that are not used here."""
 
     __path__ = ()
 

@@ -17,10 +17,10 @@ class Returns(nn.Module):
 
     def __init__(self, pack: object) -> None:
         super().__init__()
-        self.pack, self.seen = pack, torch.empty(0)
+        self.pack, self.received = pack, torch.empty(0)
 
     def forward(self, x: Tensor) -> object:
-        self.seen = x
+        self.received = x
         return self.pack(x.mean((2, 3)))
 
 
@@ -58,28 +58,28 @@ def test_pixels_are_normalised_by_channel_or_all_alike():
     x = torch.rand(2, 3, 4, 4)
     adapt(network, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))(x)
     for c, (mean, std) in enumerate([(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]):
-        torch.testing.assert_close(network.seen[:, c], (x[:, c] - mean) / std)
+        torch.testing.assert_close(network.received[:, c], (x[:, c] - mean) / std)
     adapt(network, mean=(0.1, 0.2, 0.3), std=(0.5,))(x)
-    torch.testing.assert_close(network.seen[:, 2], (x[:, 2] - 0.3) / 0.5)
+    torch.testing.assert_close(network.received[:, 2], (x[:, 2] - 0.3) / 0.5)
     adapt(network)(x)
-    assert torch.equal(network.seen, x)
+    assert torch.equal(network.received, x)
 
 
-@pytest.mark.parametrize(("given", "size"), [(5, (5, 5)), ((6, 4), (6, 4))])
-def test_images_are_resized_as_pillow_does(given, size):
+@pytest.mark.parametrize(("argument", "size"), [(5, (5, 5)), ((6, 4), (6, 4))])
+def test_images_are_resized_as_pillow_does(argument, size):
     network = Returns(lambda z: z)
     picture = np.random.default_rng(0).integers(0, 256, (17, 11, 3)).astype(np.uint8)
-    adapt(network, size=given)(torch.from_numpy(picture).permute(2, 0, 1)[None] / 255)
+    adapt(network, size=argument)(torch.from_numpy(picture).permute(2, 0, 1)[None] / 255)
     channels = [Image.fromarray(picture[..., c].astype(np.float32)) for c in range(3)]
     resized = [np.asarray(channel.resize(size[::-1], Image.Resampling.BILINEAR)) for channel in channels]
     expected = torch.from_numpy(np.stack(resized)) / 255
-    torch.testing.assert_close(network.seen[0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(network.received[0], expected, rtol=0, atol=1e-5)
 
 
 def test_images_of_the_right_size_are_left_alone():
     network, x = Returns(lambda z: z), torch.rand(2, 3, 6, 6)
     adapt(network, size=6)(x)
-    assert torch.equal(network.seen, x)
+    assert torch.equal(network.received, x)
 
 
 def test_statistics_are_kept_with_the_weights():

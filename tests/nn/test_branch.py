@@ -1,4 +1,4 @@
-"""Members from a layer on: what runs before it is shared, runs once, and changes no member."""
+"""Members that branch at a layer: modules before it are shared and run once, and no member changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Plain(nn.Module):
 
 
 class Skip(nn.Module):
-    """What comes before `conv` is added after it."""
+    """Adds the input of `conv` to its output."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Skip(nn.Module):
 
 
 class InPlace(nn.Module):
-    """The tail reads a weight without its layer, and writes into what it is given."""
+    """The tail reads a weight without calling its layer, and changes its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class InPlace(nn.Module):
 
 
 class Nested(nn.Module):
-    """The branch has a tensor by name, in a list, and one without rows; rows come second in one of them."""
+    """The branch gets a keyword tensor, a list, and a tensor without rows; one has its rows second."""
 
     class Tail(nn.Module):
         def __init__(self) -> None:
@@ -167,7 +167,7 @@ def test_what_runs_before_the_branch_has_no_members(name: str):
 
 
 def count_rows(model: nn.Module) -> tuple[Counter[str], Counter[str]]:
-    """How often modules compute something from now on, and on how many rows."""
+    """Records how often modules run from now on, and on how many rows."""
     calls: Counter[str] = Counter()
     rows: Counter[str] = Counter()
     for name, module in model.named_modules():
@@ -210,7 +210,7 @@ def test_a_norm_in_the_front_counts_the_rows_of_one_member():
 
 
 def by_hand(model: BatchEnsemble, x: Tensor) -> Tensor:
-    """`Plain` with the branch `conv`, in training: the textbook's formulas with a loop over members."""
+    """`Plain` with the branch `conv`, in training, computed from formulas with a loop over members."""
     network = model.network.network
 
     def norm(y: Tensor, layer: nn.BatchNorm2d) -> Tensor:
@@ -242,26 +242,26 @@ def test_gradients_in_training_are_those_of_a_naive_implementation():
     expected = by_hand(model, shared()[0])
     outputs = model(shared())
     torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-10)
-    found = gradients(model, outputs)
-    torch.testing.assert_close(found, gradients(model, by_hand(model, shared()[0])), rtol=1e-9, atol=1e-9)
+    computed = gradients(model, outputs)
+    torch.testing.assert_close(computed, gradients(model, by_hand(model, shared()[0])), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_rows_that_each_member_has_for_itself(name: str):
     """In eval mode a front that sees every row once, or M times, is the same function."""
     model = student(name).eval()
-    found = gradients(model, model(shared()))
+    computed = gradients(model, model(shared()))
     own = gradients(model, model(shared().contiguous()))
-    torch.testing.assert_close(found, own, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(computed, own, rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_of_the_images_are_the_sum_over_members():
     model = student("plain").eval()
     x = images(1)[0].requires_grad_()
     target = torch.randn(MEMBERS, ROWS, 5, generator=seeded(3), dtype=torch.float64)
-    (found,) = torch.autograd.grad((model(x.expand(MEMBERS, *x.shape)) * target).sum(), x)
+    (computed,) = torch.autograd.grad((model(x.expand(MEMBERS, *x.shape)) * target).sum(), x)
     plain = sum(torch.autograd.grad((model.member(j)(x) * target[j]).sum(), x)[0] for j in range(MEMBERS))
-    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(computed, plain, rtol=1e-9, atol=1e-9)
 
 
 def test_the_layout_of_images_is_kept_where_rows_are_repeated():

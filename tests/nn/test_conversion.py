@@ -263,11 +263,11 @@ def test_all_that_cannot_be_converted_is_named_at_once_by_where_it_is_from():
     network = nn.Sequential(nn.Linear(3, 3), Packed(), nn.LSTM(3, 3), hooked("after"))
     with pytest.raises(ConversionError) as refusal:
         add_members(network, 2)
-    said = str(refusal.value)
-    assert f"'1' ({__name__}.Packed has no weight of its own" in said
-    assert "'2' (torch.nn.modules.rnn.LSTM has no rank-one form)" in said
-    assert "'3' (its hooks would be lost)" in said
-    assert said.endswith("keep=('1', '2', '3')")
+    message = str(refusal.value)
+    assert f"'1' ({__name__}.Packed has no weight of its own" in message
+    assert "'2' (torch.nn.modules.rnn.LSTM has no rank-one form)" in message
+    assert "'3' (its hooks would be lost)" in message
+    assert message.endswith("keep=('1', '2', '3')")
 
 
 @pytest.mark.parametrize("keep", [(), ("0",)], ids=["none there", "all kept"])

@@ -1,4 +1,4 @@
-"""Members that share their weights are the members, and no weight is there twice."""
+"""Factored members compute what the members compute, and store no weight twice."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ M = 3
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
-    """A BatchNorm that is far from doing nothing."""
-    made = nn.BatchNorm2d(channels)
-    for values in (made.weight, made.bias, made.running_mean, made.running_var):
+    """A BatchNorm with random weights and statistics, far from the identity."""
+    layer = nn.BatchNorm2d(channels)
+    for values in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
         nn.init.uniform_(values, 0.5, 1.5)
-    return made
+    return layer
 
 
 class Standardised(nn.Conv2d):

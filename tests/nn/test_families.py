@@ -1,4 +1,4 @@
-"""Foreign families: members that are exact, or a refusal that names what to do; none silently wrong."""
+"""Networks of many families: members are exact, or an error says what to do; none is silently wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "own-networks.md").read_text(encodi
 
 
 def made(name: str) -> tuple[nn.Module, int]:
-    """A network whose weights are all away from where they start, and the side of images it is for."""
+    """A network with all weights moved from their initial values, and the side of its images."""
     torch.manual_seed(0)
     network = FAMILIES[name](name)
     for parameter in network.parameters():
@@ -43,7 +43,7 @@ def images(side: int) -> Tensor:
 
 
 def merged_by_hand(network: nn.Module, student: BatchEnsemble, j: int) -> nn.Module:
-    """The network as it was before, with W ∘ s_j r_jᵀ for every weight that has factors, group by group."""
+    """The original network, with W ∘ s_j r_jᵀ in place of every weight that has factors, group by group."""
     alone = copy.deepcopy(network).double()
     converted = unwrap(student.network)
     for name, layer in converted.named_modules():
@@ -73,10 +73,10 @@ def test_members_of_a_foreign_network_are_exact(name: str):
             layer.bias.data += 0.1 * torch.randn(layer.bias.shape)
     x = images(side)
     with torch.no_grad():
-        whole = student(x)
+        outputs = student(x)
         for j in range(MEMBERS):
             expected = merged_by_hand(network, student, j)(x[j])
-            torch.testing.assert_close(whole[j], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(outputs[j], expected, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(student.member(j)(x[j]), expected, rtol=1e-5, atol=1e-5)
         assert not torch.allclose(student.member(0)(x[0]), student.member(1)(x[0]), rtol=1e-2)
     assert isinstance(student.network, InTurn) == (name in IN_TURN)
@@ -151,11 +151,11 @@ def test_members_that_branch_in_the_middle_are_exact_or_refused(name: str):
     own = images(side)
     with torch.no_grad():
         for x in (own, own[:1].expand_as(own)):
-            whole = student(x)
+            outputs = student(x)
             for j in (0, MEMBERS - 1):
                 expected = merged_by_hand(network, student, j)(x[j])
-                torch.testing.assert_close(whole[j], expected, rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(whole[0], whole[-1], rtol=1e-2)
+                torch.testing.assert_close(outputs[j], expected, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(outputs[0], outputs[-1], rtol=1e-2)
 
 
 def test_a_weight_that_is_read_before_the_branch_has_no_members_or_is_refused():
@@ -185,9 +185,9 @@ def test_a_refusal_names_the_layers_and_what_to_do_which_works(make: Callable[[]
         BatchEnsemble(network, 2)
     advised = re.search(r"keep=(\(.*?\))", str(refusal.value))
     assert advised is not None
-    kept = ast.literal_eval(advised[1])
-    student = BatchEnsemble(network, MEMBERS, keep=kept).double().eval()
-    assert not any(isinstance(student.network.get_submodule(name), RankOne) for name in kept)
+    names = ast.literal_eval(advised[1])
+    student = BatchEnsemble(network, MEMBERS, keep=names).double().eval()
+    assert not any(isinstance(student.network.get_submodule(name), RankOne) for name in names)
     x = images(8)
     with torch.no_grad():
         for j, (rows, out) in enumerate(zip(x, student(x), strict=True)):
@@ -213,7 +213,7 @@ def test_a_random_network_is_refused():
 
 
 def test_an_order_that_only_larger_images_show_is_noticed_at_their_first_use():
-    """At the size guessed there is one window, so that rows seem to be in order."""
+    """At the size of the trial there is only one window, so that rows seem to be in order."""
     network = by_hand.WindowsFirst()
     student = BatchEnsemble(network, MEMBERS, size=(3, 4, 4))
     student(images(4).float())
@@ -223,7 +223,7 @@ def test_an_order_that_only_larger_images_show_is_noticed_at_their_first_use():
 
 
 def test_a_trunk_that_mixes_rows_is_noticed_by_heads():
-    with pytest.raises(ConversionError, match="is not what it is alone"):
+    with pytest.raises(ConversionError, match="does not compute what it computes alone"):
         Hydra(by_hand.BatchMean(), 2)(images(8)[:2].float())
 
 
@@ -241,7 +241,7 @@ def test_the_page_lists_what_is_tried_here(library: str, names: dict[str, Any]):
 
 def test_the_pages_program_prints_what_it_says(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    exec(found[1], {})
-    assert capsys.readouterr().out == found[2]
+    example = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert example is not None
+    exec(example[1], {})
+    assert capsys.readouterr().out == example[2]

@@ -1,4 +1,4 @@
-"""Folding BatchNorm away changes no output and no gradient, and leaves alone what it cannot follow."""
+"""Folding BatchNorm changes no output and no gradient; networks that cannot be traced stay unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyphony.nn.folding import fold_norms
 
 
 def trained(network: nn.Module) -> nn.Module:
-    """The network in float64 and eval mode, its norms as if they had seen data."""
+    """The network in float64 and eval mode, with random statistics in its norms."""
     rng = torch.Generator().manual_seed(0)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -43,10 +43,10 @@ def test_outputs_and_input_gradients_stay(make: Callable[[torch.Generator], nn.M
     folded = fold_norms(network)
     assert norms(folded) == left  # a pre-activation block's first norm follows a sum, not a convolution
     x = pixels(3, 3, 12, 12).requires_grad_()
-    expected, found = network(x), folded(x)
-    torch.testing.assert_close(found, expected)
+    expected, outputs = network(x), folded(x)
+    torch.testing.assert_close(outputs, expected)
     seed = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    torch.testing.assert_close(*(torch.autograd.grad(y, x, seed)[0] for y in (found, expected)))
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, seed)[0] for y in (outputs, expected)))
 
 
 def test_folded_teachers_are_the_teachers() -> None:
@@ -117,7 +117,7 @@ def test_a_network_that_cannot_be_followed_stays_as_it_is(make: Callable[[], nn.
 
 
 class AsksWhatItIsGiven(nn.Module):
-    """It goes another way while it is traced."""
+    """Takes another path while it is traced."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Members W + B_j A_j against weights that are made by hand, in float64."""
+"""Members W + B_j A_j compared with weights computed by hand, in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def moved(student: LoRAEnsemble) -> LoRAEnsemble:
-    """Every parameter of a member away from where it starts."""
+    """Moves every parameter of the members from its initial value."""
     rng = seeded(5)
     for layer in student.modules():
         if isinstance(layer, LowRank | OwnWeights):
@@ -36,7 +36,7 @@ def moved(student: LoRAEnsemble) -> LoRAEnsemble:
 
 
 def by_hand(network: nn.Module, student: LoRAEnsemble, j: int) -> nn.Module:
-    """The network as it was, with W + B_j A_j row by row, part after part, and member j's classifier."""
+    """The original network with weights W + B_j A_j, row by row, and member j's classifier."""
     alone = copy.deepcopy(network).double()
     for name, layer in unwrap(student.network).named_modules():
         if not isinstance(layer, LowRank | OwnWeights):
@@ -68,14 +68,14 @@ def test_members_of_foreign_networks_are_exact(name: str):
     assert attends == (name not in WITHOUT_ATTENTION)
     assert all(isinstance(layer.shared, nn.Linear) for layer in adapted.values()) or not attends
     with torch.no_grad():
-        whole, folded = student(x), student.folded()
+        outputs, folded = student(x), student.folded()
         assert isinstance(folded, DeepEnsemble)
         for j in range(MEMBERS):
             expected = by_hand(network, student, j)(x[j])
-            torch.testing.assert_close(whole[j], expected, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(outputs[j], expected, rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(student.member(j)(x[j]), expected, rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(folded(x)[j], expected, rtol=1e-6, atol=1e-6)
-        assert not torch.allclose(whole[0], student.member(1)(x[0]), rtol=1e-2)
+        assert not torch.allclose(outputs[0], student.member(1)(x[0]), rtol=1e-2)
 
 
 @pytest.mark.parametrize("name", TIMM_OF_ATTENTION)

@@ -87,7 +87,7 @@ def unsettle(network: nn.Module, rng: torch.Generator) -> nn.Module:
 
 
 def assert_is(network: nn.Module, features: Tensor, x: Tensor) -> None:
-    """The network's features are those given, and its logits the classifier's of them, in float64."""
+    """Checks that features are the expected ones, and logits the classifier's, in float64."""
     logits = features @ network.classifier.weight.T + network.classifier.bias
     torch.testing.assert_close(network(x), logits, rtol=1e-9, atol=1e-9)
     network.classifier = nn.Identity()

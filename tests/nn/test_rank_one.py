@@ -247,8 +247,8 @@ def test_in_its_turn_a_member_has_its_own_weight_and_bias():
         turns.give_turn(j)
         mine = layer.weight, layer.bias
         layer.turn = None
-        for found, expected in zip(mine, merged_by_hand(layer, j), strict=True):
-            torch.testing.assert_close(found, expected)
+        for actual, expected in zip(mine, merged_by_hand(layer, j), strict=True):
+            torch.testing.assert_close(actual, expected)
     x = rows_of(3, 2, 6)
     turned = turns(x)
     layer.turn = None

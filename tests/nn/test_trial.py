@@ -1,4 +1,4 @@
-"""The trial before a conversion: what it leaves alone, what it finds, and what follows from it."""
+"""The trial before a conversion: what it must not change, what it finds, and how members then run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_trial_runs_no_hook_of_a_users():
 
 
 def test_weights_that_hide_an_order_do_not_hide_it_in_the_trial():
-    """A classifier of zeros gives the same logits whatever the rows are."""
+    """A classifier of zeros gives the same logits for all rows."""
     network = by_hand.TimeMajor()
     nn.init.zeros_(network.head.weight)
     assert isinstance(add_members(network, 2), InTurn)
@@ -138,7 +138,7 @@ def test_a_network_of_single_precision_that_fails_says_why_and_not_that_double_d
 
 
 def exact(student: BatchEnsemble, rows: int) -> bool:
-    """Whether members give for their rows what their plain networks give."""
+    """Whether each member computes on its rows what its plain network computes."""
     x = torch.rand(student.members, rows, 3, 8, 8, generator=seeded(1), dtype=torch.float64)
     with torch.no_grad():
         alone = torch.stack([student.member(j)(each) for j, each in enumerate(x)])
@@ -158,9 +158,9 @@ def test_rows_that_depend_on_each_other_in_large_batches_alone_are_noticed():
 
 def test_advice_has_only_options_that_a_student_of_low_rank_has():
     network = nn.Sequential(nn.BatchNorm2d(3), by_hand.CoupledInLargeBatches())
-    with pytest.raises(ConversionError, match="rows of a larger batch depend on each other") as said:
+    with pytest.raises(ConversionError, match="rows of a larger batch depend on each other") as error:
         LoRAEnsemble(network, 3)
-    assert not any(option in str(said.value) for option in ("member_norm", "keep"))
+    assert not any(option in str(error.value) for option in ("member_norm", "keep"))
 
 
 @pytest.mark.parametrize("kind", [by_hand.Prepared, by_hand.PreparedForever])

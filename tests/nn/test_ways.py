@@ -1,4 +1,4 @@
-"""Two ways to compute a rank-one layer: one function."""
+"""Scaling weights and scaling activations compute the same rank-one layer."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def test_both_ways_are_the_same_function_with_the_same_gradients(make, dtype, al
     layer = with_members(make(), 3).to(dtype)
     x = rows_of(3, 2, *((5, 4) if isinstance(layer.shared, nn.Linear) else (4, 7, 8))).to(dtype)
     ways = (passes(layer, way, x) for way in ("activations", "weights"))
-    for found, value in zip(*ways, strict=True):
-        assert float((found - value).abs().max()) <= allowed * max(1.0, float(value.abs().max()))
+    for actual, value in zip(*ways, strict=True):
+        assert float((actual - value).abs().max()) <= allowed * max(1.0, float(value.abs().max()))
 
 
 class Standardised(nn.Conv2d):
-    """A layer that does something to its weight first."""
+    """A layer that changes its weight before use."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias)
 
 
 class StandardisedInside(nn.Conv2d):
-    """The same, deeper inside."""
+    """The same in `_conv_forward`."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(x, weight - weight.mean((1, 2, 3), keepdim=True), bias)
@@ -60,13 +60,13 @@ def test_a_layer_with_a_forward_of_its_own_always_scales_weights(kind):
 
 
 def test_weights_are_scaled_on_the_cpu_and_activations_elsewhere(monkeypatch):
-    taken, layer, x = [], with_members(nn.Conv2d(4, 8, 3), 2).float(), torch.rand(4, 4, 7, 8)
+    calls, layer, x = [], with_members(nn.Conv2d(4, 8, 3), 2).float(), torch.rand(4, 4, 7, 8)
     for way in ("by_weights", "by_activations"):
         compute = getattr(RankOne, way)
-        monkeypatch.setattr(RankOne, way, lambda layer, x, w=way, c=compute: taken.append(w) or c(layer, x))
+        monkeypatch.setattr(RankOne, way, lambda layer, x, w=way, c=compute: calls.append(w) or c(layer, x))
     for there in ("cpu", "sim", "meta"):
         layer.to(there)(x.to(there))
-    assert taken == ["by_weights", "by_activations", "by_weights"]
+    assert calls == ["by_weights", "by_activations", "by_weights"]
 
 
 def test_a_plan_sets_the_way_and_a_checkpoint_says_nothing_of_it():

@@ -1,4 +1,4 @@
-"""Files of weights: read whole and by name, or refused in one sentence."""
+"""Files of weights are matched by name and loaded completely, or rejected with a clear message."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_prefix_that_the_network_has_itself_stays(tmp_path):
 
 
 class TwoNames(nn.Module):
-    """A network whose first layers stand under two names, as feature extractors have them."""
+    """A network whose first layers have two names, as in feature extractors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,8 +190,8 @@ def test_weights_under_a_key_are_picked_by_its_name(tmp_path):
     )
     torch.save({"model": ours, "ema": {"shadow": averaged, "decay": 0.99}}, tmp_path / "a.pt")
     for name, weights in (("a.pt", ours), ("a.pt#model", ours), ("a.pt#ema.shadow", averaged)):
-        found = read_weights(tmp_path / name)
-        assert all(torch.equal(found[key], weights[key]) for key in weights)
+        loaded = read_weights(tmp_path / name)
+        assert all(torch.equal(loaded[key], weights[key]) for key in weights)
     with pytest.raises(WeightsError, match=r"no weights under 'swa', only 'model', 'ema\.shadow'"):
         read_weights(tmp_path / "a.pt#swa")
     torch.save(averaged, tmp_path / "a.pt#model")  # a file that is called so
@@ -228,8 +228,8 @@ def test_the_line_that_converts_a_file_works(tmp_path, kind, monkeypatch):
         read_weights(Path("a.pt"))
     line = str(refused.value).rpartition("convert it: ")[2]
     exec(line, {"torch": torch})
-    found = read_weights(Path("a-weights.pt"))
-    assert all(torch.equal(found[key], value) for key, value in network().state_dict().items())
+    loaded = read_weights(Path("a-weights.pt"))
+    assert all(torch.equal(loaded[key], value) for key, value in network().state_dict().items())
 
 
 def test_a_damaged_file_of_an_unknown_class_is_one_sentence(tmp_path):

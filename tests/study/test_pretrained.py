@@ -1,4 +1,4 @@
-"""Teachers that were trained outside: taken in, judged, distilled; or refused before anything is trained."""
+"""Pretrained teachers: checked and distilled, or rejected before anything is trained."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class NetworkRunner:
 
     The memory format is channels_last, or contiguous if the network fails with channels_last, as networks
     with `view(b, -1)` do. If the rows of several members are one batch, [(m b) …], `folded` is the number of
-    members: a call raises a ConversionError if a member's outputs are not what they are alone. Images of
+    members: a call raises a ConversionError if a member does not compute what it computes alone. Images of
     `size` need no such test: the conversion was tested with them.
     """
 
