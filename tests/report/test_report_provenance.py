@@ -6,7 +6,7 @@ from pathlib import Path
 from polyphony.report import Run, report_of
 from polyphony.report.provenance import provenance
 
-GROUP = "Trainings taken over"
+GROUP = "Trainings reused from other runs"
 
 
 def take_over(mine: Path, other: Path) -> None:

@@ -124,14 +124,14 @@ def scattered(count: int) -> list[Point]:
 
 def test_points_are_ranked_by_the_mean_calibrated_nll(tmp_path):
     run = SweepRun.open(write_sweep(tmp_path / "a", grid()))
-    assert len(run.tried) == 24
+    assert len(run.points) == 24
     means = {p.name: float(np.mean([nll_at(p, seed) for seed in SEEDS])) for p in grid()}
     assert [each.name for each in run.ranked] == sorted(means, key=lambda name: means[name])
     assert run.best.settings == {"alpha": 0.9, "temperature": 4.0, "step_size": 1 / 255}
     assert run.best.nll.mean == pytest.approx(0.17)
     assert run.best.nll.sd == pytest.approx(0.002)
-    assert run.own is not None
-    assert run.own.settings == {"alpha": 0.9, "temperature": 2.0, "step_size": 1 / 255}
+    assert run.recipe_point is not None
+    assert run.recipe_point.settings == {"alpha": 0.9, "temperature": 2.0, "step_size": 1 / 255}
     assert run.values["temperature"] == [1.0, 2.0, 4.0, 8.0]
 
 
@@ -324,7 +324,7 @@ def test_a_folder_that_cannot_be_reported_is_one_sentence(tmp_path):
     with pytest.raises(StoreError, match=r"sweep\.csv is damaged \(recipe\.json has no method 'other'\)"):
         write_report([unknown])
     (folder / "sweep.csv").unlink()
-    with pytest.raises(StoreError, match=r"sweep\.csv is not there: the sweep is not at its end"):
+    with pytest.raises(StoreError, match=r"sweep\.csv is not there: the sweep is not finished"):
         write_report([folder])
 
 

@@ -1,4 +1,4 @@
-"""One run → its report: the page, and every figure and table as files."""
+"""The report of one run: the page, and every figure and table as files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Figure, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its figures and tables, and those that are missing."""
+    """A part of the page: its figures and tables, with those that are missing."""
 
     title: str
     anchor: str
@@ -97,13 +97,13 @@ class Section:
 
     @property
     def shown(self) -> list[Chart | PageTable]:
-        """Figures, and tables that have rows, in reading order."""
+        """The figures, and the tables that have rows, in reading order."""
         present = [piece for piece in self.pieces if not isinstance(piece, Absent)]
         return [piece for piece in present if isinstance(piece, Chart) or piece.rows]
 
     @property
     def absent(self) -> list[Absent]:
-        """What is missing, and why."""
+        """The missing figures, with the reason."""
         return [piece for piece in self.pieces if isinstance(piece, Absent)]
 
 
@@ -121,32 +121,32 @@ class Report:
 
 def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = SECTIONS) -> Report:
     """The page of one run, and its figures and tables."""
-    filled = [Section(title, anchor, _pieces(run, figures)) for title, anchor, figures in sections]
-    found = verdict(run)
+    parts = [Section(title, anchor, _pieces(run, figures)) for title, anchor, figures in sections]
+    result = verdict(run)
     html = render(
         "run.html",
         title=run.recipe.name,
         subtitle=one_line(run),
-        verdict=found,
-        notes=[*found.notes, *advice(run)],
+        verdict=result,
+        notes=[*result.notes, *advice(run)],
         paper=experiments_of(run.recipe),
-        sections=filled,
+        sections=parts,
         looks=looks_of(run),
         provenance=provenance(run),
     )
-    return Report(html, [piece for section in filled for piece in section.shown])
+    return Report(html, [piece for section in parts for piece in section.shown])
 
 
 def _pieces(run: Run, figures: Sequence[Figure]) -> list[Piece]:
     pieces: list[Piece] = []
     for figure in figures:
-        made = figure(run)
-        pieces += made if isinstance(made, Sequence) else [made]
+        result = figure(run)
+        pieces += result if isinstance(result, Sequence) else [result]
     return pieces
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from its template; all text but drawings is escaped."""
+    """A page from a template; all text is escaped, except drawings."""
     return _templates().get_template(template).render(values)
 
 
@@ -164,5 +164,5 @@ def _templates() -> jinja2.Environment:
 
 
 def _palette(side: str) -> Markup:
-    """The CSS variables of all colours, for "light" or "dark"."""
+    """The CSS variables of all colours; `side` is "light" or "dark"."""
     return Markup(" ".join(f"{ink.variable}: {getattr(ink, side)};" for ink in INKS))

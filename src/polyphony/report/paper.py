@@ -1,7 +1,8 @@
-"""The paper's tables, transcribed once (paper.csv, paper_tuning.csv), and which of them a recipe reproduces.
+"""The paper's tables (paper.csv, paper_tuning.csv), and which of its experiments a recipe reproduces.
 
-Accuracies are percentages, as printed. The cells are the paper's own, slips included: its calibrated table of
-WRN-28x2 students repeats the standard one, and the Brier scores of its comparison with EnD² are standard.
+Numbers are as printed in the paper; accuracies are percentages. Two errors of the paper are kept: its
+calibrated table of WRN-28x2 students repeats the standard one, and the Brier scores of its comparison with
+EnD² are standard.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from polyphony.recipe import Recipe, Schedule, read_recipe, shipped
 from polyphony.recipe.points import text_of
 from polyphony.runs.rows import Kind, from_csv
 
-BATCH_ENSEMBLE = "batch_ensemble"  # the form of nearly all the paper's students
+BATCH_ENSEMBLE = "batch_ensemble"  # the form of almost all students in the paper
 
 
 @dataclass(frozen=True)
 class PaperRow:
     """A row of one of the paper's tables. `method` is a perturbation's name, `scratch`, `teachers` or `endd`.
 
-    `table` is "text" for numbers that stand in a sentence. Scores are as printed, "0.180 ± 0.001", or empty.
+    `table` is "text" for numbers from the paper's text. Scores are as printed, "0.180 ± 0.001", or empty.
     """
 
     table: str
@@ -38,7 +39,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Validation accuracy and calibrated NLL, as printed, of plain distillation for one α and temperature."""
+    """The paper's validation accuracy and calibrated NLL of plain distillation at one α and temperature."""
 
     experiment: str
     alpha: float
@@ -67,7 +68,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class PaperExperiments:
-    """The paper's experiments that a recipe reproduces, and the settings in which it departs from them."""
+    """The paper's experiments that a recipe reproduces, and how the recipe differs from them."""
 
     names: tuple[str, ...]
     words: str
@@ -76,11 +77,14 @@ class PaperExperiments:
     def row(
         self, method: str, calibration: str, table: str | None = None, form: str = BATCH_ENSEMBLE
     ) -> PaperRow | None:
-        """The paper's row of a method and a form of student; `table` is "corrupted" for corrupted inputs."""
+        """The paper's row of a method and a form of student; None if it has none.
+
+        `table` is "corrupted" for corrupted images (default: any other table).
+        """
         for row in paper_rows():
-            here = (row.method, row.calibration) == (method, calibration) and row.experiment in self.names
+            is_same = (row.method, row.calibration) == (method, calibration) and row.experiment in self.names
             in_table = row.table == table if table else row.table != "corrupted"
-            if here and in_table and (method == "teachers" or EXPERIMENTS[row.experiment].form == form):
+            if is_same and in_table and (method == "teachers" or EXPERIMENTS[row.experiment].form == form):
                 return row
         return None
 
@@ -106,9 +110,9 @@ _EXPERIMENTS = (
         for members in (4, 8, 16, 32)
     ),
 )
-EXPERIMENTS = {each.name: each for each in _EXPERIMENTS}
-_ALSO = {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}  # recipes that are part of an experiment
-_OTHERWISE = {
+EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
+_PARTS = {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}  # recipe → experiment that it belongs to
+_DIFFERENCES = {
     "epochs": "the {who} train for {ours} epochs, not {theirs}",
     "batch": "the {who} learn in batches of {ours}, not {theirs}",
     "learning_rate": "the {who} have a learning rate of {ours}, not {theirs}",
@@ -120,73 +124,78 @@ _OTHERWISE = {
 
 
 def experiments_of(recipe: Recipe, name: str = "", free: Collection[str] = ()) -> PaperExperiments | None:
-    """The paper's experiments with the settings of a recipe, or else the one it is named after.
+    """The paper's experiments with the settings of a recipe, or else the experiment it is named after.
 
-    Settings in `free` are not compared.
+    Settings in `free` are not compared; `name` is the recipe's name (default: its own). Returns None if there
+    is no such experiment.
     """
-    experiments = [each for each in EXPERIMENTS.values() if each.name in shipped()]
-    found = {each.name: _departures(recipe, each, free) for each in experiments}
-    same = tuple(key for key, different in found.items() if not different)
+    shipped_experiments = [experiment for experiment in EXPERIMENTS.values() if experiment.name in shipped()]
+    departures = {each.name: _departures(recipe, each, free) for each in shipped_experiments}
+    same = tuple(key for key, differences in departures.items() if not differences)
     if same:
         return PaperExperiments(same, "; ".join(EXPERIMENTS[key].words for key in same))
     name = name or recipe.name
-    name = _ALSO.get(name, name)
-    return PaperExperiments((name,), EXPERIMENTS[name].words, found[name]) if name in found else None
+    name = _PARTS.get(name, name)
+    if name not in departures:
+        return None
+    return PaperExperiments((name,), EXPERIMENTS[name].words, departures[name])
 
 
 def _departures(recipe: Recipe, experiment: Experiment, free: Collection[str]) -> tuple[str, ...]:
-    """The differences between a recipe and an experiment of the paper, in a few words each."""
+    """How a recipe differs from an experiment of the paper, in a few words for each difference."""
     data, theirs = recipe.data, experiment.recipe
     networks = [recipe.teachers.network_of(j) for j in range(recipe.members)]
     forms = [recipe.form_table(name) for name in recipe.methods]
-    wrong = {
+    conditions = {
         f"the data are not {theirs.data.name}": data.name != theirs.data.name,
         "only a part of the data is used": data.limit or data.per_class or data.test,
         "the images are resized": data.resolution,
         "the classes are the coarse ones": data.coarse,
-        "other images are for validation": data.valid not in (None, theirs.data.valid),
-        "the augmentation is another": data.augment != theirs.data.augment,
+        "the validation images are others": data.valid not in (None, theirs.data.valid),
+        "the augmentation is different": data.augment != theirs.data.augment,
         f"there are {recipe.members} members": recipe.members != theirs.members,
         "the teachers are another network": any(each != theirs.teachers.network_of(0) for each in networks),
         "the student is another network": recipe.student_network != theirs.student_network,
-        "the student is of another form": experiment.form not in {form.label for form in forms},
-        "the members start otherwise": any(getattr(form, "factor_std", None) is not None for form in forms),
+        "the student has another form": experiment.form not in {form.label for form in forms},
+        "the members start differently": any(getattr(form, "factor_std", None) is not None for form in forms),
         "the students start from a teacher": any(map(recipe.starts_from_teacher, recipe.methods)),
     }
-    found = [words for words, holds in wrong.items() if holds]
+    differences = [words for words, is_true in conditions.items() if is_true]
     if isinstance(recipe.teachers, Schedule):
-        found += _otherwise("teachers", recipe.teachers, theirs.teachers, {*_SCHEDULE} - {*free})
+        keys = {*_SCHEDULE} - {*free}
+        differences += _schedule_differences("teachers", recipe.teachers, theirs.teachers, keys)
     else:
-        found.append("the teachers were trained elsewhere")
-    return (*found, *_otherwise("students", recipe.student, theirs.student, {*experiment.stated} - {*free}))
+        differences.append("the teachers were trained elsewhere")
+    keys = {*experiment.stated} - {*free}
+    return (*differences, *_schedule_differences("students", recipe.student, theirs.student, keys))
 
 
-def _otherwise(who: str, ours: Schedule, theirs: object, compared: Collection[str]) -> list[str]:
-    """The settings of a training that are not the paper's."""
-    found = []
+def _schedule_differences(who: str, ours: Schedule, theirs: object, keys: Collection[str]) -> list[str]:
+    """The settings of a training that differ from the paper's, in words: its optimiser, and `keys`."""
+    differences = []
     if any(getattr(ours, key) != getattr(theirs, key) for key in _OPTIMISER):
-        found.append(f"the {who}' optimiser or its schedule is another")
-    for key, words in _OTHERWISE.items():
+        differences.append(f"the {who}' optimiser or its schedule is different")
+    for key, words in _DIFFERENCES.items():
         mine, papers = getattr(ours, key, None), getattr(theirs, key, None)
-        if key in compared and mine != papers:
-            found.append(words.format(who=who, ours=text_of(mine, key), theirs=text_of(papers, key)))
-    return found
+        if key in keys and mine != papers:
+            differences.append(words.format(who=who, ours=text_of(mine, key), theirs=text_of(papers, key)))
+    return differences
 
 
 def printed(row: PaperRow | None, column: str) -> str:
-    """The cell of a row of the paper; empty if it has no such column, as for mean-KLD."""
+    """A cell of a row of the paper; empty without a row, or if the paper has no such column (mean-KLD)."""
     return getattr(row, column, "")
 
 
 @cache
 def paper_rows() -> tuple[PaperRow, ...]:
-    """Every row of the paper's tables of results."""
+    """All rows of the paper's tables of results."""
     return _read("paper.csv", PaperRow)
 
 
 @cache
 def tuning() -> tuple[Tuning, ...]:
-    """Every cell of the paper's two tables of hyper-parameters."""
+    """All cells of the paper's two tables of hyper-parameters."""
     return _read("paper_tuning.csv", Tuning)
 
 

@@ -1,4 +1,4 @@
-"""Where the numbers come from: recipe, data, versions, machine, seeds, time, other runs."""
+"""Where the numbers come from: data, training times, reused trainings, versions, machine, recipe."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from polyphony.data.load import VERDICTS
 from polyphony.runs.run import Run
 from polyphony.runs.store import flat
 
-Lines = list[tuple[str, str]]  # what, and its value
+Lines = list[tuple[str, str]]  # name and value
 
 
 def provenance(run: Run) -> dict[str, Lines]:
-    """Lines by the group they belong to, for the end of the page."""
+    """Names and values by group, for the end of the page; empty groups are left out."""
     groups = {
         "Data": _data(run.facts.data),
         "Time": _times(run),
-        "Trainings taken over": _adopted(run),
+        "Trainings reused from other runs": _adopted(run),
         "Versions": _lines(run.facts.versions),
         "Machine": _lines(run.facts.machine),
         "Recipe": _lines(flat(run.facts.recipe)),
@@ -29,17 +29,17 @@ def provenance(run: Run) -> dict[str, Lines]:
 
 def _data(data: dict[str, Any]) -> Lines:
     origin = str(data.get("origin", "unknown"))
-    prints = [(f"fingerprint, {split}", str(value)) for split, value in data.items() if split != "origin"]
+    fingerprints = [(f"fingerprint, {key}", str(value)) for key, value in data.items() if key != "origin"]
     words = f"{origin}: {VERDICTS[origin]}" if origin in VERDICTS else origin
-    return [("origin", words), *prints] if data else []
+    return [("origin", words), *fingerprints] if data else []
 
 
 def _times(run: Run) -> Lines:
     rows, total = [], 0.0
-    for who, seconds in run.times().items():
+    for model, seconds in run.times().items():
         if seconds:
-            each = f", {duration(fmean(seconds))} each" if len(seconds) > 1 else ""
-            rows.append((who, f"{duration(sum(seconds))} for {counted(len(seconds), 'training')}{each}"))
+            mean = f", {duration(fmean(seconds))} each" if len(seconds) > 1 else ""
+            rows.append((model, f"{duration(sum(seconds))} for {counted(len(seconds), 'training')}{mean}"))
             total += sum(seconds)
     return [*rows, ("all trainings", f"{duration(total)}, one after the other")] if rows else []
 
@@ -57,7 +57,7 @@ def _lines(values: dict[str, Any]) -> Lines:
 
 
 def one_line(run: Run) -> str:
-    """What was done, in a line under the title."""
+    """The line under the title: the data, and the numbers of teachers, methods and seeds."""
     teachers = counted(run.members, "teacher")
     extra = run.recipe.teachers.extra
     seeds = counted(len(run.scored(run.methods[0])), "seed")

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its points over their seeds, best first."""
+"""The reader of a sweep's folder: its points with their scores over seeds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from polyphony.report.tables import by
 from polyphony.runs.rows import SweepScore, TeacherScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.scores import JUDGE, TEACHERS
-from polyphony.runs.store import Asked, FileError, damaged, read_object
+from polyphony.runs.store import FileError, SweepFacts, damaged, read_object
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
-OTHER = "standard"  # the calibration that does not rank the points
+OTHER = "standard"  # the calibration that is shown too, but does not rank the points
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A point: its settings, and its validation scores over seeds, by calibration and column."""
+class ScoredPoint:
+    """A point of the sweep: its settings, and its validation scores over seeds."""
 
     name: str
     settings: dict[str, Value]
-    scores: dict[str, dict[str, MeanSd]]
+    scores: dict[str, dict[str, MeanSd]]  # by calibration and column
 
     @property
     def nll(self) -> MeanSd:
@@ -45,7 +45,7 @@ class SweepRun(Run):
 
     @classmethod
     def holds(cls, folder: Path) -> bool:
-        """Whether a folder is a sweep's, finished or not."""
+        """Whether a folder is the folder of a sweep, finished or not."""
         return (folder / "sweep.json").is_file()
 
     @classmethod
@@ -53,61 +53,63 @@ class SweepRun(Run):
         """The sweep in a folder; raises a StoreError if it is not finished."""
         run, path = cls(folder), folder / SweepScore.file
         if not path.is_file():
-            raise FileError(path, "is not there: the sweep is not at its end")
+            raise FileError(path, "is not there: the sweep is not finished")
         if not run.ranked:
             raise FileError(path, "has no rows")
         run.check_models(path, run.methods)
         return run
 
     @cached_property
-    def asked(self) -> Asked:
-        """sweep.json: what was swept, and how."""
-        return read_object(self.folder / "sweep.json", Asked)
+    def sweep(self) -> SweepFacts:
+        """sweep.json: the recipe's name, the method, and how its settings were searched."""
+        return read_object(self.folder / "sweep.json", SweepFacts)
 
     @property
     def method(self) -> str:
-        return self.asked.method
+        return self.sweep.method
 
     @property
     def is_search(self) -> bool:
-        """Whether the points were proposed by optuna, not laid out in a grid."""
-        return self.asked.trials is not None
+        """Whether optuna proposed the points; otherwise they are a grid."""
+        return self.sweep.trials is not None
 
     @cached_property
-    def tried(self) -> list[Tried]:
-        """All points that have scores, in the order of the file."""
+    def points(self) -> list[ScoredPoint]:
+        """All points that have scores, in the order of sweep.csv; raises if one lacks scores."""
         points = []
         for name, rows in by(self.table(SweepScore), "model").items():
             kinds = by(rows, "calibration")
             if not {JUDGE, OTHER} <= kinds.keys():
                 raise damaged(self.folder / SweepScore.file, f"{name} lacks a calibration")
             settings = {parameter: getattr(rows[0], parameter) for parameter in PARAMETERS}
-            points.append(Tried(name, settings, {kind: _scores(kinds[kind]) for kind in (JUDGE, OTHER)}))
+            scores = {kind: _scores(kinds[kind]) for kind in (JUDGE, OTHER)}
+            points.append(ScoredPoint(name, settings, scores))
         return points
 
     @cached_property
     def methods(self) -> list[str]:
-        return [each.name for each in self.tried]
+        return [point.name for point in self.points]
 
     @cached_property
-    def ranked(self) -> list[Tried]:
+    def ranked(self) -> list[ScoredPoint]:
         """The points by calibrated validation NLL, the lowest first."""
-        return sorted(self.tried, key=lambda each: each.nll.mean)
+        return sorted(self.points, key=lambda point: point.nll.mean)
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> ScoredPoint:
         """The point with the lowest calibrated validation NLL."""
         return self.ranked[0]
 
     @property
-    def close(self) -> list[Tried]:
-        """The others whose NLL is within one standard deviation (the best's, over seeds) of the best."""
-        return [each for each in self.ranked[1:] if each.nll.mean <= self.best.nll.mean + self.best.nll.sd]
+    def close(self) -> list[ScoredPoint]:
+        """The other points whose NLL is at most one standard deviation (of the best, over seeds) higher."""
+        limit = self.best.nll.mean + self.best.nll.sd
+        return [point for point in self.ranked[1:] if point.nll.mean <= limit]
 
     @property
-    def own(self) -> Tried | None:
-        """The point with the recipe's own settings, if it was tried."""
-        return next((each for each in self.tried if _set(each.settings) == self.asked.own), None)
+    def recipe_point(self) -> ScoredPoint | None:
+        """The point with the recipe's own settings; None if it has no scores."""
+        return next((point for point in self.points if _without_none(point.settings) == self.sweep.own), None)
 
     @property
     def diverged(self) -> list[str]:
@@ -116,19 +118,19 @@ class SweepRun(Run):
 
     @cached_property
     def values(self) -> dict[str, list[Value]]:
-        """The values of each parameter that were tried, in order; `match` comes last."""
-        found = {name: {each.settings[name] for each in self.tried} for name in PARAMETERS}
-        return {name: sorted(values, key=_order) for name, values in found.items()}
+        """The values of each parameter in ascending order; `match` comes last."""
+        values = {name: {point.settings[name] for point in self.points} for name in PARAMETERS}
+        return {name: sorted(values[name], key=_order) for name in PARAMETERS}
 
-    def has_beyond(self, name: str, value: float) -> bool:
+    def is_inside(self, name: str, value: float) -> bool:
         """Whether the sweep has a smaller and a larger value of a parameter, diverged points included."""
-        every = [self.recipe.setting(point, name) for point in self.recipe.methods]
-        numbers = [each for each in every if isinstance(each, float)]
+        values = [self.recipe.setting(point, name) for point in self.recipe.methods]
+        numbers = [number for number in values if isinstance(number, float)]
         return min(numbers) < value < max(numbers)
 
     @property
     def varied(self) -> list[str]:
-        """The parameters that were tried at several values."""
+        """The parameters that have several values."""
         return [name for name, values in self.values.items() if len(values) > 1]
 
     @property
@@ -137,30 +139,33 @@ class SweepRun(Run):
         return next((row.nll for row in self.table(TeacherScore) if row.calibration == JUDGE), None)
 
     def times(self) -> dict[str, list[float]]:
-        """How long the teachers' trainings took, and those of all points together."""
+        """The seconds of each training of the teachers, and of all points together."""
         points = [seconds for name in self.methods for seconds in self.seconds(name)]
         return {TEACHERS: self.seconds(TEACHERS), "points": points}
 
-    def line(self, point: Tried) -> str:
+    def line(self, point: ScoredPoint) -> str:
         """The method at a point as a line of a recipe's [methods]."""
-        settings = _set(point.settings)
+        settings = _without_none(point.settings)
         if "step_size" in settings:
             settings["step_size"] = text_of(settings["step_size"], "step_size")
-        return f"{self.method} = {toml({**self.asked.settings, **settings})}"
+        return f"{self.method} = {toml({**self.sweep.settings, **settings})}"
 
 
 def in_words(settings: dict[str, Value]) -> str:
     """ "α 0.9, τ 4, η 1/255" """
-    return ", ".join(f"{SYMBOLS[name]} {text_of(value, name)}" for name, value in _set(settings).items())
+    return ", ".join(
+        f"{SYMBOLS[name]} {text_of(value, name)}" for name, value in _without_none(settings).items()
+    )
 
 
 def _scores(rows: Sequence[SweepScore]) -> dict[str, MeanSd]:
     return {name: metrics.mean_sd([getattr(row, name) for row in rows]) for name in headings(SweepScore)}
 
 
-def _set(settings: dict[str, Value]) -> dict[str, Value]:
+def _without_none(settings: dict[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _order(value: Value) -> tuple[bool, float]:
+    """A sort key: numbers in ascending order, then `match` and None."""
     return (not isinstance(value, float), value if isinstance(value, float) else 0.0)
