@@ -144,6 +144,7 @@ def test_what_can_be_found_out_is_found_out_and_the_recipe_runs(place, capsys):
         "kd-fresh",
         "ods-fresh",
     ]
+    assert {recipe.form_table(name).branch for name in recipe.methods if "mean" not in name} == {0.5}
     assert recipe.seeds == (0, 1, 2)
     assert [recipe.starts_from_teacher(name) for name in recipe.methods] == [True] * 6 + [False] * 2
     Path("draft_nets.py").rename("away.py")
@@ -247,8 +248,11 @@ def test_mirrored_images_are_shown_only_where_the_networks_know_them(place, caps
     for size, name in ((1.0, "a.pt"), (2.0, "b.pt")):
         torch.save({"1.weight": size * torch.stack([left, -left]), "1.bias": torch.zeros(2)}, name)
     assert command("init", "sides", "a.pt", "b.pt", "--network", "draft_nets:make") == 0
-    assert "a.pt on mirrored images: 0.0%, so students do not see mirrored images." in capsys.readouterr().out
+    lines = capsys.readouterr().out
+    assert "a.pt on mirrored images: 0.0%, so students do not see mirrored images." in lines
     assert not read_recipe("own.toml").data.augment.flip
+    assert "Members share no layers, since they cannot branch off in the middle:" in lines  # there is one layer
+    assert read_recipe("own.toml").form_table("kd").branch is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
@@ -329,7 +333,7 @@ def test_preprocessing_that_is_given_is_taken(place, capsys):
     assert recipe.teachers.weights == (str(place / "0.pt#state_dict"), str(place / "1.pt"))
     network = recipe.teachers.network
     assert (network.mean, network.std, network.order) == ((0.485, 0.456, 0.406), (0.2,), "rgb")
-    for wrong, sentence in ((("--mean", "0.5"), "go together"), (("--std", "half"), "--std is numbers")):
+    for wrong, sentence in ((("--mean", "0.5"), "go together"), (("--std", "half"), "--std must be numbers")):
         assert command(*init, *wrong, "--out", "b.toml") == 2
         assert sentence in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median_low
@@ -39,6 +39,9 @@ LARGEST_SIDE = 224
 LONG = 100  # characters in a line
 LARGEST_BATCH, FEWEST_STEPS = 64, 8  # of an epoch
 STEPS, EPOCHS = 600, (10, 60)  # for a student that starts from a teacher
+SHARED, NEAR = 0.5, 0.1  # the share of multiply-adds that members share, and the spread of their factors
+BRANCHED = f"Members share the first layers ({SHARED:.0%} of the multiply-adds), which run once"
+EVERYWHERE = "Every layer has members"
 LONGER = 3  # times as many epochs from random weights
 MINUTES = 10.0  # to train all students on this machine
 TEMPLATE = """\
@@ -61,7 +64,8 @@ weights = {weights}
 
 [student]  # has the teachers' network
 start = "teacher"  # from the first teacher's weights
-form = {{ kind = "batch_ensemble", factor_std = 0.1 }}  # members start close together
+# {members_are}. They start close together (factor_std).
+form = {form}
 passes = "one"
 epochs = {epochs}
 batch = {batch}
@@ -78,7 +82,7 @@ ods-3 = {{ perturb = "ods", step_size = "3/255" }}
 MORE = """\
 ods-12 = { perturb = "ods", step_size = "12/255" }
 # Members start far apart (factor_std = 0.5, as in the paper): more diverse, but needs longer training.
-ods-wide = { perturb = "ods", step_size = "3/255", form = "batch_ensemble" }
+ods-wide = { perturb = "ods", step_size = "3/255", form = WIDE }
 """
 LABELLED = """\
 # Without the images that have no labels, for comparison.
@@ -86,10 +90,11 @@ ods-labelled = { perturb = "ods", step_size = "3/255", share = 0 }
 """
 FRESH = """\
 # From fresh weights: may be better where the teachers have memorised their training images.
-kd-fresh = { perturb = "clean", temperature = 4, start = "fresh", form = "batch_ensemble", epochs = LONG }
-ods-fresh = { perturb = "ods", step_size = "3/255", start = "fresh", form = "batch_ensemble", epochs = LONG }
+kd-fresh = { perturb = "clean", temperature = 4, start = "fresh", form = WIDE, epochs = LONG }
+ods-fresh = { perturb = "ods", step_size = "3/255", start = "fresh", form = WIDE, epochs = LONG }
 """
-PLANS = [((MORE, FRESH), 3), ((MORE,), 3), ((MORE, FRESH), 1), ((MORE,), 1), ((), 1)]  # candidates, seeds
+# Candidates beside the first four, and seeds; the first plan that fits the time is taken.
+PLANS = [((MORE, FRESH), 3), ((MORE,), 3), ((), 3), ((MORE, FRESH), 1), ((MORE,), 1), ((), 1)]
 FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
 schedule = "cosine"
@@ -110,6 +115,7 @@ class Setting:
     flip: bool
     file: Path
     unlabelled: Path | None = None
+    shares_front: bool = True  # do members share the first half of the network?
 
     @property
     def convolves(self) -> bool:
@@ -192,8 +198,11 @@ def affordable(setting: Setting, findings: list[str], minutes: float, say: Say) 
     plans = [(more, seeds) for more, seeds in PLANS if setting.convolves or FRESH not in more]
     try:
         seconds = estimated(setting, written(setting, (), *plans[0]))
-    except RecipeError as fault:  # the user will correct the recipe
-        say(f"The time to train students cannot be estimated: {fault}.")
+    except RecipeError as fault:
+        if setting.shares_front:
+            say(f"Members share no layers, since they cannot branch off in the middle: {fault}.")
+            return affordable(replace(setting, shares_front=False), findings, minutes, say)
+        say(f"The time to train students cannot be estimated: {fault}.")  # the user will correct the recipe
         return written(setting, findings, *plans[-1])
     offers = []
     for more, seeds in plans:
@@ -225,6 +234,7 @@ def written(setting: Setting, findings: Sequence[str], candidates: Sequence[str]
     epochs = min(most, max(fewest, round(STEPS * batch / shape[0])))
     told = networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
     more = setting.unlabelled and toml(str(setting.unlabelled.absolute()))
+    form = {"kind": "batch_ensemble", **({"branch": SHARED} if setting.shares_front else {})}
     options = {"resolution": setting.side, "channels": setting.channels, "unlabelled": more}
     text = TEMPLATE.format(
         members=len(networks.weights),
@@ -239,10 +249,13 @@ def written(setting: Setting, findings: Sequence[str], candidates: Sequence[str]
         weights=toml_paths([str(path.absolute()) for path in networks.weights]),
         epochs=epochs,
         batch=batch,
+        form=toml(form | {"factor_std": NEAR}),
+        members_are=BRANCHED if setting.shares_front else EVERYWHERE,
         rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
     )
     text += LABELLED if setting.unlabelled else ""
-    return text + "".join(each.replace("LONG", str(LONGER * epochs)) for each in candidates)
+    more_text = "".join(candidates)
+    return text + more_text.replace("LONG", str(LONGER * epochs)).replace("WIDE", toml(form))
 
 
 def check_name(file: Path) -> None:
