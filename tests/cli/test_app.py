@@ -67,8 +67,8 @@ def test_show_as_json_is_one_object(say, tiny_digits):
 
 def test_quiet_prints_results_alone(say, tiny_digits):
     settings = [part for override in tiny_digits for part in ("--set", override)]
-    told = say("--quiet", "teach", "digits", "--workers", "1", "--set", "seeds=[0]", *settings)
-    assert (told.code, told.out, told.err) == (0, "", "")
+    result = say("--quiet", "teach", "digits", "--workers", "1", "--set", "seeds=[0]", *settings)
+    assert (result.code, result.out, result.err) == (0, "", "")
 
 
 @pytest.mark.parametrize("arguments", [["show", "nope"], ["show", "digits", "--nonsense"]])

@@ -79,6 +79,6 @@ def test_a_folder_that_cannot_be_reported_is_one_sentence(
     with pytest.raises(SystemExit) as ended:
         main(["report", str(run)])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert name in said.replace("\n", "")
-    assert "Traceback" not in said
+    error = capsys.readouterr().err
+    assert name in error.replace("\n", "")
+    assert "Traceback" not in error

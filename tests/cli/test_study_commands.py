@@ -251,9 +251,9 @@ def test_a_study_without_its_data_is_refused_but_can_be_shown(say, refused, tmp_
     settings = ["--device", "cpu", "--data", tmp_path / "nowhere", "--set", "teachers.network.width=2"]
     missing = say("study", "evidence-2-cifar10", "--out", "run", *settings)
     refused(missing, "cifar10 is not in", "'polyphony data get cifar10'")
-    said = say("show", "evidence-2-cifar10", *settings)
-    assert said.code == 0, said
-    assert "Counted with the official 5,000 training images" in said.err.replace("\n", " ")
+    result = say("show", "evidence-2-cifar10", *settings)
+    assert result.code == 0, result
+    assert "Counted with the official 5,000 training images" in result.err.replace("\n", " ")
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 
 
@@ -320,10 +320,10 @@ def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(
     command = tiny("teach", "--out", begun, "--set", "teachers.extra=0")
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # of any file: that of the cache is larger
     try:
-        said = say(*command)
+        result = say(*command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    refused(said, begun / "teachers" / "0" / "resume.pt", "cannot be written (File too large): free disk")
+    refused(result, begun / "teachers" / "0" / "resume.pt", "cannot be written (File too large): free disk")
     assert [path.name for path in tmp_path.rglob("*.part")] == []
     assert say(*command).code == 0
     assert len(list(begun.rglob("weights.safetensors"))) == 2
@@ -343,10 +343,10 @@ def test_only_options_that_a_verb_has_are_advised(say, refused, verb, fault):
         mock.patch("polyphony.recipe.read_recipe", side_effect=fault("runs/digits cannot be used")),
         mock.patch("polyphony.study.provenance.open_study", side_effect=fault("runs/digits cannot be used")),
     ):
-        said = say(verb, "digits")
-    refused(said, "runs/digits cannot be used: ")
-    assert ("--out" in said.err) == ("--out" in say(verb, "--help").out)
-    assert ("polyphony study RECIPE --redo" in said.err) == (
+        result = say(verb, "digits")
+    refused(result, "runs/digits cannot be used: ")
+    assert ("--out" in result.err) == ("--out" in say(verb, "--help").out)
+    assert ("polyphony study RECIPE --redo" in result.err) == (
         fault is ChangedError and verb in ("evaluate", "analyse")
     )
 
@@ -361,11 +361,11 @@ def test_a_damaged_run_is_one_sentence(say, refused, tmp_path):
 
 
 def test_a_training_that_diverges_ends_with_exit_code_1_and_one_sentence(say, tiny, begun):
-    said = say(*tiny("teach", "--out", begun, "--set", "teachers.learning_rate=1e30"))
-    assert said.code == 1
-    assert said.err.count("\n") == 1
-    assert "step" in said.err
-    assert "checkpoint" in said.err
+    result = say(*tiny("teach", "--out", begun, "--set", "teachers.learning_rate=1e30"))
+    assert result.code == 1
+    assert result.err.count("\n") == 1
+    assert "step" in result.err
+    assert "checkpoint" in result.err
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -373,8 +373,8 @@ def test_a_signal_says_how_to_go_on(say, tiny, begun, sent, code):
     started_with = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
     before = signal.getsignal(sent)
     with mock.patch("polyphony.study.run.run_study", side_effect=lambda *_, **__: signal.raise_signal(sent)):
-        said = say(*tiny("study", "--out", begun))
-    assert (said.code, said.err) == (code, "polyphony: stopped; run the same command to continue\n")
+        result = say(*tiny("study", "--out", begun))
+    assert (result.code, result.err) == (code, "polyphony: stopped; run the same command to continue\n")
     assert signal.getsignal(sent) is before
     signal.signal(signal.SIGINT, started_with)
 
@@ -405,15 +405,15 @@ def test_what_is_too_large_for_this_machine_is_not_refused_on_a_cluster(tiny_dig
 )
 def test_memory_that_runs_out_is_one_sentence(say, error, fault):
     with mock.patch("polyphony.recipe.read_recipe", side_effect=error):
-        said = say("show", "digits")
-    told = f"polyphony: there is too little memory ({fault}): take smaller images, batches or networks\n"
-    assert (said.code, said.err) == (1, told)
+        result = say("show", "digits")
+    message = f"polyphony: there is too little memory ({fault}): take smaller images, batches or networks\n"
+    assert (result.code, result.err) == (1, message)
 
 
 def test_no_sentence_has_more_than_300_characters(say, refused):
-    said = say("study", "x" * 5000)
-    refused(said, "there is no recipe 'xxx")
-    assert len(said.err) == 301  # the last is the line's end
+    result = say("study", "x" * 5000)
+    refused(result, "there is no recipe 'xxx")
+    assert len(result.err) == 301  # the last is the line's end
 
 
 def test_a_fault_of_ours_keeps_its_traceback(say, tiny, begun):
@@ -435,6 +435,6 @@ def test_what_a_person_can_mend_is_a_sentence_whoever_raises_it():
 def test_a_lost_worker_is_one_sentence_that_says_what_to_try(say, tiny, begun):
     lost = WorkerLostError("a worker process ended early (exit codes [-9, None])")
     with mock.patch("polyphony.study.run.run_study", side_effect=lost):
-        said = say(*tiny("study", "--out", begun))
-    assert said.code == 1
-    assert "exit codes [-9, None]): if it ran out of memory, give a smaller number of --workers" in said.err
+        result = say(*tiny("study", "--out", begun))
+    assert result.code == 1
+    assert "exit codes [-9, None]): if it ran out of memory, give a smaller number of --workers" in result.err

@@ -61,11 +61,13 @@ def test_trainings_that_were_taken_over_are_not_said_to_have_been_done_before(sw
     no_page()
     first = sweep("--method", "kd-ods", "--alpha", "1", "--seeds", "0", "--workers", "1", "--out", "runs/one")
     assert first.code == 0, first.err
-    said = sweep("--method", "kd-ods", "--alpha", "1", "--seeds", "0", "--workers", "1", "--out", "runs/two")
-    assert said.code == 0, said.err
-    assert "Taken over from other runs in runs: 3 trainings." in said.out  # two teachers, one student
-    assert "done before" not in said.out
-    assert "Nothing to do" not in said.out
+    result = sweep(
+        "--method", "kd-ods", "--alpha", "1", "--seeds", "0", "--workers", "1", "--out", "runs/two"
+    )
+    assert result.code == 0, result.err
+    assert "Taken over from other runs in runs: 3 trainings." in result.out  # two teachers, one student
+    assert "done before" not in result.out
+    assert "Nothing to do" not in result.out
     more = sweep(
         "--method", "kd-ods", "--alpha", "0.5,1", "--seeds", "0", "--workers", "1", "--out", "runs/two"
     )
@@ -77,9 +79,9 @@ def test_trainings_that_were_taken_over_are_not_said_to_have_been_done_before(sw
     reason="optuna is not installed: pip install '.[sweep]'",
 )
 def test_a_search_from_the_command_line(sweep, tmp_path):
-    said = sweep("--alpha", "0.5,1", "--seeds", "0", "--trials", "3", "--out", "here", "--workers", "1")
-    assert said.code == 0, said.err
-    assert "Every point was trained once" in said.out
+    result = sweep("--alpha", "0.5,1", "--seeds", "0", "--trials", "3", "--out", "here", "--workers", "1")
+    assert result.code == 0, result.err
+    assert "Every point was trained once" in result.out
     with (tmp_path / "here" / "sweep.csv").open() as file:
         assert len({row["model"] for row in csv.DictReader(file)}) == 3
     assert (tmp_path / "here" / "optuna.jsonl").stat().st_size > 0
@@ -93,7 +95,7 @@ def test_a_search_from_the_command_line(sweep, tmp_path):
         (["--temperature", "0"], "temperature must be greater than 0, not 0"),
         (["--step-size", "x"], "step_size must be a number or a fraction above 0"),
         (["--method", "kdods"], "did you mean 'kd-ods'?"),
-        (["--method", "kd", "--step-size", "1/255"], "step_size does not concern the method 'kd'"),
+        (["--method", "kd", "--step-size", "1/255"], "the method 'kd' does not use step_size"),
         (["--method", "scratch"], "has no α, temperature or step size to sweep"),
         (["--seeds", "a"], "seeds must be a valid array"),
         (["--seeds", "0,0"], "seeds must be different from each other"),
@@ -114,5 +116,5 @@ def test_what_cannot_be_swept_is_one_sentence_and_leaves_nothing(
 
 def test_a_batch_larger_than_the_memory_is_refused_before_anything_is_written(sweep, refused, tmp_path):
     with mock.patch("polyphony.study.cost.memory", return_value=10**5):
-        refused(sweep("--alpha", "1", "--out", tmp_path / "run"), "a step takes at least", "smaller batch")
+        refused(sweep("--alpha", "1", "--out", tmp_path / "run"), "a step needs at least", "smaller batch")
     assert not (tmp_path / "run").exists()

@@ -15,19 +15,19 @@ ROWS = [{"epoch": epoch, "loss": 1 / (1 + epoch), "valid_acc": epoch / 4} for ep
 
 
 class Remembers(Board):
-    """A board that remembers what it was told."""
+    """A board that records its reports."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.reports: list[object] = []
 
     def started(self, name, epochs) -> None:
-        self.told.append((name, epochs))
+        self.reports.append((name, epochs))
 
     def epoch(self, name, row) -> None:
-        self.told.append((name, row))
+        self.reports.append((name, row))
 
     def finished(self, name) -> None:
-        self.told.append(name)
+        self.reports.append(name)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -49,14 +49,14 @@ def test_tensorboard_reads_what_the_log_holds_epochs_of_an_earlier_call_too(tmp_
     board.epoch("predict teachers on test", {})
     board.finished("teacher 1")
 
-    assert below.told == [
+    assert below.reports == [
         ("teacher 1", 4),
         *(("teacher 1", row) for row in ROWS[2:]),
         ("predict teachers on test", {}),
         "teacher 1",
     ]
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["teacher 1"]
-    found = curves(tmp_path / "tensorboard" / "teacher 1")
-    assert found.keys() == {"loss", "valid_acc"}
-    for name, points in found.items():
+    values = curves(tmp_path / "tensorboard" / "teacher 1")
+    assert values.keys() == {"loss", "valid_acc"}
+    for name, points in values.items():
         assert points == [(row["epoch"], pytest.approx(row[name])) for row in ROWS]

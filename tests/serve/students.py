@@ -11,7 +11,7 @@ CLASSES, SHAPE = 5, (3, 8, 8)
 
 def student_of(ensemble: Ensemble, temperature: float = 1.7) -> Student:
     """The ensemble as a student of five classes."""
-    said = {
+    config = {
         "network": {"kind": "resnet", "depth": 8},
         "form": {"kind": "batch_ensemble"},
         "members": ensemble.members,
@@ -25,4 +25,4 @@ def student_of(ensemble: Ensemble, temperature: float = 1.7) -> Student:
         "weights": "w",
         "scores": {"acc": 0.5},
     }
-    return Student(ensemble.eval(), Description.read(said, "a test"))
+    return Student(ensemble.eval(), Description.read(config, "a test"))

@@ -100,19 +100,19 @@ def test_onnx_answers_as_python_does_at_every_batch(form, exported, pictures):
     for batch in (1, 7, 64):
         some = pictures[:batch].numpy()
         given = {"pixels": some / np.float32(255) if form == "single" else some}
-        found, expected = session.run(None, given), student.predict(some)
-        for output, value in zip(session.get_outputs(), found, strict=True):
+        outputs, expected = session.run(None, given), student.predict(some)
+        for output, value in zip(session.get_outputs(), outputs, strict=True):
             np.testing.assert_allclose(value, getattr(expected, output.name), atol=1e-5, err_msg=output.name)
 
 
 def test_an_onnx_file_says_what_it_is_and_nothing_of_this_machine(exported):
     student, to = exported("batch ensemble")
     session = onnxruntime.InferenceSession(to)
-    said = session.get_modelmeta().custom_metadata_map
-    assert json.loads(said["classes"]) == list(student.classes)
-    assert float(said["temperature"]) == student.temperature
-    assert (said["weights"], said["recipe"], said["levels"]) == ("w", "r", "uint8")
-    assert json.loads(said["scores"]) == {"acc": 0.5}
+    properties = session.get_modelmeta().custom_metadata_map
+    assert json.loads(properties["classes"]) == list(student.classes)
+    assert float(properties["temperature"]) == student.temperature
+    assert (properties["weights"], properties["recipe"], properties["levels"]) == ("w", "r", "uint8")
+    assert json.loads(properties["scores"]) == {"acc": 0.5}
     assert [(each.name, each.shape) for each in session.get_outputs()] == [
         ("probabilities", ["batch", CLASSES]),
         ("entropy", ["batch"]),
@@ -132,18 +132,18 @@ def test_a_file_says_nothing_of_the_folder_that_a_model_lay_in(tmp_path):
     table = foreign_table(f"transformers:{tmp_path / 'mine'}", tmp_path)
     student = student_of(Single(network()))
     student = student.with_description(network=table)
-    said = metadata(student, "uint8")
-    assert json.loads(said["network"])["config"]["hidden_sizes"] == [8]
-    assert str(tmp_path) not in json.dumps(said)
+    properties = metadata(student, "uint8")
+    assert json.loads(properties["network"])["config"]["hidden_sizes"] == [8]
+    assert str(tmp_path) not in json.dumps(properties)
     assert table.label == "mine"
 
 
 def test_a_pt2_file_answers_as_python_does(pictures, tmp_path):
     student = student_of(BatchEnsemble(network(), 2), temperature=0.5)
     export_student(student, tmp_path / "student.pt2", pictures)
-    told = {"polyphony.json": ""}
-    module = torch.export.load(tmp_path / "student.pt2", extra_files=told).module()
-    assert json.loads(told["polyphony.json"])["method"] == "kd"
+    files = {"polyphony.json": ""}
+    module = torch.export.load(tmp_path / "student.pt2", extra_files=files).module()
+    assert json.loads(files["polyphony.json"])["method"] == "kd"
     for batch in (1, 7, 64):
         expected = student.predict(pictures[:batch])
         for name, value in module(pictures[:batch]).items():
@@ -222,7 +222,7 @@ class Does(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("what", "to", "said"),
+    ("what", "to", "message"),
     [
         (torch.digamma, "a.onnx", "ONNX does not support digamma; .pt2 does"),
         (lambda z: z.view(2, 5), "a.pt2", "cannot be traced for any number of images"),
@@ -232,8 +232,8 @@ class Does(nn.Module):
         (lambda z: z, "a.tflite", "must end in .onnx or .pt2"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(what, to, said, pictures, tmp_path):
-    with pytest.raises(ExportError, match=re.escape(said)) as raised:
+def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(what, to, message, pictures, tmp_path):
+    with pytest.raises(ExportError, match=re.escape(message)) as raised:
         export_student(student_of(Single(Does(what))), tmp_path / to, pictures)
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
@@ -252,15 +252,15 @@ class WrongAsAFile(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("i", "off", "to", "said"),
+    ("i", "off", "to", "message"),
     [
         (0, 1e-3, "a.pt2", "at a batch of 1"),
         (5, 0.1, "a.pt2", "at a batch of 7"),
         (1, 1, "a.onnx", "batch of 2"),
     ],
 )
-def test_a_file_that_is_wrong_is_not_written(i, off, to, said, pictures, tmp_path):
-    with pytest.raises(ExportError, match=f"differ from the student's by .* {said}"):
+def test_a_file_that_is_wrong_is_not_written(i, off, to, message, pictures, tmp_path):
+    with pytest.raises(ExportError, match=f"differ from the student's by .* {message}"):
         export_student(student_of(Single(WrongAsAFile(i, off))), tmp_path / to, pictures)
     assert list(tmp_path.iterdir()) == []
 
@@ -275,9 +275,9 @@ def test_a_missing_extra_is_named(pictures, tmp_path, monkeypatch):
 
 def test_the_command_writes_a_file_that_answers(say, run, images, tmp_path, monkeypatch):
     monkeypatch.setattr("polyphony.study.study.load", lambda *_: pytest.fail("the data was read"))
-    told = say("export", run, "single", "--to", tmp_path / "s.onnx", "--licence", "MIT")
-    assert told.code == 0, told
-    assert "the student of single, seed 0" in told.out
+    result = say("export", run, "single", "--to", tmp_path / "s.onnx", "--licence", "MIT")
+    assert result.code == 0, result
+    assert "the student of single, seed 0" in result.out
     session = onnxruntime.InferenceSession(tmp_path / "s.onnx")
     (probabilities,) = session.run(["probabilities"], {"pixels": images.images[:9].numpy()})
     np.testing.assert_allclose(
@@ -291,20 +291,20 @@ def test_a_file_is_replaced_by_force_alone_and_the_best_student_is_named(say, re
     to.write_text("mine")
     refused(say("export", run, "--out", to), "exists: give --out another name, or --force")
     assert to.read_text() == "mine"
-    told = say("export", run, "--out", to, "--force")
-    assert told.code == 0, told
+    result = say("export", run, "--out", to, "--force")
+    assert result.code == 0, result
     best = load_student(run)
-    assert f"Chosen: {best.description.method}, seed 0: lowest calibrated validation NLL" in told.err
+    assert f"Chosen: {best.description.method}, seed 0: lowest calibrated validation NLL" in result.err
     assert to.stat().st_size > 1000
 
 
 def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path, monkeypatch):
     to = tmp_path / "s.onnx"
-    told = say("export", run, "be", "--out", to, "--int8", "--allow", "1")
-    assert told.code == 0, told
-    assert re.search(r"NLL +│ +\d\.\d{4} +│ +\d\.\d{4}", told.out)
-    assert "70 test images; left in float32: " in told.out
-    assert "Rank correlation of the mutual information with float32: " in told.out
+    result = say("export", run, "be", "--out", to, "--int8", "--allow", "1")
+    assert result.code == 0, result
+    assert re.search(r"NLL +│ +\d\.\d{4} +│ +\d\.\d{4}", result.out)
+    assert "70 test images; left in float32: " in result.out
+    assert "Rank correlation of the mutual information with float32: " in result.out
     assert onnxruntime.InferenceSession(to).get_modelmeta().custom_metadata_map["precision"] == "int8"
     to.unlink()
     worse = Int8(b"", "nothing", FileScores(0.9, 0.3, 0.1, 1.0), FileScores(0.9, 0.4, 0.1, 1.0), None, 70)
@@ -315,7 +315,7 @@ def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["RUN", "singel", "--to", "s.onnx"], "no method 'singel'; did you mean 'single'?"),
         (["nowhere", "single", "--to", "s.onnx"], "nowhere/recipe.json is not there"),
@@ -324,6 +324,6 @@ def test_int8_is_judged_before_it_is_written(say, refused, run, tmp_path, monkey
         (["RUN", "single"], "--out"),
     ],
 )
-def test_what_the_command_cannot_do_is_one_sentence(say, refused, run, tmp_path, words, said):
-    refused(say("export", *(word.replace("RUN", str(run)) for word in words)), said)
+def test_what_the_command_cannot_do_is_one_sentence(say, refused, run, tmp_path, words, message):
+    refused(say("export", *(word.replace("RUN", str(run)) for word in words)), message)
     assert not list(tmp_path.glob("s.*"))

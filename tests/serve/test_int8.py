@@ -47,29 +47,29 @@ def samples(student) -> Samples:
 
 
 @pytest.fixture(scope="module")
-def made(student, samples) -> Int8:
+def quantised(student, samples) -> Int8:
     return quantise_student(student, samples)
 
 
-def answers_of(made: Int8, split: Split) -> dict[str, np.ndarray]:
+def answers_of(quantised: Int8, split: Split) -> dict[str, np.ndarray]:
     """The outputs of a file by name."""
-    session = onnxruntime.InferenceSession(made.data)
+    session = onnxruntime.InferenceSession(quantised.data)
     names = [each.name for each in session.get_outputs()]
     return dict(zip(names, session.run(names, {"pixels": split.images.numpy()}), strict=True))
 
 
-def test_its_answers_are_nearly_those_of_the_student(made, student, samples):
-    found = answers_of(made, samples.test)
+def test_its_answers_are_nearly_those_of_the_student(quantised, student, samples):
+    outputs = answers_of(quantised, samples.test)
     expected = student.predict(samples.test.images)
-    apart = np.abs(found["members"] - expected.members.numpy())
-    assert 1e-4 < apart.max() < 0.1
-    assert apart.mean() < 0.01
-    kinds = {node.op_type for node in onnx.load_from_string(made.data).graph.node}
+    errors = np.abs(outputs["members"] - expected.members.numpy())
+    assert 1e-4 < errors.max() < 0.1
+    assert errors.mean() < 0.01
+    kinds = {node.op_type for node in onnx.load_from_string(quantised.data).graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
-    assert made.rank_correlation == pytest.approx(
-        spearman(found["mutual_information"], expected.mutual_information), abs=1e-3
+    assert quantised.rank_correlation == pytest.approx(
+        spearman(outputs["mutual_information"], expected.mutual_information), abs=1e-3
     )
-    assert made.rank_correlation > 0.9
+    assert quantised.rank_correlation > 0.9
 
 
 def spearman(first, second):
@@ -77,23 +77,23 @@ def spearman(first, second):
     return np.corrcoef(*ranks)[0, 1]
 
 
-def test_its_temperature_is_fitted_with_its_own_answers(made, samples):
-    session = onnxruntime.InferenceSession(made.data)
-    said = session.get_modelmeta().custom_metadata_map
+def test_its_temperature_is_fitted_with_its_own_answers(quantised, samples):
+    session = onnxruntime.InferenceSession(quantised.data)
+    properties = session.get_modelmeta().custom_metadata_map
     (members,) = session.run(["members"], {"pixels": samples.valid.images.numpy()})
     logs = torch.from_numpy(members).double().log()
     best = Predictions(logs, samples.valid.labels).fit_temperature()
-    assert float(said["temperature"]) == pytest.approx(best, rel=1e-3)
-    assert made.after.temperature == pytest.approx(best, rel=1e-3)
+    assert float(properties["temperature"]) == pytest.approx(best, rel=1e-3)
+    assert quantised.after.temperature == pytest.approx(best, rel=1e-3)
     probabilities, members = session.run(
         ["probabilities", "members"], {"pixels": samples.test.images.numpy()}
     )
     scaled = members.astype(np.float64).mean(0) ** (1 / best)
     np.testing.assert_allclose(probabilities, scaled / scaled.sum(-1, keepdims=True), atol=1e-4)
     right = probabilities[np.arange(200), samples.test.labels]
-    assert made.after.nll == pytest.approx(-np.log(right).mean(), abs=1e-4)
-    assert json.loads(said["int8"])["images"] == 200
-    assert said["precision"] == "int8"
+    assert quantised.after.nll == pytest.approx(-np.log(right).mean(), abs=1e-4)
+    assert json.loads(properties["int8"])["images"] == 200
+    assert properties["precision"] == "int8"
 
 
 def test_its_sets_are_calibrated_with_its_own_answers(student, samples):
@@ -101,10 +101,12 @@ def test_its_sets_are_calibrated_with_its_own_answers(student, samples):
     elsewhere = Thresholds(
         coverages=(0.5, 0.99), confidences=(0.9, 0.1), scores=(1e-3, 1e-3), temperature=1.7
     )
-    told = student.description.model_copy(update={"thresholds": elsewhere, "sets": 0.9})
-    session = onnxruntime.InferenceSession(quantise_student(replace(student, description=told), samples).data)
-    said = session.get_modelmeta().custom_metadata_map
-    own = Thresholds.model_validate_json(said["thresholds"])
+    description = student.description.model_copy(update={"thresholds": elsewhere, "sets": 0.9})
+    session = onnxruntime.InferenceSession(
+        quantise_student(replace(student, description=description), samples).data
+    )
+    properties = session.get_modelmeta().custom_metadata_map
+    own = Thresholds.model_validate_json(properties["thresholds"])
     pixels = {"pixels": samples.valid.images.numpy()}
     sets, members = session.run(["set", "members"], pixels)
     scaled = members.astype(np.float64).mean(0) ** (1 / own.temperature)
@@ -113,27 +115,27 @@ def test_its_sets_are_calibrated_with_its_own_answers(student, samples):
     _, calibration = two_parts(200)
     held = sets[calibration, samples.valid.labels[calibration]].sum()
     assert held == pytest.approx(np.ceil(0.9 * 151), abs=1)  # the last one lies on the threshold
-    assert json.loads(said["sets"]) == 0.9
+    assert json.loads(properties["sets"]) == 0.9
 
 
-def test_it_is_smaller_and_the_classifier_keeps_its_precision(made):
-    graph = onnx.load_from_string(made.data).graph
+def test_it_is_smaller_and_the_classifier_keeps_its_precision(quantised):
+    graph = onnx.load_from_string(quantised.data).graph
     kinds = {each.name: each.data_type for each in graph.initializer}
     (shares,) = {kinds.get(node.input[1]) for node in graph.node if node.op_type == "Gemm"}
     assert shares == onnx.TensorProto.FLOAT
-    assert made.in_float == "the classifier"
+    assert quantised.in_float == "the classifier"
     assert sum(kind == onnx.TensorProto.INT8 for kind in kinds.values()) >= 3 + 3 * 4
 
 
-def test_a_file_that_is_worse_is_not_written(made, tmp_path):
-    worse = replace(made, after=replace(made.after, nll=made.before.nll + 0.015))
+def test_a_file_that_is_worse_is_not_written(quantised, tmp_path):
+    worse = replace(quantised, after=replace(quantised.after, nll=quantised.before.nll + 0.015))
     with pytest.raises(
         ExportError, match=r"raises the calibrated NLL on test images by 0\.0150 .* 0\.01 is allowed"
     ):
         worse.write(tmp_path / "a.onnx")
     assert list(tmp_path.iterdir()) == []
     worse.write(tmp_path / "a.onnx", allow=0.02)
-    assert (tmp_path / "a.onnx").read_bytes() == made.data
+    assert (tmp_path / "a.onnx").read_bytes() == quantised.data
 
 
 class Wide(nn.Module):
@@ -156,9 +158,9 @@ def test_layers_that_hurt_stay_in_float(samples):
     labelled = {
         name: Split(each.images, hurt.predict(each.images).labels) for name, each in vars(samples).items()
     }
-    made = quantise_student(hurt, Samples(**labelled))
-    assert made.in_float == "the classifier and the first layer"
-    assert made.after.acc == pytest.approx(made.before.acc, abs=0.05)
+    quantised = quantise_student(hurt, Samples(**labelled))
+    assert quantised.in_float == "the classifier and the first layer"
+    assert quantised.after.acc == pytest.approx(quantised.before.acc, abs=0.05)
 
 
 class Nothing(nn.Module):
@@ -169,15 +171,15 @@ class Nothing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("ensemble", "spoil", "said"),
+    ("ensemble", "spoil", "message"),
     [
         (Single(Nothing()), {}, "that could become int8"),
         (Single(nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))), {"train": 0}, "must be uint8"),
     ],
 )
-def test_what_cannot_be_int8_is_one_sentence(ensemble, spoil, said, samples):
+def test_what_cannot_be_int8_is_one_sentence(ensemble, spoil, message, samples):
     given = replace(samples, **{name: getattr(samples, name)[:count] for name, count in spoil.items()})
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         quantise_student(student_of(ensemble), given)
 
 
@@ -201,9 +203,9 @@ def test_a_processor_without_vnni_is_known(flags, slow, tmp_path, monkeypatch):
 def test_heads_that_are_one_stack_of_matrices_stay_in_float(samples):
     torch.manual_seed(4)
     heads = Hydra(resnet(8, CLASSES, width=2), 3)  # so large a part of it that they would be int8
-    made = quantise_student(student_of(heads), samples)
-    assert made.in_float == "the classifier"
-    assert made.rank_correlation is not None
+    quantised = quantise_student(student_of(heads), samples)
+    assert quantised.in_float == "the classifier"
+    assert quantised.rank_correlation is not None
 
 
 LATER = {
@@ -224,13 +226,15 @@ def test_later_students_answer_in_int8_nearly_as_before(form, samples):
     for _ in range(20):
         ensemble(torch.rand(3, 16, *SHAPE))
     student = student_of(ensemble)
-    made = quantise_student(student, samples)
-    found = answers_of(made, samples.test)
+    quantised = quantise_student(student, samples)
+    outputs = answers_of(quantised, samples.test)
     expected = student.predict(samples.test.images).members.numpy()
     assert np.ptp(expected, axis=0).max() > 0.05
-    apart = np.abs(found["members"] - expected)
-    assert 1e-4 < apart.max() < 0.3
-    assert apart.mean() < 0.01
-    weights = [each for each in onnx.load_from_string(made.data).graph.initializer if len(each.dims) == 4]
+    errors = np.abs(outputs["members"] - expected)
+    assert 1e-4 < errors.max() < 0.3
+    assert errors.mean() < 0.01
+    weights = [
+        each for each in onnx.load_from_string(quantised.data).graph.initializer if len(each.dims) == 4
+    ]
     assert weights
     assert {each.data_type for each in weights} == {onnx.TensorProto.INT8}

@@ -116,9 +116,9 @@ def test_the_folder_of_a_model_need_not_be_there_nor_be_as_it_was(tmp_path):
     (tmp_path / "own.toml").write_text(OF_A_FOLDER)
 
     def study():
-        made = Study(read_recipe(tmp_path / "own.toml"), tmp_path / "run")
-        run_study(made, Here(1), Mock())
-        return made.data().test.images
+        own_study = Study(read_recipe(tmp_path / "own.toml"), tmp_path / "run")
+        run_study(own_study, Here(1), Mock())
+        return own_study.data().test.images
 
     images = study()
     before = load_student(tmp_path / "run").predict(images)
@@ -136,16 +136,16 @@ def test_the_data_need_not_be_there(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         (("bee", 0), "no method 'bee'; did you mean 'be'?"),
         (("teachers", None), "no method 'teachers'"),
         (("be", 7), "no seed 7; it has 0"),
     ],
 )
-def test_a_student_that_is_not_there_is_one_sentence(run, asked, said):
-    with pytest.raises(StoreError, match=re.escape(said)):
-        load_student(run, *asked)
+def test_a_student_that_is_not_there_is_one_sentence(run, arguments, message):
+    with pytest.raises(StoreError, match=re.escape(message)):
+        load_student(run, *arguments)
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
@@ -187,14 +187,14 @@ def test_a_run_that_lacks_a_file_is_one_sentence(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda z: z * math.nan, "returns NaN for these images: its training has diverged"),
         (lambda z: z * math.inf, "returns NaN for these images: its training has diverged"),
         (lambda z: z[..., None], "returns [2, 10, 1] for 2 images, not [2, 10]"),
     ],
 )
-def test_outputs_that_are_not_predictions_are_one_sentence(student, images, spoil, said):
+def test_outputs_that_are_not_predictions_are_one_sentence(student, images, spoil, message):
     class Spoilt(torch.nn.Module):
         def __init__(self, network):
             super().__init__()
@@ -204,5 +204,5 @@ def test_outputs_that_are_not_predictions_are_one_sentence(student, images, spoi
             return spoil(self.network(x))
 
     chosen = student("single")
-    with pytest.raises(AnswerError, match=re.escape(said)):
+    with pytest.raises(AnswerError, match=re.escape(message)):
         replace(chosen, ensemble=Single(Spoilt(chosen.ensemble.network))).predict(images.images[:2])

@@ -23,13 +23,15 @@ def test_the_programs_on_the_way_out_run(say, run, images, tmp_path):
         words = [names.get(word, word) for word in line.split()[1:]]
         assert say(*words).code == 0, line
     assert {"uncertain.html", "student.onnx", "my-student"} <= {path.name for path in tmp_path.iterdir()}
-    found = []
+    predictions = []
     for program in programs:
         for name, here in names.items():
             program = program.replace(name, here)
-        told: dict[str, object] = {}
-        exec(program, told)
-        found.append(told["answers"].probabilities if "answers" in told else told["probabilities"])
-    in_python, by_onnxruntime = found
+        namespace: dict[str, object] = {}
+        exec(program, namespace)
+        predictions.append(
+            namespace["answers"].probabilities if "answers" in namespace else namespace["probabilities"]
+        )
+    in_python, by_onnxruntime = predictions
     assert in_python.shape == (2, 10)
     np.testing.assert_allclose(by_onnxruntime, in_python, atol=1e-5)

@@ -30,28 +30,30 @@ def packed(run, tmp_path_factory):
 
 
 def test_a_packed_student_answers_as_in_its_run_and_by_onnxruntime(packed, run, images):
-    expected, found = (load_student(where, "hydra").predict(images.images) for where in (run, packed))
+    expected, packed_answers = (
+        load_student(where, "hydra").predict(images.images) for where in (run, packed)
+    )
     session = onnxruntime.InferenceSession(packed / "model.onnx")
     answers = session.run(None, {"pixels": images.images.numpy()})
     for output, value in zip(session.get_outputs(), answers, strict=True):
         here = getattr(expected, output.name)
-        assert getattr(found, output.name).equal(here)
+        assert getattr(packed_answers, output.name).equal(here)
         np.testing.assert_allclose(value, here, atol=1e-5)
 
 
 def test_its_card_says_scores_origin_and_licence(packed):
-    card, said = (packed / "README.md").read_text(), json.loads((packed / "config.json").read_text())
+    card, config = (packed / "README.md").read_text(), json.loads((packed / "config.json").read_text())
     assert 'license: "mit"' in card  # as the Hub has them
-    assert f"{100 * said['scores']['acc']:.2f}" in card
+    assert f"{100 * config['scores']['acc']:.2f}" in card
     assert "distilled from a deep ensemble of 2 networks (resnet)" in card
     assert "(diversity.svg)" in card
     assert (packed / "diversity.svg").read_bytes().startswith(b"<?xml")
-    assert said["classes"] == list("0123456789")
+    assert config["classes"] == list("0123456789")
 
 
 def test_its_card_has_selective_prediction_and_sets(packed, run):
-    told, card = load_student(packed).description, (packed / "README.md").read_text()
-    whose = (told.method, told.seed)
+    description, card = load_student(packed).description, (packed / "README.md").read_text()
+    whose = (description.method, description.seed)
     (score,) = [
         row
         for row in read_table(run, Score)
@@ -84,9 +86,9 @@ def test_its_card_has_the_price_where_the_run_has_measured_it(run, student, tmp_
         )
     ]
     write_atomically(tmp_path / "run" / Latency.file, to_csv(rows, Latency).encode())
-    said = card(Run.open(tmp_path / "run"), student("be"), "mine", figure=False)
-    assert "| milliseconds for one image, one thread | 4.00 | 1.00 | 1.25 | 0.12 |" in said
-    assert "| file (MB, float32) | 2.34 | 2.34 | 2.34 | 2.34 |" in said
+    text = card(Run.open(tmp_path / "run"), student("be"), "mine", figure=False)
+    assert "| milliseconds for one image, one thread | 4.00 | 1.00 | 1.25 | 0.12 |" in text
+    assert "| file (MB, float32) | 2.34 | 2.34 | 2.34 | 2.34 |" in text
 
 
 def test_the_card_of_a_student_of_own_code_says_how_that_loads(run, student):
@@ -94,9 +96,9 @@ def test_the_card_of_a_student_of_own_code_says_how_that_loads(run, student):
     of_code = replace(
         student("single"), description=student("single").description.model_copy(update={"network": own})
     )
-    said, plain = (card(Run.open(run), each, "mine", figure=False) for each in (of_code, student("single")))
-    assert 'load_student("mine", code=True)' in said
-    assert "With Polyphony, where the code `os:getcwd` can be imported:" in said
+    text, plain = (card(Run.open(run), each, "mine", figure=False) for each in (of_code, student("single")))
+    assert 'load_student("mine", code=True)' in text
+    assert "With Polyphony, if the code `os:getcwd` can be imported:" in text
     assert 'load_student("mine")' in plain
     assert "With Polyphony:" in plain
 
@@ -112,9 +114,9 @@ def test_nothing_is_left_where_packing_fails_and_nothing_is_replaced(say, refuse
 def test_a_packed_student_is_replaced_by_force_and_may_hold_int8(say, run, packed, images, tmp_path):
     to = shutil.copytree(packed, tmp_path / "mine")
     (to / "note.txt").write_text("mine")
-    told = say("pack", run, "be", "--out", to, "--force", "--int8", "--allow", "1")
-    assert told.code == 0, told
-    assert "left in float32" in told.out
+    result = say("pack", run, "be", "--out", to, "--force", "--int8", "--allow", "1")
+    assert result.code == 0, result
+    assert "left in float32" in result.out
     assert not (to / "note.txt").exists()
     assert load_student(to).description.method == "be"
     float32, int8 = (
@@ -130,8 +132,8 @@ def test_a_packed_student_is_replaced_by_force_and_may_hold_int8(say, run, packe
 
 @pytest.mark.parametrize("verb", ["export", "pack"])
 def test_a_rise_is_allowed_to_int8_alone(say, run, verb, tmp_path):
-    told = say(verb, run, "be", "--out", tmp_path / "s.onnx", "--allow", "0.02")
-    assert (told.code, told.err) == (2, "polyphony: --allow needs --int8: give both, or neither\n")
+    result = say(verb, run, "be", "--out", tmp_path / "s.onnx", "--allow", "0.02")
+    assert (result.code, result.err) == (2, "polyphony: --allow needs --int8: give both, or neither\n")
 
 
 @pytest.mark.parametrize(("verb", "to"), [("export", "s.onnx"), ("pack", "packed")])
@@ -154,10 +156,10 @@ def test_a_poor_student_is_written_with_the_warnings_of_the_page(say, run, verb,
 
 
 def test_an_int8_file_is_announced_with_its_own_temperature(say, run, tmp_path):
-    told = say("export", run, "be", "--out", tmp_path / "s.onnx", "--int8", "--allow", "1")
-    assert told.code == 0, told
-    kept = onnxruntime.InferenceSession(tmp_path / "s.onnx").get_modelmeta().custom_metadata_map
-    assert f"temperature {float(kept['temperature']):.3g})" in told.out
+    result = say("export", run, "be", "--out", tmp_path / "s.onnx", "--int8", "--allow", "1")
+    assert result.code == 0, result
+    properties = onnxruntime.InferenceSession(tmp_path / "s.onnx").get_modelmeta().custom_metadata_map
+    assert f"temperature {float(properties['temperature']):.3g})" in result.out
 
 
 def spoil_weights(folder):
@@ -169,23 +171,23 @@ def spoil_config(folder):
 
 
 def name_code(folder):
-    said = json.loads((folder / "config.json").read_text())
-    said["network"] = {"kind": "python", "name": "os:getcwd", "args": {}}
-    (folder / "config.json").write_text(json.dumps(said))
+    config = json.loads((folder / "config.json").read_text())
+    config["network"] = {"kind": "python", "name": "os:getcwd", "args": {}}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (spoil_weights, "is not the file that was packed"),
         (spoil_config, "does not describe a student"),
         (name_code, "needs the code 'os:getcwd', which runs only with code=True"),
     ],
 )
-def test_a_folder_that_is_not_what_was_packed_is_refused(packed, tmp_path, spoil, said):
+def test_a_folder_that_is_not_what_was_packed_is_refused(packed, tmp_path, spoil, message):
     copy = shutil.copytree(packed, tmp_path / "copy")
     spoil(copy)
-    with pytest.raises(StoreError, match=re.escape(said)):
+    with pytest.raises(StoreError, match=re.escape(message)):
         load_student(copy)
 
 

@@ -119,7 +119,7 @@ def test_a_picture_cut_short_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "said"),
+    ("images", "message"),
     [
         ([], "no images"),
         (np.zeros((0, 6, 6, 3), np.uint8), "no images"),
@@ -134,8 +134,8 @@ def test_a_picture_cut_short_is_one_sentence(tmp_path):
         (Image.new("I;16", (6, 6)), "more than 8 bits"),
     ],
 )
-def test_what_is_no_image_is_one_sentence(images, said):
-    with pytest.raises(DataError, match=said):
+def test_what_is_no_image_is_one_sentence(images, message):
+    with pytest.raises(DataError, match=message):
         as_pixels(images)
 
 
@@ -153,8 +153,8 @@ def test_pictures_are_found_in_folders_in_order(tmp_path):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).touch()
     (tmp_path / "lone").touch()
-    found = find_pictures([tmp_path / "lone", tmp_path / "in"])
-    assert found == [str(tmp_path / name) for name in ("lone", "in/a/c.JPG", "in/b.png")]
+    files = find_pictures([tmp_path / "lone", tmp_path / "in"])
+    assert files == [str(tmp_path / name) for name in ("lone", "in/a/c.JPG", "in/b.png")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty holds no pictures"):
         find_pictures([tmp_path / "empty"])

@@ -25,10 +25,10 @@ def folder(tmp_path, images):
 
 def test_json_csv_and_table_say_what_python_answers(say, run, folder, images):
     answers = load_student(run, "hydra").predict(images.images[:6])
-    told = json.loads(say("predict", run, folder, "--method", "hydra", "--json").out)
+    records = json.loads(say("predict", run, folder, "--method", "hydra", "--json").out)
     rows = list(csv.DictReader(io.StringIO(say("predict", run, folder, "--method", "hydra", "--csv").out)))
     table = say("predict", run, folder, "--method", "hydra").out
-    for i, (one, other) in enumerate(zip(told, rows, strict=True)):
+    for i, (one, other) in enumerate(zip(records, rows, strict=True)):
         assert one["image"] == other["image"] == str(folder / f"{i}.png")
         assert one["label"] == other["label"] == str(int(answers.labels[i]))
         for name in ("confidence", "entropy", "mutual_information"):
@@ -42,35 +42,35 @@ def test_json_csv_and_table_say_what_python_answers(say, run, folder, images):
 
 
 def test_who_decides_and_which_classes_are_possible(say, run, folder, images):
-    asked = ("predict", run, folder, "--method", "hydra", "--coverage", "0.7", "--sets", "0.9")
+    arguments = ("predict", run, folder, "--method", "hydra", "--coverage", "0.7", "--sets", "0.9")
     answers = load_student(run, "hydra").predict(images.images[:6])
-    told, table = json.loads(say(*asked, "--json").out), say(*asked).out
-    rows = list(csv.DictReader(io.StringIO(say(*asked, "--csv").out)))
-    for i, (one, other) in enumerate(zip(told, rows, strict=True)):
+    records, table = json.loads(say(*arguments, "--json").out), say(*arguments).out
+    rows = list(csv.DictReader(io.StringIO(say(*arguments, "--csv").out)))
+    for i, (one, other) in enumerate(zip(records, rows, strict=True)):
         held = [str(k) for k in range(10) if answers.sets(0.9)[i, k]]
         assert one["set"] == held
         assert other["set"] == "; ".join(held)
         assert one["by"] == other["by"] == ("model" if answers.certain(0.7)[i] else "person")
-    assert all(word in table for word in ("possible", "decided", told[0]["by"]))
+    assert all(word in table for word in ("possible", "decided", records[0]["by"]))
     plain = say("predict", run, folder, "--method", "hydra", "--csv").out
     assert plain.splitlines()[0] == "image,label,confidence,entropy,mutual_information"
 
 
 def test_a_long_table_has_a_line_for_each_image(say, run, folder, monkeypatch):
-    asked = ("predict", run, folder, "--method", "hydra", "--coverage", "0.7", "--sets", "0.9")
-    told = json.loads(say(*asked, "--json").out)
+    arguments = ("predict", run, folder, "--method", "hydra", "--coverage", "0.7", "--sets", "0.9")
+    records = json.loads(say(*arguments, "--json").out)
     monkeypatch.setattr("polyphony.cli.use.MOST_FOLDED", 5)
-    head, *lines = say(*asked).out.splitlines()
+    head, *lines = say(*arguments).out.splitlines()
     assert head.split("  ")[0] == "image"
-    for each, line in zip(told, lines, strict=True):
+    for each, line in zip(records, lines, strict=True):
         assert line.startswith(f"{each['image']}  {each['label']} ")
         assert line.index(each["by"]) == head.index("decided by")
         assert line.endswith(", ".join(each["set"]) or "none")
 
 
 def test_the_most_uncertain_come_first(say, run, folder):
-    told = json.loads(say("predict", run, folder, "--json", "--sort").out)
-    entropies = [each["entropy"] for each in told]
+    records = json.loads(say("predict", run, folder, "--json", "--sort").out)
+    entropies = [each["entropy"] for each in records]
     assert entropies == sorted(entropies, reverse=True)
     assert len(set(entropies)) == 6
 
@@ -93,7 +93,7 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["RUN"], "predict needs IMAGES"),
         (["RUN", "IN", "--json", "--csv"], "not both"),
@@ -106,9 +106,9 @@ def test_the_page_has_every_picture_and_needs_nothing_else(say, run, folder, tmp
         (["RUN", "IN", "IN/notes.txt"], "notes.txt is not a valid picture"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(say, refused, run, folder, tmp_path, words, said):
+def test_what_cannot_be_done_is_one_sentence(say, refused, run, folder, tmp_path, words, message):
     named = [word.replace("RUN", str(run)).replace("IN", str(folder)) for word in words]
-    told = say("predict", *named, "--page", tmp_path / "page.html")
-    refused(told, said)
-    assert not told.out
+    result = say("predict", *named, "--page", tmp_path / "page.html")
+    refused(result, message)
+    assert not result.out
     assert not (tmp_path / "page.html").exists()

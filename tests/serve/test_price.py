@@ -38,13 +38,13 @@ def test_every_model_has_the_bytes_of_its_exported_file(run: Path, tmp_path: Pat
     opened = opened_with(run, "be")
     rows = price.measure_prices(opened)
     assert [(row.batch, row.model) for row in rows] == [(b, m) for b in (1, 64) for m in opened.models]
-    found = by_model(rows, 1)
+    prices = by_model(rows, 1)
     student = load_student(run, "be")
     images = price.random_images(3, student.description.shape)
     export_student(student, tmp_path / "student.onnx", images)
     alone = (tmp_path / "student.onnx").stat().st_size
-    assert found["be"].bytes == pytest.approx(alone, abs=200)  # its description differs
-    assert found["teachers"].bytes == opened.members * found["best teacher"].bytes
+    assert prices["be"].bytes == pytest.approx(alone, abs=200)  # its description differs
+    assert prices["teachers"].bytes == opened.members * prices["best teacher"].bytes
     assert all(row.runtime.startswith("onnxruntime ") and row.threads == 1 for row in rows)
 
 
@@ -53,10 +53,10 @@ def test_a_run_that_cannot_be_exported_is_measured_in_pytorch(run: Path, monkeyp
         raise ExportError("no")
 
     monkeypatch.setattr(price, "export_student", refuse)
-    found = by_model(price.measure_prices(opened_with(run, "be", "mimo")), 64)
-    assert {row.runtime.split()[0] for row in found.values()} == {"PyTorch"}
+    prices = by_model(price.measure_prices(opened_with(run, "be", "mimo")), 64)
+    assert {row.runtime.split()[0] for row in prices.values()} == {"PyTorch"}
     weights = load_file(run / "teachers" / "0" / "weights.safetensors").values()
-    assert found["best teacher"].bytes == sum(each.nbytes for each in weights)
+    assert prices["best teacher"].bytes == sum(each.nbytes for each in weights)
 
 
 def test_prices_are_measured_once_a_machine(run: Path, tmp_path: Path, monkeypatch):

@@ -56,10 +56,10 @@ def run(tmp_path_factory):
 @pytest.fixture
 def trials(monkeypatch):
     """One entry for each trial of a conversion."""
-    found = []
+    calls = []
     usual = members.try_order
-    monkeypatch.setattr(members, "try_order", lambda *args: found.append(args) or usual(*args))
-    return found
+    monkeypatch.setattr(members, "try_order", lambda *args: calls.append(args) or usual(*args))
+    return calls
 
 
 @pytest.mark.parametrize("method", ["front", "latent"])
@@ -67,7 +67,7 @@ def test_loading_tries_nothing(method, run, trials, monkeypatch):
     monkeypatch.setattr("polyphony.nn.trial.on_images", None)  # what a check of members would run
     images = open_study(run, None, "cpu").data().test.images
     student = load_student(run, method)
-    found = student.predict(images)
+    answers = student.predict(images)
     assert trials == []
     monkeypatch.undo()
     record = Run.open(run).folder / "students" / method / "0" / "done.json"
@@ -76,7 +76,9 @@ def test_loading_tries_nothing(method, run, trials, monkeypatch):
     tried.load_state_dict(open_study(run, None, "cpu").student(method, 0).weights())
     rebuilt = student.description.form.trained(tried).eval()
     x = images.float() / 255
-    assert rebuilt(x.expand(rebuilt.members, *x.shape)).softmax(-1).allclose(found.members.float(), atol=1e-6)
+    assert (
+        rebuilt(x.expand(rebuilt.members, *x.shape)).softmax(-1).allclose(answers.members.float(), atol=1e-6)
+    )
 
 
 def test_a_packed_student_tries_nothing(run, trials, tmp_path):

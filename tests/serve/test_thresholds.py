@@ -45,17 +45,22 @@ def test_more_coverage_is_larger_sets_and_more_answers(student, form, images):
 def test_a_coverage_between_two_takes_the_higher():
     rows = [Threshold("kd", 0, level / 100, 1 - level / 100, 2.0, level / 10) for level in (50, 51, 52)]
     rows[2] = Threshold("kd", 0, 0.52, 0.4, 2.0, math.inf)
-    found = Thresholds.of(rows[::-1])
-    assert (found.score(0.5), found.score(0.505), found.score(0.51), found.score(0.52)) == (
+    thresholds = Thresholds.of(rows[::-1])
+    assert (
+        thresholds.score(0.5),
+        thresholds.score(0.505),
+        thresholds.score(0.51),
+        thresholds.score(0.52),
+    ) == (
         5.0,
         5.1,
         5.1,
         math.inf,
     )
-    assert found.confidence(0.501) == 0.49
+    assert thresholds.confidence(0.501) == 0.49
     for wrong in (0.49, 0.53, math.nan):
         with pytest.raises(CoverageError, match=r"a coverage must be from 0\.5 to 0\.52"):
-            found.score(wrong)
+            thresholds.score(wrong)
 
 
 def test_a_run_without_thresholds_says_what_to_do(run, images, monkeypatch):
@@ -68,37 +73,37 @@ def test_a_run_without_thresholds_says_what_to_do(run, images, monkeypatch):
 
 @pytest.mark.parametrize(("form", "coverage"), [("be", 0.9), ("mimo", 0.6), ("dirichlet", 0.8), ("be", 0.99)])
 def test_an_onnx_file_answers_with_the_sets_of_python(student, images, tmp_path, form, coverage):
-    asked = student(form).with_sets(coverage)
-    export_student(asked, tmp_path / "s.onnx", images.images)
+    student_with_sets = student(form).with_sets(coverage)
+    export_student(student_with_sets, tmp_path / "s.onnx", images.images)
     session = onnxruntime.InferenceSession(tmp_path / "s.onnx")
     names = [each.name for each in session.get_outputs()]
     assert names == ["probabilities", "entropy", "mutual_information", "members", "set"]
     assert json.loads(session.get_modelmeta().custom_metadata_map["sets"]) == coverage
-    (found,) = session.run(["set"], {"pixels": images.images.numpy()})
-    same_sets(asked.predict(images.images), torch.from_numpy(found), coverage)
+    (sets,) = session.run(["set"], {"pixels": images.images.numpy()})
+    same_sets(student_with_sets.predict(images.images), torch.from_numpy(sets), coverage)
     if coverage == 0.99:  # more than 45 calibration images can promise
-        assert bool(found.all())
+        assert bool(sets.all())
 
 
-def same_sets(answers, found, coverage):
+def same_sets(answers, sets, coverage):
     scores, threshold = answers.set_scores(coverage)
-    assert found.dtype == torch.bool
-    assert bool(((found == answers.sets(coverage)) | ((scores - threshold).abs() < 1e-5)).all())
+    assert sets.dtype == torch.bool
+    assert bool(((sets == answers.sets(coverage)) | ((scores - threshold).abs() < 1e-5)).all())
 
 
 def test_a_file_of_pytorch_has_the_sets_too(student, images, tmp_path):
-    asked = student("be").with_sets(0.9)
-    export_student(asked, tmp_path / "s.pt2", images.images)
-    found = torch.export.load(tmp_path / "s.pt2").module()(images.images)["set"]
-    same_sets(asked.predict(images.images), found, 0.9)
+    student_with_sets = student("be").with_sets(0.9)
+    export_student(student_with_sets, tmp_path / "s.pt2", images.images)
+    sets = torch.export.load(tmp_path / "s.pt2").module()(images.images)["set"]
+    same_sets(student_with_sets.predict(images.images), sets, 0.9)
 
 
 def test_a_file_with_other_sets_is_not_written(student, images, tmp_path, monkeypatch):
-    asked = student("be").with_sets(0.9)
+    student_with_sets = student("be").with_sets(0.9)
     true_scores = Answers.set_scores
     monkeypatch.setattr(Answers, "set_scores", lambda self, c: (true_scores(self, c)[0], 0.01))
     with pytest.raises(ExportError, match="the file's set differ"):
-        export_student(asked, tmp_path / "s.onnx", images.images)
+        export_student(student_with_sets, tmp_path / "s.onnx", images.images)
     assert not list(tmp_path.iterdir())
 
 

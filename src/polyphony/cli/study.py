@@ -127,7 +127,7 @@ def show(
         return
     with terminal.working("Measuring how fast this machine is"):
         options = RunOptions(overrides=overrides, data=data, where=Where(device))
-        study = outlined_if_missing(prepare(recipe, options))
+        study = outline_if_missing(prepare(recipe, options))
         sketch = sketch_models(study)
         trainings, answer_costs = costs(study, sketch), prediction_costs(study, sketch)
         at_once = default_workers(study.device, study.threads())
@@ -161,7 +161,7 @@ def prepare(recipe: str, options: RunOptions) -> Study:
     return Study(resolved, folder, options.data, device_for_jobs(options.where))
 
 
-def outlined_if_missing(study: Study) -> Study:
+def outline_if_missing(study: Study) -> Study:
     """The study; if its data is missing, the study with blank images instead."""
     from polyphony.data import DataError, MissingDataError
 
@@ -212,11 +212,11 @@ def run_to(study: Study, upto: str, place: Runner, options: RunOptions, analyses
     with progress.board(total, study.folder if options.tensorboard else None) as board:
         outcome = run_study(study, place, board, upto=Upto[upto], redo=options.redo)
         if analyses:
-            analyse_shortly(study, place, board)
+            run_short_analyses(study, place, board)
     terminal.show_outcome(study, outcome)
 
 
-def analyse_shortly(study: Study, place: Runner, board: Board) -> None:
+def run_short_analyses(study: Study, place: Runner, board: Board) -> None:
     """Run the analyses that take seconds, and measure latency and file sizes of the models."""
     from polyphony.serve.price import write_prices
     from polyphony.study.analyses import SHORT, analyse
@@ -233,10 +233,8 @@ def announce(study: Study, upto: str, place: Runner) -> progress.TotalProgress:
     if not trainings:
         return progress.TotalProgress(weights(study, upto))
     summary = f"{study.recipe.name}: {counted(study.teacher_count, 'teacher')}"
-    if upto == "TEACH":
-        trainings = trainings[
-            : len(trainings) - len(study.recipe.methods)
-        ]  # pretrained teachers have no cost
+    if upto == "TEACH":  # the list ends with the methods; it has no pretrained teachers
+        trainings = trainings[: len(trainings) - len(study.recipe.methods)]
     else:
         summary += f", then {counted(len(study.students), 'student')} ({', '.join(study.recipe.methods)})"
     terminal.say(f"{summary}.")

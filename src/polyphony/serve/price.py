@@ -54,14 +54,14 @@ def measure_prices(run: Run) -> list[Latency]:
     All run in onnxruntime, or all in PyTorch if one cannot be exported, in one thread of the CPU.
     """
     parts = {model: networks_of(run, model) for model in run.models}
-    loads = {key: load for networks in parts.values() for key, load in networks}
-    loaded = {key: load() for key, load in loads.items()}
+    loaders = {key: load for networks in parts.values() for key, load in networks}
+    students = {key: load() for key, load in loaders.items()}
     try:
-        priced = {key: in_onnxruntime(student) for key, student in loaded.items()}
+        priced = {key: in_onnxruntime(student) for key, student in students.items()}
     except ExportError:
-        priced = {key: in_pytorch(student) for key, student in loaded.items()}
+        priced = {key: in_pytorch(student) for key, student in students.items()}
     models = {model: [priced[key] for key, _ in networks] for model, networks in parts.items()}
-    shape = next(iter(loaded.values())).description.shape
+    shape = next(iter(students.values())).description.shape
     with one_thread():
         return [row for batch in BATCHES for row in _rows(run, models, random_images(batch, shape))]
 
