@@ -25,7 +25,7 @@ import polyphony as package
 from polyphony._util.files import Terminated
 from polyphony.compute.parallel import GoneError
 from polyphony.execute.board import Board, Started
-from polyphony.execute.cluster import GIB, Cluster, ClusterError, LostError, Place, Share, compare, run_there
+from polyphony.execute.cluster import GIB, Cluster, ClusterError, LostError, Place, Share, compare, run_task
 from polyphony.execute.job import Graph
 from polyphony.execute.processes import WorkerLostError
 from polyphony.recipe import read_recipe
@@ -301,10 +301,10 @@ def test_a_job_that_begins_too_often_stops_the_study(tmp_path):
     begun = [Started("job", 1)]
     runner._mailbox = SimpleNamespace(size=lambda: 1, get_nowait_batch=lambda size: begun)
     for _ in range(4):
-        runner._pass_on(graph, board)
+        runner._forward_reports(graph, board)
     assert [what for what, _ in board.events] == ["started", "warn", "warn", "warn"]
     with pytest.raises(LostError, match="job was lost 4 times"):
-        runner._pass_on(graph, board)
+        runner._forward_reports(graph, board)
 
 
 class EndedError(Exception):
@@ -314,10 +314,10 @@ class EndedError(Exception):
 @pytest.mark.parametrize("lost", [WorkerLostError, GoneError, Terminated])
 def test_a_job_of_which_a_process_is_lost_or_terminated_ends_to_be_run_again(tmp_path, monkeypatch, lost):
     monkeypatch.setattr("polyphony.execute.cluster.run_in_ranks", mock.Mock(side_effect=lost))
-    monkeypatch.setattr(Place, "take", lambda place: None)
+    monkeypatch.setattr(Place, "apply", lambda place: None)
     monkeypatch.setattr("os._exit", mock.Mock(side_effect=EndedError))
     with pytest.raises(EndedError):
-        run_there(pickle.dumps(OnGpu("job", tmp_path, in_ranks=True)), Place(tmp_path, {}, 2, "cpu", 2), None)
+        run_task(pickle.dumps(OnGpu("job", tmp_path, in_ranks=True)), Place(tmp_path, {}, 2, "cpu", 2), None)
     os._exit.assert_called_once_with(1)
 
 
@@ -432,7 +432,7 @@ def test_a_node_that_differs_is_named():
     compare("n1", here, dict(here), Path("run"))
     with pytest.raises(ClusterError, match=r"node n1 does not see run: .* all nodes share"):
         compare("n1", here, here | {"folder": "False", "Ray": "1"}, Path("run"))
-    with pytest.raises(ClusterError, match=r"node n1 has Python 3\.12\.1, and here is 3\.11\.7"):
+    with pytest.raises(ClusterError, match=r"node n1 has Python 3\.12\.1, and this process has 3\.11\.7"):
         compare("n1", here, here | {"Python": "3.12.1"}, Path("run"))
 
 

@@ -86,7 +86,7 @@ def through_a_worker(*jobs: Job) -> Board:
     work(todo, events, 1)
     while finished < len(jobs):
         event = next_event(events, [SimpleNamespace(exitcode=None)])
-        event.tell(board)
+        event.report_to(board)
         finished += isinstance(event, Finished)
     return board
 

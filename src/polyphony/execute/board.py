@@ -1,4 +1,4 @@
-"""The board shows people how jobs go; events carry reports to it from other processes."""
+"""The board shows the progress of jobs; events carry reports to it from other processes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from polyphony.training.collapse import Row
 
 
 class Board(Protocol):
-    """Shows people how jobs go."""
+    """Shows the progress of jobs."""
 
     def started(self, name: str, epochs: int) -> None: ...
 
     def step(self, name: str, done: int, steps: int, row: Row) -> None:
-        """`done` of `steps` steps of an epoch are done."""
+        """Show that `done` of `steps` steps of an epoch are done."""
 
     def epoch(self, name: str, row: Row) -> None:
-        """An epoch is over; `row` is its line in the log."""
+        """Show the end of an epoch; `row` is its line in the log."""
 
     def warn(self, name: str, sentence: str) -> None:
         """Show a warning about a job that is running."""
@@ -32,7 +32,8 @@ class Event:
 
     name: str
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
+        """Call the board's method for this report."""
         raise NotImplementedError
 
 
@@ -42,7 +43,7 @@ class Started(Event):
 
     epochs: int
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
         board.started(self.name, self.epochs)
 
 
@@ -54,7 +55,7 @@ class Stepped(Event):
     steps: int
     row: Row
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
         board.step(self.name, self.done, self.steps, self.row)
 
 
@@ -64,7 +65,7 @@ class EpochEnded(Event):
 
     row: Row
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
         board.epoch(self.name, self.row)
 
 
@@ -74,7 +75,7 @@ class Warned(Event):
 
     sentence: str
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
         board.warn(self.name, self.sentence)
 
 
@@ -82,23 +83,23 @@ class Warned(Event):
 class Finished(Event):
     """`Board.finished` of another process."""
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
         board.finished(self.name)
 
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """A job failed; `tell` raises the error."""
+    """A job failed; `report_to` raises the error."""
 
     error: Exception
 
-    def tell(self, board: Board) -> None:
+    def report_to(self, board: Board) -> None:
         raise self.error
 
 
 @dataclass(frozen=True)
 class Relay:
-    """The board of a worker process: it sends every report to the main process as an event."""
+    """The board of a worker process: it sends every report as an event to the main process."""
 
     send: Callable[[Event], object]
 

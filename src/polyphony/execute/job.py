@@ -11,7 +11,7 @@ from polyphony.training.fit import Watch
 
 
 class Result(Protocol):
-    """Where a result is stored, under the key of everything that it depends on."""
+    """The place of a result, with its key."""
 
     @property
     def key(self) -> str:
@@ -22,10 +22,10 @@ class Result(Protocol):
 
 
 class Work(Protocol):
-    """What a job runs. It holds a recipe, not data, so that it is cheap to send to another process."""
+    """The code of a job. It holds a recipe, not data, so that it is cheap to send to another process."""
 
     def run(self, result: Any, watch: Watch) -> None:
-        """Make the result, or what is missing of it."""
+        """Make the result, or its missing part."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Job:
 
 
 class Graph:
-    """Jobs to run, in the order of the list; each is handed out when all jobs that it needs have ended.
+    """The jobs to run, and which of them can start: those whose needed jobs have ended.
 
-    Jobs that are needed and not in the list must be done.
+    Jobs that are needed but not in the list must be done already.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
@@ -66,7 +66,7 @@ class Graph:
         self.ran: set[str] = set()
 
     def next(self) -> Job | None:
-        """The next job to start; None while the others wait for running jobs, or at the end."""
+        """The next job to start, in the order of the list; None if all others wait, or if none is left."""
         self._ready.update(self._waiting.get_ready())
         if not self._ready:
             return None
@@ -86,4 +86,5 @@ class Graph:
 
 
 def not_done(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs whose results are missing."""
     return [job for job in jobs if not job.is_done()]

@@ -1,4 +1,4 @@
-"""Run jobs in several processes of this machine; their reports reach the board in this process."""
+"""Run jobs in several processes of this machine; the board in this process shows their reports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from polyphony.execute.board import Board, Event, Failed, Finished, Relay
 from polyphony.execute.job import Graph
 from polyphony.execute.runner import Here, JobError, run_job
 
-LOOK_SECONDS = 0.2  # between checks whether the other processes are alive
-SHUTDOWN_SECONDS = 2.0  # for a process to end when asked to
+POLL_SECONDS = 0.2  # between checks that the other processes are alive
+SHUTDOWN_SECONDS = 2.0  # timeout for a process to end by itself
 
 
 class WorkerLostError(JobError):
@@ -30,7 +30,7 @@ class WorkerLostError(JobError):
 
 
 class Processes:
-    """Worker processes with `threads` each. They start when there is work, and are reused.
+    """Runs jobs in worker processes with `threads` threads each. They start when needed, and are reused.
 
     If there are GPUs, each process gets one of them; processes share GPUs only if there are too few.
     """
@@ -49,18 +49,18 @@ class Processes:
             self._todo.put(None)
         for worker in self.workers:
             worker.join(SHUTDOWN_SECONDS)
-        self._stop()  # one that was killed while it waited holds the lock of the queue: the others would hang
+        self._stop()  # a worker that was killed while it waited holds the queue's lock: the others would hang
 
     def run(self, graph: Graph, board: Board) -> None:
         """Run the jobs of a graph, several at a time; the first failure stops them all and is raised."""
-        if graph.left() == 1:  # do not start processes for nothing
+        if graph.left() == 1:  # needs no other process
             return Here(self.threads).run(graph, board)
         try:
             while graph.left():
                 self._start_jobs(graph)
                 event = next_event(self._events, self.workers)
                 if event is not None:
-                    event.tell(board)
+                    event.report_to(board)
                 if isinstance(event, Finished):
                     graph.finish(event.name)
         except BaseException:
@@ -75,8 +75,8 @@ class Processes:
 
     def _start_worker(self) -> None:
         gpu = self.gpus[len(self.workers) % len(self.gpus)] if self.gpus else None
-        details = (self._todo, self._events, self.threads, gpu)
-        worker = self._context.Process(target=work, args=details, daemon=True)
+        arguments = (self._todo, self._events, self.threads, gpu)
+        worker = self._context.Process(target=work, args=arguments, daemon=True)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a worker never gets Ctrl-C
         try:
             worker.start()
@@ -95,7 +95,7 @@ class Processes:
 
 
 def context() -> ForkServerContext | SpawnContext:
-    """How processes start: on Linux as forks of a process that has only imported PyTorch."""
+    """How processes start: on Linux, as forks of a server process that has only imported modules."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
@@ -104,30 +104,30 @@ def context() -> ForkServerContext | SpawnContext:
 
 
 def default_workers(device: str, threads: int, gpus_per_job: float = 1.0) -> int:
-    """As many processes as fit the cores, or the GPUs. Jobs share a GPU only if `gpus_per_job` is below 1."""
+    """How many processes fit on the cores or GPUs. Jobs share a GPU only if `gpus_per_job` is below 1."""
     if device == "cpu":
         return max(1, cores() // threads)
     return max(1, len(visible_gpus(device)) * int(1 / gpus_per_job))
 
 
 def visible_gpus(device: str) -> list[str]:
-    """The GPUs of this machine that jobs can have, as CUDA names them."""
-    if device != "cuda":  # a device with a number leaves no choice
+    """The GPUs of this machine that jobs can use, by CUDA's names; empty for a device with a number."""
+    if device != "cuda":
         return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(k) for k in range(torch.cuda.device_count())]
 
 
 def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
-    """The next report of a worker, or None; raises if a worker has ended and there is nothing left to read.
+    """The next report of a worker, or None after a short wait.
 
-    After a worker has ended this does not wait, since the others may report for ever. A SIGTERM to one worker
-    is treated as one to all.
+    If a worker has ended and no report is left, raises a WorkerLostError, or Terminated if the worker got a
+    SIGTERM. It does not wait then, since the other workers may report forever.
     """
-    codes = [worker.exitcode for worker in workers]  # before reading what they have left
+    codes = [worker.exitcode for worker in workers]  # before reading the last reports
     ended = any(code is not None for code in codes)
     try:
-        event: Event = events.get(timeout=0.0 if ended else LOOK_SECONDS)
+        event: Event = events.get(timeout=0.0 if ended else POLL_SECONDS)
     except queue.Empty:
         if -signal.SIGTERM in codes:
             raise Terminated from None
@@ -138,8 +138,8 @@ def next_event(events: Any, workers: Sequence[BaseProcess]) -> Event | None:
 
 
 def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
-    """A worker process: runs jobs until one fails, until it is told to end, or until its parent is gone."""
-    if gpu is not None:  # CUDA, which is not initialised yet, will see this one alone
+    """A worker process: runs jobs until one fails, until it receives None, or until its parent has ended."""
+    if gpu is not None:  # CUDA is not initialised yet, and will see only this one
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     end_with_parent()
     torch.set_num_threads(threads)
@@ -152,7 +152,7 @@ def work(todo: Any, events: Any, threads: int, gpu: str | None = None) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error with this process's traceback; a JobError with its text if it cannot be pickled."""
+    """The error with this process's traceback as a note; a JobError with its text if it cannot be pickled."""
     error.add_note(traceback.format_exc())
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,6 +1,6 @@
-"""One training in a group of processes with ranks, which torchrun or `run_in_ranks` has started.
+"""One training in a group of processes with ranks, started by torchrun or by `run_in_ranks`.
 
-All processes take part in trainings; the first does everything else.
+All processes take part in trainings; the first process does everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyphony.training.fit import Unwatched
 from polyphony.training.tally import DivergedError
 
 HOST = "127.0.0.1"
-Order = tuple[Job, int] | None  # a job and its threads for the other processes; None: all is done
+Order = tuple[Job, int] | None  # a job and its number of threads for the other processes; None: the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,12 @@ class Together(Here):
 
     def run_one(self, job: Job, board: Board) -> None:
         if job.in_ranks:
-            tell(self.group, (job, self.threads))
+            broadcast(self.group, (job, self.threads))
         run_job(job, board)
 
 
-def tell(group: Group, order: Order) -> Order:
-    """Send the order of the first process to all; returns it in each of them."""
+def broadcast(group: Group, order: Order) -> Order:
+    """Send the order of the first process to all processes. Returns this order in each of them."""
     return group.from_first(lambda: order)
 
 
@@ -57,16 +57,17 @@ def run_together(command: Callable[[], None]) -> None:
         except SystemExit as end:
             if end.code:
                 raise  # torchrun ends the others
-        tell(group, None)
+        broadcast(group, None)
     leave(group)
 
 
 def follow(group: Group) -> None:
-    """Run the jobs of the first process until it ends; raises errors of this process alone.
+    """Run the jobs of the first process until it sends None.
 
-    Then this process ends, and torchrun ends the others: otherwise they would wait for each other.
+    Raises errors that only this process has: it then ends, and torchrun ends the others, which would wait for
+    it otherwise. Errors that all processes raise at the same place are ignored, since a sweep continues.
     """
-    while (order := tell(group, None)) is not None:
+    while (order := broadcast(group, None)) is not None:
         job, threads = order
         torch.set_num_threads(threads)
         try:
@@ -75,7 +76,7 @@ def follow(group: Group) -> None:
         except GoneError:
             raise
         except (DivergedError, GroupError):
-            continue  # raised by all processes at the same place: a sweep continues
+            continue  # raised by all processes
 
 
 def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board) -> None:
@@ -83,13 +84,13 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
 
     Raises the error of the training; a WorkerLostError or a GoneError if a process was lost.
     """
-    meeting = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # at any free port
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # at any free port
     start = context()
     events, event = start.Queue(), None
     ranks: list[BaseProcess] = [
         start.Process(
-            target=take_rank,
-            args=(variables(rank, count, meeting.port), prepare, job, events),
+            target=run_rank,
+            args=(rank_environment(rank, count, store.port), prepare, job, events),
             daemon=True,
         )
         for rank in range(count)
@@ -100,7 +101,7 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
         while not isinstance(event, Finished):
             event = next_event(events, ranks)
             if event is not None:
-                event.tell(board)
+                event.report_to(board)
         for rank in ranks:
             rank.join(SHUTDOWN_SECONDS)
     finally:
@@ -110,8 +111,8 @@ def run_in_ranks(job: Job, count: int, prepare: Callable[[], None], board: Board
                 rank.join()
 
 
-def variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """The environment variables that torchrun would set for a rank, and the GPUs of this process."""
+def rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """The environment variables that torchrun would set for a rank, and the visible GPUs of this process."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}) | {
         "RANK": str(rank),
@@ -125,14 +126,14 @@ def variables(rank: int, count: int, port: int) -> dict[str, str]:
     }
 
 
-def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, events: Any) -> None:
-    """One process of a training; the first that fails reports the error."""
+def run_rank(environment: dict[str, str], prepare: Callable[[], None], job: Job, events: Any) -> None:
+    """The main function of one process of a training; a process that fails reports its error."""
     end_with_parent()
-    os.environ.update(told)
+    os.environ.update(environment)
 
     def train() -> None:
         Together(torch.get_num_threads(), group=group).run_one(job, Relay(events.put))
-        tell_all(events)  # before the others end
+        flush(events)  # before the others end
 
     try:
         group = group_from_environment()  # chooses the GPU of this rank
@@ -140,11 +141,11 @@ def take_rank(told: dict[str, str], prepare: Callable[[], None], job: Job, event
         run_together(train)
     except Exception as error:
         events.put(Failed(job.name, sendable(error)))
-        tell_all(events)
+        flush(events)
     os._exit(0)  # a normal exit would abort in torch.distributed's threads
 
 
-def tell_all(events: Any) -> None:
-    """Wait until everything in a queue was sent."""
+def flush(events: Any) -> None:
+    """Close a queue and wait until everything in it was sent."""
     events.close()
     events.join_thread()

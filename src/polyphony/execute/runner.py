@@ -1,7 +1,7 @@
-"""Where jobs run: in this process, in other processes, or on a cluster.
+"""The protocol of runners, and the runner of this process.
 
-A runner takes a graph's next job whenever it has room, runs it by `run_job`, and passes reports to the board
-and the ends of jobs to the graph. The first failure stops everything and is raised.
+A runner takes the graph's next job whenever it has room, runs it with `run_job`, sends reports to the board,
+and tells the graph when a job has ended. The first failure stops everything and is raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Runner(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None:
-        """Release what was held for more jobs."""
+        """Release processes and connections."""
 
 
 class JobError(RuntimeError):
@@ -38,15 +38,16 @@ class JobError(RuntimeError):
 
 
 def run_job(job: Job, board: Board) -> None:
+    """Run one job in this process; errors from the user's code are raised as RecipeErrors."""
     board.started(job.name, job.epochs)
-    with arithmetic(), report_user_errors():  # exact, unless a training sets something else
+    with arithmetic(), report_user_errors():  # exact arithmetic, unless a training sets something else
         job.run(JobWatch(board, job.name))
     board.finished(job.name)
 
 
 @dataclass(frozen=True)
 class Here:
-    """Jobs in this process, one after the other."""
+    """The runner of this process: jobs one after the other."""
 
     threads: int
     at_once: int = 1

@@ -192,10 +192,10 @@ def put_folder_first(folder: str, name: str) -> None:
         return
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
-    names = {package for file in own_files(name, Path(folder)) for package in packages(file)}
-    to_drop = {top(each) for each in names if is_from_elsewhere(each, Path(folder), top(each) == top(name))}
-    for each in [each for each in sys.modules if top(each) in to_drop]:
-        del sys.modules[each]
+    names = {package for module in own_files(name, Path(folder)) for package in packages(module)}
+    to_drop = {top(one) for one in names if is_from_elsewhere(one, Path(folder), top(one) == top(name))}
+    for module in [module for module in sys.modules if top(module) in to_drop]:
+        del sys.modules[module]
 
 
 def is_from_elsewhere(name: str, folder: Path, count_installed: bool) -> bool:
