@@ -18,7 +18,7 @@ from polyphony.data import DataError
 from polyphony.distill import DistillMean
 from polyphony.nn.weights import load_weights
 from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
-from polyphony.runs.stage import Stage, Trained
+from polyphony.runs.stage import Stage, TrainingFolder
 from polyphony.runs.store import StoreError
 
 ODD = (nan, inf, -inf, 0, -1, -0.0, 1e308, 1e-320, 2, 0.5, True)
@@ -41,7 +41,7 @@ def stages(random: Random, folder: Path) -> Call:
 
     def call() -> None:
         if stage.is_done():
-            assert set(Trained(stage.folder).weights()) == {"w"}
+            assert set(TrainingFolder(stage.folder).weights()) == {"w"}
         else:
             stage.difference()
             stage.load()

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save
 
 from polyphony._util.files import share_file
-from polyphony.runs.store import StoreError, sha256, write_whole
+from polyphony.runs.store import StoreError, sha256, write_atomically
 from polyphony.study.plan import Upto
 
 WEIGHTS = "weights.safetensors"
@@ -118,11 +118,11 @@ def retrain(folder: Path) -> None:
 
 def test_a_link_left_by_a_killed_process_does_not_reach_another_runs_files(tmp_path):
     original, target = tmp_path / "one" / "file", tmp_path / "two" / "file"
-    write_whole(original, b"kept")
+    write_atomically(original, b"kept")
     target.parent.mkdir()
     left = target.with_name(f".file.{os.getpid()}.part")
     os.link(original, left)
-    write_whole(target, b"other")
+    write_atomically(target, b"other")
     assert (original.read_bytes(), target.read_bytes()) == (b"kept", b"other")
     share_file(original, target)
     share_file(original, target)

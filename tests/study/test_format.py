@@ -19,7 +19,7 @@ import torch
 
 from polyphony.compute.devices import arithmetic
 from polyphony.recipe import read_recipe
-from polyphony.runs.stage import Trained
+from polyphony.runs.stage import TrainingFolder
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.plan import FORMAT, plan
 from polyphony.study.study import Study
@@ -51,18 +51,20 @@ OVERRIDES = (
 
 def trained(folder: Path) -> dict[str, dict[str, float]]:
     """What each training ends with: the last training loss, the norm of its weights."""
-    study, found = Study(read_recipe("digits", OVERRIDES), folder), {}
+    study, results = Study(read_recipe("digits", OVERRIDES), folder), {}
     for job in plan(study, fingerprints(study)):
         if job.in_ranks:
             with arithmetic():
                 job.run(Unwatched())
             log = (job.result.folder / "log.jsonl").read_text().splitlines()
-            weights = [weight.double().flatten() for weight in Trained(job.result.folder).weights().values()]
-            found[job.name] = {
+            weights = [
+                weight.double().flatten() for weight in TrainingFolder(job.result.folder).weights().values()
+            ]
+            results[job.name] = {
                 "loss": json.loads(log[-1])["loss"],
                 "norm": float(torch.cat(weights).norm()),
             }
-    return found
+    return results
 
 
 def test_trainings_of_this_format_still_give_what_they_gave(tmp_path):

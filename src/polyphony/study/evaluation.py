@@ -25,7 +25,7 @@ from polyphony.recipe import Data
 from polyphony.runs.predictions import CORRUPTED, UNKNOWN, prediction_path
 from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
-from polyphony.runs.stage import Stage, Trained, locked
+from polyphony.runs.stage import Stage, TrainingFolder, locked
 from polyphony.runs.store import ChangedError, FileError, spec_key
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Predict, prediction_name
@@ -310,9 +310,9 @@ def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
     return [trained_hash(study.teacher(j)) for j in range(study.recipe.members)]
 
 
-def trained_hash(trained: Trained) -> str:
+def trained_hash(trained: TrainingFolder) -> str:
     """The hash of the weights of a training; raises a FileError if it is not finished."""
-    if not trained.is_there():
+    if not trained.is_finished():
         raise FileError(trained.folder, "is not fully trained")
     return str(trained.record()["weights"])
 
@@ -323,7 +323,7 @@ def check_trained(study: Study) -> None:
     for stage in stages:
         if setting := stage.difference():
             raise ChangedError(f"{stage.folder} was made with another {setting}")
-        trained_hash(Trained(stage.folder))
+        trained_hash(TrainingFolder(stage.folder))
 
 
 def write_rows(

@@ -47,7 +47,7 @@ def pretrained_hash(study: Study, j: int, file: Path, valid: str) -> str:
     If the file is missing, the hash comes from the run's copy, provided that nothing else has changed.
     """
     copy = study.teacher(j)
-    if not there(file_and_key(file)[0]) and copy.is_there():
+    if not there(file_and_key(file)[0]) and copy.is_finished():
         spec = copy.record()["spec"]
         if spec == pretrained_spec(study, j, valid, spec.get("weights", "")):
             return str(spec["weights"])

@@ -50,7 +50,7 @@ def leftovers(run: Path, jobs: Sequence[Job]) -> list[Path]:
     stages = {job.result.folder: job.key for job in jobs if isinstance(job.result, Stage)}
     files = {job.result.path: job.key for job in jobs if isinstance(job.result, SavedPredictions)}
     trained = {path.parent for name in (DONE, STARTED) for path in run.glob(f"*/**/{name}")}
-    keys = {path: (Stage(path, {}).found() or {}).get("key") for path in sorted(trained)}
+    keys = {path: (Stage(path, {}).record() or {}).get("key") for path in sorted(trained)}
     paths = [path for path, key in keys.items() if stages.get(path, "") != key]
     models = {path.parent for path in files}
     for path in sorted(run.glob("predictions/**/*.safetensors")):

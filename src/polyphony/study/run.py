@@ -105,7 +105,7 @@ def job_state(job: Job, others: Sequence[Path]) -> str:
         return f"made with another {setting}"
     if others:
         return f"linked from {run_of(others[0])}"
-    return "started" if isinstance(job.result, Stage) and job.result.found() else "to do"
+    return "started" if isinstance(job.result, Stage) and job.result.record() else "to do"
 
 
 def link_results(jobs: Sequence[Job], runs: Path) -> set[str]:

@@ -15,7 +15,7 @@ from polyphony._util.text import first_line
 from polyphony.metrics import Predictions
 from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
 from polyphony.runs.rows import TableRow, columns, to_csv
-from polyphony.runs.store import FileError, damaged, read_json, write_whole
+from polyphony.runs.store import FileError, damaged, read_json, write_atomically
 
 Kind = TypeVar("Kind", bound=TableRow)
 Saved = Mapping[tuple[str, int | None, str], Predictions]  # by model, seed and split
@@ -46,7 +46,7 @@ class SavedRows(Generic[Kind]):
         names = columns(self.kind)
         cells = [[getattr(row, name) for name in names] for row in rows]
         text = json.dumps({"key": self.key, "columns": names, "rows": cells}) + "\n"
-        write_whole(self.path, text.encode())
+        write_atomically(self.path, text.encode())
 
 
 def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind]:
@@ -69,7 +69,7 @@ def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:
     """Write a table of a run as CSV, unless the file has this content already; returns its path."""
     path, data = folder / kind.file, to_csv(rows, kind).encode()
     if not path.exists() or path.read_bytes() != data:
-        write_whole(path, data)
+        write_atomically(path, data)
     return path
 
 
@@ -88,7 +88,7 @@ class SavedTensors(SavedFile):
     """Tensors by name."""
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        write_whole(self.path, safetensors.torch.save(dict(tensors), metadata={"key": self.key}))
+        write_atomically(self.path, safetensors.torch.save(dict(tensors), metadata={"key": self.key}))
 
 
 class SavedPredictions(SavedFile):

@@ -13,9 +13,9 @@ from polyphony._util.files import cores
 from polyphony.data import Splits, epoch_steps, load, outline
 from polyphony.ensembles import DeepEnsemble, Ensemble
 from polyphony.recipe import Blueprint, Data, NetworkTable, Recipe, RecipeError, Schedule
-from polyphony.runs.proof import Proof, proven
+from polyphony.runs.proof import Proof, with_proof
 from polyphony.runs.scores import TEACHERS
-from polyphony.runs.stage import Trained
+from polyphony.runs.stage import TrainingFolder
 from polyphony.training.fit import Plan
 
 Model = tuple[str, int | None]  # "teachers" or a method, and a student's seed
@@ -59,11 +59,11 @@ class Study:
         height, width = self.data().train.images.shape[-2:]
         return self.recipe.threads or (1 if height * width <= SMALL_IMAGE else cores())
 
-    def teacher(self, j: int) -> Trained:
-        return Trained(self.folder / "teachers" / str(j))
+    def teacher(self, j: int) -> TrainingFolder:
+        return TrainingFolder(self.folder / "teachers" / str(j))
 
-    def student(self, name: str, seed: int) -> Trained:
-        return Trained(self.folder / "students" / name / str(seed))
+    def student(self, name: str, seed: int) -> TrainingFolder:
+        return TrainingFolder(self.folder / "students" / name / str(seed))
 
     def plan(self, schedule: Schedule) -> Plan:
         """The plan of a training; raises a RecipeError if the schedule's batch is larger than the data."""
@@ -114,7 +114,7 @@ class Study:
         self, name: str, rng: torch.Generator | None, start: dict[str, Tensor] | None, proof: Proof | None
     ) -> Ensemble:
         blueprint = self.blueprint(self.recipe.student_network, start)
-        blueprint = proven(blueprint, self.recipe.form_table(name), proof)
+        blueprint = with_proof(blueprint, self.recipe.form_table(name), proof)
         try:
             return self.recipe.form(name).student(blueprint, self.recipe.members, rng)
         except ValueError as error:

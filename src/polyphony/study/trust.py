@@ -17,7 +17,7 @@ from polyphony._util.text import UserError, suggestion
 from polyphony.metrics import APS, SetMeasure, lac, set_quality
 from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, Threshold, csv_text
 from polyphony.runs.scores import thresholds
-from polyphony.runs.store import damaged, write_whole
+from polyphony.runs.store import damaged, write_atomically
 from polyphony.study.saved import Saved, write_table
 from polyphony.study.study import Model
 
@@ -123,7 +123,7 @@ def add_groups(folder: Path, source: str, images: int) -> str:
         raise GroupsError(f"{path}: '{column}' has more than {MOST_GROUPS:,} different values")
     groups = {**read_groups(folder), column: values}
     text = csv_text(list(groups), zip(*groups.values(), strict=True))
-    write_whole(folder / GROUPS, text.encode())
+    write_atomically(folder / GROUPS, text.encode())
     return column
 
 
