@@ -19,7 +19,7 @@ def limited(root: Path, groups: str, **files: str) -> Path:
     return root
 
 
-def test_two_who_write_one_file_do_not_meet_before_it_is_whole(tmp_path):
+def test_two_writers_of_one_file_have_different_temporary_files(tmp_path):
     file = tmp_path / "scores.csv"
     with machine.atomic_path(file) as first:  # as processes of the same number on two machines do
         first.write_text("first")
@@ -30,7 +30,7 @@ def test_two_who_write_one_file_do_not_meet_before_it_is_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_folder_left_half_made_by_a_killed_process_of_the_same_number_is_in_nobodys_way(tmp_path):
+def test_the_unfinished_folder_of_a_killed_process_with_the_same_id_is_no_obstacle(tmp_path):
     killed = machine.atomic_folder(tmp_path / "packed")
     killed.__enter__()  # and it never ends
     with machine.atomic_folder(tmp_path / "packed") as beside:
@@ -38,7 +38,7 @@ def test_a_folder_left_half_made_by_a_killed_process_of_the_same_number_is_in_no
     assert [path.name for path in (tmp_path / "packed").iterdir()] == ["a"]
 
 
-def test_memory_is_what_the_tightest_group_gives(tmp_path):
+def test_memory_is_the_smallest_limit_of_the_groups(tmp_path):
     files = {
         "memory.max": "max\n",
         "job/memory.max": "3000\n",
@@ -59,22 +59,22 @@ def test_memory_in_the_older_layout(tmp_path):
 @pytest.mark.parametrize(
     ("quota", "expected"), [("max 100000", 64), ("250000 100000", 2), ("50000 100000", 1)]
 )
-def test_cores_are_what_a_container_gives(tmp_path, monkeypatch, quota, expected):
+def test_cores_are_limited_by_a_container(tmp_path, monkeypatch, quota, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     assert machine.cores(limited(tmp_path, "0::/\n", **{"cpu.max": quota})) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
-def test_cores_are_what_a_scheduler_gives():
-    given = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(given)})
+def test_cores_are_limited_by_a_scheduler():
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
     try:
         assert machine.cores() == 1
     finally:
-        os.sched_setaffinity(0, given)
+        os.sched_setaffinity(0, allowed)
 
 
-def test_without_limits_all_of_the_machine_is_there(tmp_path):
+def test_without_limits_all_memory_and_cores_are_available(tmp_path):
     assert machine.memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert machine.cores(tmp_path) >= 1
 

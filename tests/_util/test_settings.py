@@ -1,4 +1,4 @@
-"""Settings of the library that no training can follow are refused where they are given."""
+"""Invalid settings, data and saved states are rejected where they enter the library."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
         (lambda: choose_device("meta"), "there is no device 'meta' here"),
     ],
 )
-def test_settings_that_make_no_sense(make: Callable[[], object], fault: str) -> None:
+def test_invalid_settings_are_rejected(make: Callable[[], object], fault: str) -> None:
     with pytest.raises(ValueError, match=fault) as caught:
         make()
     assert len(str(caught.value)) <= 300
@@ -131,12 +131,12 @@ FAR = Split(SPLIT.images, SPLIT.labels + 7)
         (lambda: DeepEnsemble([NETWORK])(torch.zeros(1, 2, 3, 8, 8, device="meta")), "images are on meta"),
     ],
 )
-def test_trainings_that_cannot_be(make: Callable[[], object], fault: str) -> None:
+def test_impossible_trainings_are_rejected(make: Callable[[], object], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         make()
 
 
-def test_predictions_that_are_no_numbers_are_not_read(tmp_path: Path) -> None:
+def test_predictions_that_are_not_numbers_are_rejected(tmp_path: Path) -> None:
     logits = torch.zeros(2, 4, 3)
     logits[1, 2, 0] = nan
     save_predictions(tmp_path / "test.safetensors", Predictions(logits, torch.zeros(4).long()), "key")
@@ -144,7 +144,7 @@ def test_predictions_that_are_no_numbers_are_not_read(tmp_path: Path) -> None:
         read_predictions(tmp_path / "test.safetensors")
 
 
-def test_the_edges_are_allowed() -> None:
+def test_limits_themselves_are_allowed() -> None:
     Distill(TEACHERS, alpha=0), Distill(TEACHERS, alpha=1), ODS(0), Plan(epochs=1, weight_decay=0, warm_up=0)
 
 
@@ -173,7 +173,7 @@ def test_weights_of_half_precision_are_not_trained() -> None:
     ],
 )
 def test_a_saved_state_of_another_training_is_one_sentence(state: dict[str, object]) -> None:
-    class Kept:
+    class SavedState:
         def load(self) -> dict[str, object]:
             return state
 
@@ -182,5 +182,5 @@ def test_a_saved_state_of_another_training_is_one_sentence(state: dict[str, obje
 
     model, rng = Single(resnet(8, 2, width=2)), torch.Generator().manual_seed(0)
     with pytest.raises(ResumeError, match="the saved state is not of this training") as caught:
-        fit(model, CrossEntropy(), SPLIT, SPLIT, Plan(epochs=1, batch=2), rng, checkpoint=Kept())
+        fit(model, CrossEntropy(), SPLIT, SPLIT, Plan(epochs=1, batch=2), rng, checkpoint=SavedState())
     assert len(str(caught.value)) <= 300

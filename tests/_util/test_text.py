@@ -8,7 +8,7 @@ from polyphony._util.text import count, counted, duration, listed, sentence
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (240, "4 min"), (7200, "2.0 h"), (864000, "10 d")]
 )
-def test_durations_are_in_the_unit_a_person_would_take(seconds: float, text: str):
+def test_durations_have_a_readable_unit(seconds: float, text: str):
     assert duration(seconds) == text
 
 
@@ -17,7 +17,7 @@ def test_counts_are_short(things: int, text: str):
     assert count(things) == text
 
 
-def test_one_thing_is_not_several():
+def test_counted_things_have_a_plural():
     assert [counted(n, "seed") for n in (0, 1, 2)] == ["0 seeds", "1 seed", "2 seeds"]
 
 

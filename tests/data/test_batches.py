@@ -115,23 +115,23 @@ def test_equal_generators_give_equal_epochs_and_the_next_epoch_differs() -> None
 def test_a_resized_crop_is_its_window_enlarged() -> None:
     images = numbered(3, side=8).images
     draws = torch.tensor([[0.0], [0.5], [1.0], [0.0]]).expand(4, 3)  # a quarter, square: right and top
-    found = resized_crop(images, 0.25, draws)[..., :7, 1:]  # its inner edges look beyond the window
+    windows = resized_crop(images, 0.25, draws)[..., :7, 1:]  # its inner edges look beyond the window
     window = images[..., :4, 4:].float()
     expected = torch.nn.functional.interpolate(window, (8, 8), mode="bilinear").round()[..., :7, 1:]
-    assert (found.int() - expected.int()).abs().max() <= 1  # a half may be rounded either way
-    whole = torch.tensor([[1.0], [0.5], [0.3], [0.7]]).expand(4, 3)
-    assert torch.equal(resized_crop(images, 0.25, whole), images)
+    assert (windows.int() - expected.int()).abs().max() <= 1  # a half may be rounded either way
+    full_window = torch.tensor([[1.0], [0.5], [0.3], [0.7]]).expand(4, 3)
+    assert torch.equal(resized_crop(images, 0.25, full_window), images)
 
 
-def test_an_area_is_cut_before_the_crop_which_draws_as_ever() -> None:
+def test_a_resized_crop_does_not_change_the_draws_of_the_crop() -> None:
     images = numbered(5, side=8).images
     plain, cut = (Augmentation(pad=0, flip=False, area=area) for area in (1.0, 0.3))
     assert plain(images, torch.Generator()) is images
-    made = [cut(images, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
-    assert made[0].min() >= images.min()
-    assert made[0].max() <= images.max()
+    crops = [cut(images, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(crops[0], crops[1])
+    assert not torch.equal(crops[0], crops[2])
+    assert crops[0].min() >= images.min()
+    assert crops[0].max() <= images.max()
 
 
 def partly(labelled: int, others: int) -> Split:
@@ -143,30 +143,30 @@ def partly(labelled: int, others: int) -> Split:
 def numbers(split: Split, size: int, share: float, seed: int = 0) -> list[list[int]]:
     """Which images are in each batch of an epoch."""
     rng = torch.Generator().manual_seed(seed)
-    found = batches(split, size, Augmentation(0, False), rng, unlabelled=share)
-    made = [((255 * x).round().long().flatten(), y) for x, y in found]
-    assert all(torch.equal(split.labels[x], y) for x, y in made)
-    return [x.tolist() for x, _ in made]
+    epoch = batches(split, size, Augmentation(0, False), rng, unlabelled=share)
+    pairs = [((255 * x).round().long().flatten(), y) for x, y in epoch]
+    assert all(torch.equal(split.labels[x], y) for x, y in pairs)
+    return [x.tolist() for x, _ in pairs]
 
 
 @pytest.mark.parametrize(
     ("labelled", "others", "size", "share", "own"),
     [(20, 50, 8, 0.5, 4), (21, 7, 10, 0.25, 8), (20, 3, 4, 0.9, 1), (9, 5, 4, 0.01, 3), (12, 4, 6, 2 / 3, 2)],
 )
-def test_an_epoch_shows_every_labelled_image_once_and_others_in_their_share(
+def test_an_epoch_has_every_labelled_image_once_and_the_share_of_unlabelled_ones(
     labelled, others, size, share, own
 ):
     split = partly(labelled, others)
-    found = numbers(split, size, share)
-    seen = [i for batch in found for i in batch if i < labelled]
+    rows_of_batches = numbers(split, size, share)
+    labelled_rows = [i for batch in rows_of_batches for i in batch if i < labelled]
     left_out = labelled % own == 1 and own > 1  # one labelled image alone makes no batch
-    assert sorted(seen) == sorted(set(seen))
-    assert len(seen) == labelled - left_out
-    assert len(found) == epoch_steps(split, size, share) == batch_count(labelled, own)
-    assert all(len(batch) == size for batch in found[:-1])
-    drawn = [i for batch in found for i in batch if i >= labelled]
-    often = [drawn.count(i) for i in range(labelled, labelled + others)]
-    assert max(often) - min(often) <= 1  # none is drawn again before all were
+    assert sorted(labelled_rows) == sorted(set(labelled_rows))
+    assert len(labelled_rows) == labelled - left_out
+    assert len(rows_of_batches) == epoch_steps(split, size, share) == batch_count(labelled, own)
+    assert all(len(batch) == size for batch in rows_of_batches[:-1])
+    unlabelled_rows = [i for batch in rows_of_batches for i in batch if i >= labelled]
+    counts = [unlabelled_rows.count(i) for i in range(labelled, labelled + others)]
+    assert max(counts) - min(counts) <= 1  # none is drawn again before all were
 
 
 def test_draws_of_unlabelled_images_follow_from_the_generator():
@@ -175,12 +175,12 @@ def test_draws_of_unlabelled_images_follow_from_the_generator():
     assert numbers(split, 8, 0.5) != numbers(split, 8, 0.5, seed=1)
 
 
-def test_labelled_images_come_in_the_order_in_which_they_would_come_alone():
+def test_unlabelled_images_do_not_change_the_order_of_labelled_ones():
     alone = numbers(partly(20, 0), 4, 0.0)
     assert [[i for i in batch if i < 20] for batch in numbers(partly(20, 30), 8, 0.5)] == alone
 
 
 @pytest.mark.parametrize(("labelled", "others", "size"), [(20, 0, 8), (3, 9, 8), (20, 30, 1)])
-def test_a_share_that_cannot_be_drawn_is_refused(labelled, others, size):
+def test_a_share_that_cannot_be_drawn_is_rejected(labelled, others, size):
     with pytest.raises(ValueError, match=r"with and .* without a label cannot be drawn"):
         numbers(partly(labelled, others), size, 0.5)

@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_what_is_kept_is_what_was_read(source: Path) -> None:
+def test_the_cache_restores_what_was_read(source: Path) -> None:
     reader = Reader(source)
     first, second = (cached("x", source, (), reader) for _ in range(2))
     assert reader.calls == 1
@@ -45,7 +45,7 @@ def test_what_is_kept_is_what_was_read(source: Path) -> None:
         assert contents.parts["train"].fingerprint == reader().parts["train"].fingerprint
 
 
-def test_a_changed_source_or_another_reading_is_read_again(
+def test_a_changed_source_or_other_options_are_read_again(
     source: Path, cached_files: Callable[[], list[str]]
 ) -> None:
     reader = Reader(source)
@@ -64,7 +64,7 @@ def test_a_changed_source_or_another_reading_is_read_again(
 @pytest.mark.parametrize(
     "damage", [lambda content: b"", lambda content: content[:40], lambda content: b"x" * len(content)]
 )
-def test_a_damaged_cache_is_made_again(damage, source: Path, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_rebuilt(damage, source: Path, tmp_path: Path) -> None:
     reader = Reader(source)
     cached("x", source, (), reader)
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
@@ -75,21 +75,21 @@ def test_a_damaged_cache_is_made_again(damage, source: Path, tmp_path: Path) -> 
     assert reader.calls == 2
 
 
-def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_written_stays(
+def test_unfinished_files_of_killed_processes_are_removed_and_those_of_running_ones_stay(
     source: Path, cached_files: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "cache" / "polyphony" / "data"
     folder.mkdir(parents=True)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    left, kept = (f".x-1-2.safetensors.0123abcd.{pid}.part" for pid in (ended.pid, os.getpid()))
-    (folder / left).write_bytes(b"half")
-    (folder / kept).write_bytes(b"half")
+    abandoned, in_use = (f".x-1-2.safetensors.0123abcd.{pid}.part" for pid in (ended.pid, os.getpid()))
+    (folder / abandoned).write_bytes(b"half")
+    (folder / in_use).write_bytes(b"half")
     cached("x", source, (), Reader(source))
-    assert [name for name in cached_files() if name.startswith(".")] == [kept]
+    assert [name for name in cached_files() if name.startswith(".")] == [in_use]
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing_but_time(source: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     reader = Reader(source)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_changing_a_tensor_does_not_change_the_cache(source: Path) -> None:
     assert cached("x", source, (), reader).parts["train"].images.flatten().tolist() == [97, 98, 99]
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_cache_file_is_never_incomplete(tmp_path: Path) -> None:
     file = tmp_path / "folder" / "file"
     with suppress(RuntimeError), atomic_path(file) as beside:
         beside.write_text("half")

@@ -42,7 +42,7 @@ def test_archives_are_read_in_place(cifar10, tmp_path: Path, root: Path, packed)
     assert [entry.name for entry in root.iterdir()] == ["cifar-10-python.tar.gz"]
 
 
-def test_a_python_2_pickle_as_the_official_files_are(cifar10, root: Path) -> None:
+def test_pickles_of_python_2_are_read(cifar10, root: Path) -> None:
     """The official batches were written by Python 2: short strings without an encoding, old module names."""
     folder = cifar10.python(root / "cifar-10-batches-py")
     pixels, labels = cifar10.batches["test_batch"]
@@ -80,9 +80,9 @@ def test_cifar100_has_fine_and_coarse_labels(root: Path) -> None:
 
 def test_the_split_is_first_nine_tenths_and_last_tenth(cifar10, root: Path) -> None:
     cifar10.python(root / "cifar-10-batches-py")
-    whole, splits = read(root).parts["train"], load("cifar10", Options(limit=7), root)
-    assert torch.equal(splits.valid.images, whole.images[36:])
-    assert torch.equal(splits.train.images, whole.images[:7])
+    train, splits = read(root).parts["train"], load("cifar10", Options(limit=7), root)
+    assert torch.equal(splits.valid.images, train.images[36:])
+    assert torch.equal(splits.train.images, train.images[:7])
     assert len(load("cifar10", Options(valid=10), root).train) == 30
     assert splits.origin == "subset"
 

@@ -28,8 +28,8 @@ def test_every_corruption_and_severity_comes_in_order(root: Path) -> None:
     arrays = write(root / "CIFAR-10-C")
     np.save(root / "CIFAR-10-C" / "spatter.npy", arrays["fog"])  # one of the four extra ones: ignored
     shifted = corrupted("cifar10", root)
-    seen = [(name, severity) for name, severity, _ in shifted]
-    assert seen == [(name, severity) for name in CORRUPTIONS for severity in range(1, 6)]
+    conditions = [(name, severity) for name, severity, _ in shifted]
+    assert conditions == [(name, severity) for name in CORRUPTIONS for severity in range(1, 6)]
     assert len(shifted) == 75
     for name, severity, split in shifted:
         expected = arrays[name][4 * (severity - 1) : 4 * severity].transpose(0, 3, 1, 2)

@@ -82,18 +82,20 @@ def test_elastic_bends_more_and_shifts_less() -> None:
 
 
 @pytest.mark.parametrize("name", list(CORRUPTIONS))
-def test_an_image_is_corrupted_alike_beside_any_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, among_others = corrupt(X[:9], name, 3), X[:7].clone()
+def test_the_corruption_of_an_image_does_not_depend_on_other_images(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, among_others = corrupt(X[:9], name, 3), X[:7].clone()
     among_others[::2] = X[9:13]
     monkeypatch.setattr("polyphony.data.corruptions.CHUNK", 2 * X[0].numel())
-    assert torch.equal(corrupt(among_others, name, 3)[1::2], whole[1:7:2])
+    assert torch.equal(corrupt(among_others, name, 3)[1::2], expected[1:7:2])
 
 
 RANDOM = "gaussian_noise shot_noise impulse_noise glass_blur motion_blur snow frost fog elastic_transform"
 
 
 @pytest.mark.parametrize("name", list(CORRUPTIONS))
-def test_the_seed_and_the_index_matter_exactly_where_there_is_chance(name: str) -> None:
+def test_seed_and_index_change_exactly_the_random_corruptions(name: str) -> None:
     same = X[:1].expand(2, -1, -1, -1).contiguous()
     pair = corrupt(same, name, 4)
     random = name in RANDOM.split()
@@ -120,19 +122,19 @@ def test_a_grey_image_of_any_size_is_corrupted_as_the_same_image_in_colour(side:
 
 
 @pytest.mark.parametrize(("side", "at_a_time"), [(32, [48]), (320, [5, 2]), (2048, [1, 1])])
-def test_so_many_images_are_corrupted_at_a_time_as_memory_can_be_expected_to_have(
+def test_the_number_of_images_in_a_chunk_follows_from_their_size(
     side: int, at_a_time: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    sizes = []
 
     def look(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
-        seen.append(len(x))
+        sizes.append(len(x))
         return x
 
     monkeypatch.setitem(CORRUPTIONS, "contrast", (look, (0.0,)))
     images = torch.zeros(sum(at_a_time), 3, side, side, dtype=torch.uint8)
     corrupt(images, "contrast", 1)
-    assert seen == at_a_time
+    assert sizes == at_a_time
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (1, 8), (256, 256), (300, 200)])
@@ -223,7 +225,7 @@ def test_pixelate_and_jpeg_are_pillows() -> None:
 
 
 @pytest.mark.parametrize(("name", "severity"), [("rain", 1), ("fog", 0), ("fog", 6)])
-def test_what_does_not_exist_is_refused(name: str, severity: int) -> None:
+def test_unknown_corruptions_and_severities_are_rejected(name: str, severity: int) -> None:
     known = "take one of gaussian_noise, .*jpeg_compression, severity 1 to 5"
     with pytest.raises(DataError, match=f"no corruption '{name}' of severity {severity}; {known}"):
         corrupt(X[:1], name, severity)

@@ -64,17 +64,17 @@ def files(root: Path) -> list[str]:
 
 
 def test_a_file_is_fetched_once(server: Server, root: Path) -> None:
-    seen: list[int] = []
-    path = fetch(download(server.url), root, seen.append)
+    progress: list[int] = []
+    path = fetch(download(server.url), root, progress.append)
     assert path.read_bytes() == CONTENT
-    assert seen == sorted(seen)
-    assert seen[-1] == len(CONTENT)
-    fetch(download(server.url), root, seen.append)
+    assert progress == sorted(progress)
+    assert progress[-1] == len(CONTENT)
+    fetch(download(server.url), root, progress.append)
     assert server.ranges == [None]
     assert files(root) == ["sub/file"]
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, root: Path) -> None:
+def test_an_interrupted_download_is_resumed(server: Server, root: Path) -> None:
     server.stop_after = 300_000
     with pytest.raises(DataError, match="stopped at 300,000 of 700,000 bytes; run again"):
         fetch(download(server.url), root, lambda have: None)
@@ -84,7 +84,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, root: Path) 
     assert server.ranges == [None, "bytes=300000-"]
 
 
-def test_a_second_process_is_refused_meanwhile(server: Server, root: Path) -> None:
+def test_a_second_process_is_rejected_during_a_download(server: Server, root: Path) -> None:
     refused: list[int] = []
 
     def fetch_again(have: int) -> None:
@@ -98,7 +98,7 @@ def test_a_second_process_is_refused_meanwhile(server: Server, root: Path) -> No
     assert files(root) == ["sub/file"]
 
 
-def test_a_killed_download_keeps_nobody_from_going_on(server: Server, root: Path) -> None:
+def test_the_lock_of_a_killed_download_does_not_block_the_next(server: Server, root: Path) -> None:
     again = download(server.url)
     killed = f"""
 import os
@@ -121,7 +121,7 @@ def test_another_file_than_the_official_one_is_removed(content: bytes, server: S
     assert files(root) == []
 
 
-def test_an_archive_is_unpacked_and_let_go(server: Server, root: Path) -> None:
+def test_a_downloaded_archive_is_unpacked_and_removed(server: Server, root: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as out:
         info = tarfile.TarInfo("things/a")
@@ -132,7 +132,7 @@ def test_an_archive_is_unpacked_and_let_go(server: Server, root: Path) -> None:
     assert files(root) == ["things/a"]
 
 
-def test_an_archive_put_there_by_hand_is_checked_used_and_kept(root: Path) -> None:
+def test_the_users_copy_of_an_archive_is_checked_and_not_removed(root: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as out:
         out.addfile(tarfile.TarInfo("things/a"))
@@ -146,7 +146,7 @@ def test_an_archive_put_there_by_hand_is_checked_used_and_kept(root: Path) -> No
     assert files(root) == ["sub/file.tar", "things/a"]
 
 
-def test_without_network_one_sentence_says_what_to_put_where(root: Path) -> None:
+def test_without_network_the_error_says_what_to_put_where(root: Path) -> None:
     gone = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     url = f"http://127.0.0.1:{gone.server_port}/file"
     gone.server_close()

@@ -93,7 +93,7 @@ BIG = b"X" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)  # a text of a megaby
         b"",
     ],
 )
-def test_pickles_that_take_more_than_they_give(content: bytes) -> None:
+def test_pickles_that_need_too_much_time_or_memory_are_rejected(content: bytes) -> None:
     refused("^file ", unpickle, content, "file")
 
 
@@ -103,7 +103,7 @@ def test_a_pickle_has_at_most_a_million_instructions() -> None:
     refused("^file has over 1,000,000 instructions", unpickle, b"}" + b"q\x00" * (MOST - 1) + b".", "file")
 
 
-def test_a_pickles_texts_are_encoded_once_in_all() -> None:
+def test_a_pickle_cannot_encode_the_same_text_many_times() -> None:
     """The file's own length is the budget, and every text that is encoded counts."""
     start, text = b"}(X\x01\x00\x00\x00ac_codecs\nencode\nq\x00X\x64\x00\x00\x00" + b"x" * 100, b"q\x01"
     latin, call = b"X\x06\x00\x00\x00latin1q\x02\x86R", b"h\x00h\x01h\x02\x86R"
@@ -206,11 +206,11 @@ def test_special_files(
     refused("not a regular file|is not a picture file", load, source, root=root)
 
 
-def test_a_pipe_in_the_cache_is_passed_over(tmp_path: Path, class_folders: Path) -> None:
+def test_a_pipe_in_the_cache_is_ignored(tmp_path: Path, class_folders: Path) -> None:
     first = load(str(class_folders))
-    (kept,) = (tmp_path / "cache").rglob("*.safetensors")
-    kept.unlink()
-    os.mkfifo(kept)
+    (cache_file,) = (tmp_path / "cache").rglob("*.safetensors")
+    cache_file.unlink()
+    os.mkfifo(cache_file)
     assert load(str(class_folders)).train.fingerprint == first.train.fingerprint
 
 
@@ -296,7 +296,7 @@ def test_bombs(
 
 
 @pytest.mark.usefixtures("no_slack")
-def test_a_picture_of_more_pixels_than_its_bytes_can_tell(class_folders: Path) -> None:
+def test_a_picture_with_too_many_pixels_for_its_bytes_is_rejected(class_folders: Path) -> None:
     Image.new("1", (4000, 4000)).save(class_folders / "pear" / "blank.png")
     refused(r"blank\.png has 4000×4000 pixels", load, str(class_folders))
 
@@ -335,7 +335,7 @@ def npz(file: Path, **arrays: object) -> str:
         ({"classes": np.zeros(0, "<U1")}, "must be a list of names"),
     ],
 )
-def test_wrong_arrays_are_refused_by_check_and_load_alike(
+def test_check_and_load_reject_wrong_arrays(
     arrays: dict[str, np.ndarray], fault: str, tmp_path: Path
 ) -> None:
     source = npz(tmp_path / "mine.npz", **arrays)
@@ -380,19 +380,21 @@ def test_corrupted_images_have_one_size(folder: str, odd: tuple[int, ...], root:
 
 
 @pytest.mark.parametrize("label", [1.5, np.nan, np.inf, -3.0, 2.0**70])
-def test_svhn_labels_are_whole(label: float, root: Path) -> None:
+def test_svhn_labels_are_integers(label: float, root: Path) -> None:
     table = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1.0], [label]])}
     savemat(root / "test_32x32.mat", table)
     refused(r"has the label .*, outside 1\.\.10", load, "svhn", root=root)
 
 
-def test_no_name_is_no_folder(class_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_name_is_not_the_current_folder(
+    class_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(class_folders)
     refused("'' is not a known data set", load, "")
 
 
 @pytest.mark.parametrize("source", ["x" * 5000, "x/" * 3000 + "y.npz", "a\0b", "\udc80.npz"])
-def test_names_that_are_no_path(source: str) -> None:
+def test_names_that_are_not_valid_paths(source: str) -> None:
     refused("is not a known data set|there is no folder", load, source)
 
 
@@ -406,14 +408,14 @@ def test_an_archive_is_read_to_its_end(packed: bool, cifar10, root: Path, tmp_pa
     folder, archive = cifar10.python(tmp_path / "cifar-10-batches-py"), root / "cifar-10-python.tar.gz"
     with tarfile.open(archive, "w:gz" if packed else "w") as out:
         out.add(folder, folder.name)
-        whole = out.offset
+        end_of_files = out.offset
     load("cifar10", root=root)
     content = archive.read_bytes()
-    archive.write_bytes(content[:-20] if packed else content[:whole])
+    archive.write_bytes(content[:-20] if packed else content[:end_of_files])
     refused("cut short|not a valid tar archive", load, "cifar10", root=root)
 
 
-def test_images_of_one_class_are_nothing_to_learn(tmp_path: Path) -> None:
+def test_training_images_of_one_class_are_rejected(tmp_path: Path) -> None:
     source = npz(tmp_path / "mine.npz", labels=np.zeros(6, int))
     refused("all of one class; a classifier needs two", load, source)
     like = Split(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
@@ -473,12 +475,12 @@ def test_headers_of_other_writers_are_understood(tmp_path: Path) -> None:
             "labels.npy", npy("{'descr':'|u1','fortran_order':False,'shape':(6,)}", bytes([0, 1] * 3))
         )
     splits = load(str(tmp_path / "mine.npz"))
-    seen = {
+    images = {
         image.numpy().tobytes()
         for split in (splits.train, splits.valid, splits.test)
         for image in split.images
     }
-    assert seen == {image.tobytes() for image in pixels}
+    assert images == {image.tobytes() for image in pixels}
 
 
 def patched(file: Path, signature: bytes, offset: int, value: int) -> None:
@@ -508,12 +510,12 @@ def test_encrypted_or_unknown_compression(offset: int, value: int, tmp_path: Pat
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_mat_files_of_other_things(table: dict[str, object], packed: bool, root: Path) -> None:
+def test_mat_files_with_other_contents(table: dict[str, object], packed: bool, root: Path) -> None:
     savemat(root / "test_32x32.mat", table, do_compression=packed)
     refused(r"test_32x32\.mat", load, "svhn", root=root)
 
 
-def test_a_mat_file_whose_sizes_lie(root: Path) -> None:
+def test_a_mat_file_with_wrong_sizes(root: Path) -> None:
     table = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1), np.uint8)}
     savemat(root / "test_32x32.mat", table)
     content = (root / "test_32x32.mat").read_bytes()
@@ -614,7 +616,7 @@ def test_a_resolution_beyond_the_memory(class_folders: Path, monkeypatch: pytest
     refused("use fewer or smaller images", load, str(class_folders), Options(resolution=8192))
 
 
-def test_large_options_take_all_there_is() -> None:
+def test_large_options_take_all_images() -> None:
     assert len(load("digits", Options(per_class=10**9)).train) == len(load("digits").train)
     assert len(load("digits", Options(seed=-1)).train) == len(load("digits").train)
 

@@ -30,12 +30,12 @@ def test_digits_are_scikit_learns_and_the_split_is_stratified() -> None:
         for image, label in zip(table.images, table.target, strict=True)
     }
     shares = torch.bincount(torch.from_numpy(table.target)) / 1797
-    seen = set()
+    images = set()
     for split in (splits.train, splits.valid, splits.test):
         for image, label in zip(split.images, split.labels.tolist(), strict=True):
             assert known[image[0].numpy().tobytes()] == label
-            seen.add(image.numpy().tobytes())
-    assert len(seen) == 1600  # no digit is in two splits
+            images.add(image.numpy().tobytes())
+    assert len(images) == 1600  # no digit is in two splits
     assert (splits.test.labels.bincount() - shares * 1000).abs().max() <= 1
     assert load("digits", Options(seed=1)).test.fingerprint != load("digits").test.fingerprint
 
@@ -57,7 +57,7 @@ def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_what_is_not_there_is_said_in_one_sentence(source: str, sentence: str, root: Path) -> None:
+def test_the_error_for_missing_data_is_one_sentence(source: str, sentence: str, root: Path) -> None:
     with pytest.raises(DataError, match=sentence.replace("?", r"\?")):
         load(source, root=root)
 
@@ -65,7 +65,7 @@ def test_what_is_not_there_is_said_in_one_sentence(source: str, sentence: str, r
 @pytest.mark.parametrize(
     ("options", "what"), [(Options(valid=5000), "validation"), (Options(test=1797), "test")]
 )
-def test_more_than_there_is_cannot_be_set_aside(options: Options, what: str) -> None:
+def test_more_images_than_exist_cannot_be_set_aside(options: Options, what: str) -> None:
     with pytest.raises(DataError, match=f"{what} images were asked for, but there are only"):
         load("digits", options)
 
@@ -85,7 +85,7 @@ def test_the_root_is_the_argument_then_the_environment_then_the_users_folder(
     assert data_root() == tmp_path / "home" / ".local" / "share" / "polyphony" / "data"
 
 
-def test_unknown_images_take_the_form_of_the_known_ones() -> None:
+def test_unknown_images_are_converted_to_the_shape_of_the_known_ones() -> None:
     like = Split(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     unknown, known = load_unknown("digits", like, limit=50), load("digits").test[:50]
     assert torch.equal(

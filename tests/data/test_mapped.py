@@ -47,12 +47,12 @@ import polyphony.study.evaluation, polyphony.study.run, polyphony.report
 from polyphony.cli import main
 from polyphony._util.files import memory
 
-def said(field):
+def status(field):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 torch.set_num_threads(1)
-limit = said("VmData") + (int(sys.argv[1]) << 20)
+limit = status("VmData") + (int(sys.argv[1]) << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 assert memory() == limit
 try:

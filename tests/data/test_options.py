@@ -49,24 +49,26 @@ def test_shares_are_proportional_to_within_one_and_sum_to_the_total(counts: list
 @settings(derandomize=True)
 @given(labels=labels_strategy, share=st.floats(0, 0.9), seed=st.integers(0, 100))
 @pytest.mark.parametrize("holdout", [last, last_of_each_class, stratified])
-def test_a_holdout_parts_all_rows_in_two(holdout, labels: torch.Tensor, share: float, seed: int) -> None:
+def test_a_holdout_splits_all_rows_into_two_parts(
+    holdout, labels: torch.Tensor, share: float, seed: int
+) -> None:
     count = int(share * len(labels))
-    kept, aside = holdout(labels, count, seed)
-    assert len(aside) == count
-    assert sorted([*kept.tolist(), *aside.tolist()]) == list(range(len(labels)))
+    rest, split_off = holdout(labels, count, seed)
+    assert len(split_off) == count
+    assert sorted([*rest.tolist(), *split_off.tolist()]) == list(range(len(labels)))
 
 
 def test_cifars_holdout_is_the_last_rows() -> None:
-    kept, aside = last(torch.zeros(50_000, dtype=torch.int64), 5_000, 0)
-    assert (kept[0], kept[-1], aside[0], aside[-1]) == (0, 44_999, 45_000, 49_999)
+    rest, split_off = last(torch.zeros(50_000, dtype=torch.int64), 5_000, 0)
+    assert (rest[0], rest[-1], split_off[0], split_off[-1]) == (0, 44_999, 45_000, 49_999)
 
 
 def test_tinyimagenets_holdout_is_the_last_fifty_of_every_five_hundred() -> None:
     labels = torch.arange(4).repeat_interleave(500)
-    kept, aside = last_of_each_class(labels, 200, 0)
+    rest, split_off = last_of_each_class(labels, 200, 0)
     expected = [500 * k + i for k in range(4) for i in range(450, 500)]
-    assert aside.tolist() == expected
-    assert sorted(kept.tolist() + expected) == list(range(2000))
+    assert split_off.tolist() == expected
+    assert sorted(rest.tolist() + expected) == list(range(2000))
 
 
 def test_a_stratified_holdout_has_every_class_in_proportion_and_follows_the_seed() -> None:
@@ -126,7 +128,7 @@ def test_per_class_then_a_limit_draw_from_the_first_of_each_class() -> None:
     limit=st.integers(1, 300),
     seed=st.integers(0, 10_000),
 )
-def test_the_first_images_in_random_order_are_given_however_many_classes_they_miss(
+def test_data_in_random_order_gives_its_first_images_even_if_they_lack_classes(
     weights: list[int], limit: int, seed: int
 ) -> None:
     labels = torch.arange(len(weights)).repeat_interleave(torch.tensor(weights))
@@ -163,6 +165,6 @@ def test_area_average_agrees_with_pillows_box_filter() -> None:
 
 
 @pytest.mark.parametrize("name", ["per_class", "limit", "resolution", "valid", "test"])
-def test_an_option_below_one_is_refused_by_name(name: str) -> None:
+def test_an_option_below_one_is_rejected_by_name(name: str) -> None:
     with pytest.raises(SettingError, match=f"{name} must be greater than 0, not 0"):
         Options(**{name: 0})

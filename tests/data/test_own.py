@@ -99,7 +99,7 @@ def test_the_first_unknown_images_in_order_of_class_are_rejected(tmp_path: Path)
     assert len(load_unknown(source, like)) == 60
 
 
-def test_sizes_that_differ_are_refused_or_resized_by_choice(
+def test_different_sizes_are_rejected_unless_a_resolution_is_set(
     class_folders: Path, cached_files: Callable[[], list[str]]
 ) -> None:
     wide = np.zeros((8, 24, 3), np.uint8)
@@ -253,7 +253,7 @@ def test_text_named_npz(tmp_path: Path) -> None:
         load(str(tmp_path / "mine.npz"))
 
 
-def test_images_that_memory_has_no_room_for_are_mapped_from_a_file(
+def test_images_larger_than_memory_are_mapped_from_a_file(
     class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
@@ -280,7 +280,7 @@ def test_images_that_memory_has_no_room_for_are_mapped_from_a_file(
 
 
 @pytest.mark.parametrize("names", [("training", "validation", "testing"), ("Train", "val", "TEST")])
-def test_usual_names_of_parts_are_no_classes(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_usual_names_of_parts_are_not_classes(names: tuple[str, ...], tmp_path: Path) -> None:
     for part, count in zip(names, (5, 2, 3), strict=True):
         for label, name in enumerate(("apple", "pear")):
             (tmp_path / part / name).mkdir(parents=True)
@@ -302,7 +302,7 @@ def test_usual_names_of_parts_are_no_classes(names: tuple[str, ...], tmp_path: P
         load(str(tmp_path))
 
 
-def test_grey_is_what_pillow_says_and_colour_is_three_times_grey(class_folders: Path) -> None:
+def test_channels_convert_as_in_pillow(class_folders: Path) -> None:
     colour = load(str(class_folders), Options(resolution=8))
     grey = load(str(class_folders), Options(resolution=8, channels=1))
     for image, one in zip(colour.train.images, grey.train.images, strict=True):

@@ -13,7 +13,7 @@ def small() -> Split:
     return Split(images, torch.tensor([0, 1, 0, 2, 1]))
 
 
-def test_the_fingerprint_is_equal_exactly_where_the_data_is() -> None:
+def test_fingerprints_are_equal_only_for_equal_data() -> None:
     split = small()
     assert split.fingerprint == small().fingerprint
     strided = Split(split.images.contiguous(memory_format=torch.channels_last), split.labels)
@@ -41,12 +41,12 @@ def test_statistics_are_the_mean_and_deviation_of_each_channels_pixels() -> None
         assert std[channel] == pytest.approx(pstdev(levels), rel=1e-12)
 
 
-def test_statistics_are_to_the_bit_those_that_trained_networks_carry() -> None:
+def test_statistics_equal_those_of_earlier_versions_bit_for_bit() -> None:
     mean, std = load("digits", Options(per_class=20, valid=400, test=1000)).train.statistics
     assert torch.tensor([*mean, *std]).tolist() == [0.30446261167526245, 0.3751339614391327]
 
 
-def test_a_flat_image_has_no_deviation_to_divide_by() -> None:
+def test_the_deviation_of_constant_images_is_not_zero() -> None:
     flat = Split(torch.full((2, 1, 3, 3), 7, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
     assert flat.statistics == ([pytest.approx(7 / 255)], [pytest.approx(1e-6)])
 
@@ -70,12 +70,12 @@ def test_rows_keep_their_labels() -> None:
         (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "not float32"),
     ],
 )
-def test_what_is_no_split_is_refused(images: torch.Tensor, labels: torch.Tensor, sentence: str) -> None:
+def test_invalid_splits_are_rejected(images: torch.Tensor, labels: torch.Tensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Split(images, labels)
 
 
-def test_some_images_of_data_in_class_order_are_of_every_class():
+def test_some_images_of_sorted_data_have_every_class():
     labels = torch.arange(10).repeat_interleave(7)
     split = Split(torch.arange(70, dtype=torch.uint8).view(70, 1, 1, 1), labels)
     chosen = split.some(20)

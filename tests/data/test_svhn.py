@@ -65,7 +65,7 @@ def test_wrong_tables_are_named(table: dict[str, np.ndarray], fault: str, tmp_pa
 
 
 @pytest.mark.parametrize("content", [b"", b"<html></html>" * 50])
-def test_what_is_no_mat_file_is_named(content: bytes, tmp_path: Path) -> None:
+def test_invalid_mat_files_are_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "wrong.mat").write_bytes(content)
     with pytest.raises(DataError, match=r"wrong\.mat is (not a valid \.mat file|empty)"):
         read_split(tmp_path / "wrong.mat")

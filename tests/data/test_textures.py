@@ -73,12 +73,12 @@ def test_motion_blur_of_a_point_is_its_kernel_against_the_motion() -> None:
 def test_zoom_is_scipys_linear_zoom_of_the_middle(factor: float) -> None:
     got = zoomed(X, factor)
     for i in range(3):
-        kept = int(np.ceil(12 / factor))
-        start = (12 - kept) // 2
-        middle = X[i, start : start + kept, start : start + kept]
-        whole = ndimage.zoom(middle, (factor, factor, 1), order=1)
-        trim = (whole.shape[0] - 12) // 2
-        np.testing.assert_allclose(got[i], whole[trim : trim + 12, trim : trim + 12], atol=1e-5)
+        visible = int(np.ceil(12 / factor))
+        start = (12 - visible) // 2
+        middle = X[i, start : start + visible, start : start + visible]
+        enlarged = ndimage.zoom(middle, (factor, factor, 1), order=1)
+        trim = (enlarged.shape[0] - 12) // 2
+        np.testing.assert_allclose(got[i], enlarged[trim : trim + 12, trim : trim + 12], atol=1e-5)
 
 
 def naive_plasma(noise: np.ndarray, decay: float) -> np.ndarray:

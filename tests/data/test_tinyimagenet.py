@@ -29,9 +29,9 @@ def zipped(folder: Path) -> Path:
 
 
 def assert_is_tiny(root: Path) -> None:
-    whole = read(root)
-    assert whole.classes == CLASSES
-    train, test = whole.parts["train"], whole.parts["test"]
+    contents = read(root)
+    assert contents.classes == CLASSES
+    train, test = contents.parts["train"], contents.parts["test"]
     assert train.labels.tolist() == [0] * 12 + [1] * 12 + [2] * 12
     assert test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     expected = torch.tensor([80 * k + 5 * i for k in range(3) for i in range(12)])
@@ -60,12 +60,12 @@ def test_pictures_of_several_chunks_stay_in_order(tiny: Path, monkeypatch: pytes
 
 def test_the_cache_is_used_until_a_picture_changes(tiny: Path, cached_files: Callable[[], list[str]]) -> None:
     first = read(tiny.parent)
-    (kept,) = cached_files()
+    (cache_file,) = cached_files()
     picture = tiny / "train" / "n02" / "images" / "n02_3.JPEG"
     os.utime(picture, ns=(1, 1))
     assert torch.equal(read(tiny.parent).parts["train"].images, first.parts["train"].images)
     (rebuilt,) = cached_files()
-    assert rebuilt != kept  # and the stale one is gone
+    assert rebuilt != cache_file  # and the stale one is gone
     picture.write_text("no picture any more")
     with pytest.raises(DataError):
         read(tiny.parent)

@@ -33,7 +33,7 @@ def test_all_pictures_of_a_folder_come_in_the_training_images_size(pictures: Pat
     assert small.unlabelled.images.shape == (3, 1, 4, 4)
 
 
-def test_a_picture_that_is_added_is_found(pictures: Path) -> None:
+def test_an_added_picture_is_read(pictures: Path) -> None:
     before = load("digits", Options(unlabelled=str(pictures))).unlabelled
     Image.new("L", (8, 8), 200).save(pictures / "z.png")
     after = load("digits", Options(unlabelled=str(pictures))).unlabelled
@@ -41,36 +41,36 @@ def test_a_picture_that_is_added_is_found(pictures: Path) -> None:
     assert before.fingerprint != after.fingerprint
 
 
-def test_images_of_an_npz_need_no_labels_and_those_there_are_do_not_matter(tmp_path: Path) -> None:
+def test_labels_of_an_npz_are_optional_and_ignored(tmp_path: Path) -> None:
     images = np.arange(5 * 8 * 8, dtype=np.uint8).reshape(5, 8, 8)
     np.savez(tmp_path / "a.npz", images=images)
     np.savez(tmp_path / "b.npz", images=images, labels=np.full(5, 99))
     np.savez(tmp_path / "c.npz", images=np.repeat(images[..., None], 3, -1))
     for name in "abc":
-        found = load("digits", Options(unlabelled=str(tmp_path / f"{name}.npz"))).unlabelled
-        assert torch.equal(found.images, torch.from_numpy(images)[:, None])
-        assert found.labels.tolist() == [-1] * 5
+        split = load("digits", Options(unlabelled=str(tmp_path / f"{name}.npz"))).unlabelled
+        assert torch.equal(split.images, torch.from_numpy(images)[:, None])
+        assert split.labels.tolist() == [-1] * 5
 
 
 @pytest.mark.parametrize("options", [{"limit": 100}, {"per_class": 7}, {"per_class": 30, "limit": 100}])
 def test_a_number_takes_training_images_that_are_left_out(options) -> None:
-    whole = load("digits").train
+    train = load("digits").train
     splits = load("digits", Options(unlabelled=50, **options))
     used = {image.numpy().tobytes() for image in splits.train.images}
-    _, rows = training_rows(whole.labels, Options(**options))
-    assert torch.equal(splits.unlabelled.images, whole.images[rows[:50]])
-    assert torch.equal(splits.train.images, trim(whole, Options(**options)).images)
-    assert len(rows) + len(splits.train) == len(whole)
+    _, rows = training_rows(train.labels, Options(**options))
+    assert torch.equal(splits.unlabelled.images, train.images[rows[:50]])
+    assert torch.equal(splits.train.images, trim(train, Options(**options)).images)
+    assert len(rows) + len(splits.train) == len(train)
     assert sum(image.numpy().tobytes() in used for image in splits.unlabelled.images) == 0
     there = outline("cifar10", Options(unlabelled=50, **options)).unlabelled
     assert there.images.shape == (50, 3, 32, 32)
 
 
-def test_without_them_there_are_none() -> None:
+def test_by_default_there_are_no_unlabelled_images() -> None:
     assert load("digits").unlabelled is None
 
 
-def test_what_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
+def test_errors_of_unlabelled_images_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "other.npz", pictures=np.zeros((2, 8, 8), np.uint8))
     for source, words in {
