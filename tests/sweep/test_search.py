@@ -32,7 +32,7 @@ def searching(folder: Path, *overrides: str, **texts: str) -> Search:
     """A search for settings of the shipped recipe, in which nothing is trained."""
     folder.mkdir(exist_ok=True)
     sweep = Sweep(plan_sweep(read_recipe("digits", overrides), "kd-ods", texts or RANGES), folder)
-    return sweep.search(fingerprints(sweep.study([sweep.swept.own])))
+    return sweep.search(fingerprints(sweep.study([sweep.plan.own])))
 
 
 def formula(point: Point) -> float:
@@ -46,16 +46,16 @@ def formula(point: Point) -> float:
 
 
 def go_on(search: Search, trials: int, a_round: int = 1) -> list[Point]:
-    """Ask and tell until so many trials are answered; the points that were asked for."""
-    asked = []
+    """Run a search until `trials` trials have a result; returns the new points."""
+    points = []
     while (left := trials - search.completed()) > 0:
         for trial in search.ask(min(left, a_round)):
-            asked.append(trial.point)
+            points.append(trial.point)
             search.tell(trial, formula(trial.point))
-    return asked
+    return points
 
 
-# What is asked
+# Which points are proposed
 
 
 @needs_optuna
@@ -87,42 +87,42 @@ def test_the_search_learns_from_what_it_is_told(tmp_path):
 @needs_optuna
 @pytest.mark.parametrize("a_round", [1, 3])
 def test_a_search_reopened_at_every_round_asks_the_same(tmp_path, a_round):
-    whole = go_on(searching(tmp_path / "whole"), 12, a_round)
+    uninterrupted = go_on(searching(tmp_path / "uninterrupted"), 12, a_round)
     pieces: list[Point] = []
     for trials in range(a_round, 13, a_round):
         pieces += go_on(searching(tmp_path / "pieces"), trials, a_round)
-    assert pieces == whole
+    assert pieces == uninterrupted
 
 
 @needs_optuna
 def test_what_was_asked_and_never_answered_is_asked_again(tmp_path):
-    whole = go_on(searching(tmp_path / "whole"), 9, 3)
+    uninterrupted = go_on(searching(tmp_path / "uninterrupted"), 9, 3)
     go_on(searching(tmp_path / "killed"), 3, 3)
     lost = searching(tmp_path / "killed").ask(3)  # and nobody answers
-    assert [trial.point for trial in lost] == whole[3:6]
-    assert [trial.point for trial in searching(tmp_path / "killed").ask(3)] == whole[3:6]
-    assert go_on(searching(tmp_path / "killed"), 9, 3) == whole[3:]
+    assert [trial.point for trial in lost] == uninterrupted[3:6]
+    assert [trial.point for trial in searching(tmp_path / "killed").ask(3)] == uninterrupted[3:6]
+    assert go_on(searching(tmp_path / "killed"), 9, 3) == uninterrupted[3:]
 
 
 @needs_optuna
-@pytest.mark.parametrize(("before", "told"), [(0, 1), (3, 2), (9, 1)])
-def test_a_search_killed_between_two_answers_of_a_round_asks_the_same(tmp_path, before, told):
-    whole = go_on(searching(tmp_path / "whole"), 15, 3)
+@pytest.mark.parametrize(("before", "answered"), [(0, 1), (3, 2), (9, 1)])
+def test_a_search_killed_between_two_answers_of_a_round_asks_the_same(tmp_path, before, answered):
+    uninterrupted = go_on(searching(tmp_path / "uninterrupted"), 15, 3)
     go_on(searching(tmp_path / "killed"), before, 3)
     search = searching(tmp_path / "killed")
-    for trial in search.ask(3)[:told]:
+    for trial in search.ask(3)[:answered]:
         search.tell(trial, formula(trial.point))
-    assert go_on(searching(tmp_path / "killed"), 15, 3) == whole[before + told :]
+    assert go_on(searching(tmp_path / "killed"), 15, 3) == uninterrupted[before + answered :]
 
 
 @needs_optuna
 @pytest.mark.parametrize(("before", "asked"), [(0, 0), (3, 1), (7, 2)])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_search_killed_while_it_asks_for_a_round_asks_the_same(tmp_path, monkeypatch, before, asked, half):
-    whole, killed = searching(tmp_path / "whole"), searching(tmp_path / "killed")
-    wanted = [*go_on(whole, before, 3), *go_on(whole, 15, 3)]
+    uninterrupted, killed = searching(tmp_path / "uninterrupted"), searching(tmp_path / "killed")
+    wanted = [*go_on(uninterrupted, before, 3), *go_on(uninterrupted, 15, 3)]
     go_on(killed, before, 3)
-    ask, calls = Search._next, []
+    ask, calls = Search._propose, []
 
     def stop(search: Search) -> None:
         if len(calls) == asked:
@@ -131,19 +131,19 @@ def test_a_search_killed_while_it_asks_for_a_round_asks_the_same(tmp_path, monke
             raise KeyboardInterrupt
         calls.append(ask(search))
 
-    monkeypatch.setattr(Search, "_next", stop)
+    monkeypatch.setattr(Search, "_propose", stop)
     with pytest.raises(KeyboardInterrupt):
         killed.ask(3)
-    monkeypatch.setattr(Search, "_next", ask)
+    monkeypatch.setattr(Search, "_propose", ask)
     assert go_on(searching(tmp_path / "killed"), 15, 3) == wanted[before:]
 
 
 @needs_optuna
 def test_a_round_is_completed_by_fewer_processes_and_for_fewer_trials(tmp_path):
-    whole = go_on(searching(tmp_path / "whole"), 4, 4)
+    uninterrupted = go_on(searching(tmp_path / "uninterrupted"), 4, 4)
     searching(tmp_path / "killed").ask(4)
-    assert go_on(searching(tmp_path / "killed"), 3, 2) == whole[:3]
-    assert go_on(searching(tmp_path / "killed"), 4, 2) == whole[3:]
+    assert go_on(searching(tmp_path / "killed"), 3, 2) == uninterrupted[:3]
+    assert go_on(searching(tmp_path / "killed"), 4, 2) == uninterrupted[3:]
 
 
 @needs_optuna
@@ -171,7 +171,7 @@ def test_trainings_with_other_settings_are_another_search(tmp_path):
 def test_what_was_found_on_other_images_does_not_count(tmp_path, monkeypatch, split):
     search = searching(tmp_path)
     go_on(search, 2)
-    splits = Sweep(search.swept, tmp_path).study([search.swept.own]).data()
+    splits = Sweep(search.plan, tmp_path).study([search.plan.own]).data()
     images = getattr(splits, split)
     changed = replace(splits, **{split: replace(images, images=255 - images.images)})
     monkeypatch.setattr(of_study, "load_splits", lambda data, root: changed)
@@ -189,13 +189,13 @@ def test_what_was_found_by_another_way_of_training_does_not_count(tmp_path, monk
 
 @needs_optuna
 def test_a_journal_whose_writer_was_killed_goes_on(tmp_path):
-    whole = go_on(searching(tmp_path / "whole"), 8)
+    uninterrupted = go_on(searching(tmp_path / "uninterrupted"), 8)
     go_on(searching(tmp_path / "killed"), 4)
     journal = tmp_path / "killed" / "optuna.jsonl"
     with journal.open("ab") as file:
         file.write(b'{"op_code":4,"worker_id":"ab')
     (tmp_path / "killed" / "optuna.jsonl.lock").symlink_to(journal)
-    assert go_on(searching(tmp_path / "killed"), 8) == whole[4:]
+    assert go_on(searching(tmp_path / "killed"), 8) == uninterrupted[4:]
 
 
 def test_mending_takes_half_a_line_and_nothing_else(tmp_path):
@@ -229,7 +229,7 @@ def test_values_are_rounded_to_what_a_person_would_write():
 
 def test_a_search_that_cannot_be_is_one_sentence(tmp_path, monkeypatch):
     def check(**texts: str) -> None:
-        check_search(searching(tmp_path, **texts).swept)
+        check_search(searching(tmp_path, **texts).plan)
 
     monkeypatch.setattr("polyphony.sweep.search.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"pip install '\.\[sweep\]'"):
@@ -270,9 +270,9 @@ def test_the_table_has_a_row_for_every_trial_and_the_journal_their_calibrated_nl
     assert rows[0]["model"] == "a0.9-t4-s24_255"
     assert outcome.ran == len(jobs) == 2 + 4 + 5
     sweep = tiny(folder)
-    search = sweep.search(fingerprints(sweep.study([sweep.swept.own])))
-    told = [trial.value for trial in search.study.trials]
-    assert told == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
+    search = sweep.search(fingerprints(sweep.study([sweep.plan.own])))
+    values = [trial.value for trial in search.study.trials]
+    assert values == [float(row["nll"]) for row in rows if row["calibration"] == "calibrated"]
 
 
 @needs_optuna

@@ -68,8 +68,8 @@ def test_every_point_and_seed_is_a_student_and_a_row(swept):
     assert (sweep.folder / "sweep.csv").read_text().splitlines()[0] == (
         "model,seed,alpha,temperature,step_size,calibration,acc,nll,bs,ece,kld"
     )
-    found = [(r["model"], r["seed"], r["calibration"]) for r in rows_of(sweep.folder)]
-    assert found == list(itertools.product(POINTS, "01", ("standard", "calibrated")))
+    rows = [(r["model"], r["seed"], r["calibration"]) for r in rows_of(sweep.folder)]
+    assert rows == list(itertools.product(POINTS, "01", ("standard", "calibrated")))
     first = rows_of(sweep.folder)[0]
     assert (float(first["alpha"]), float(first["temperature"]), float(first["step_size"])) == (
         0.5,
@@ -135,7 +135,7 @@ class Forbidden(Split):
 
 def test_the_test_images_stay_unseen(swept, tiny, sweep_through, tmp_path, monkeypatch):
     sweep = tiny(tmp_path / "digits-sweep", **HALF)
-    splits = sweep.study([sweep.swept.own]).data()
+    splits = sweep.study([sweep.plan.own]).data()
     unseen = replace(splits, test=Forbidden(splits.test))
     with pytest.raises(AssertionError, match="looked at test images"):
         unseen.test.images  # noqa: B018

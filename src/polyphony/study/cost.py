@@ -90,7 +90,7 @@ class Sketch:
     plain: Ensemble  # the students' network without members
     students: dict[str, Ensemble]  # by method
     trained: dict[str, Ensemble]  # the students as they predict
-    member_shares: dict[str, float]  # by method: the share of weights that differ between members, if any
+    member_shares: dict[str, float]  # by method: share of a member's weights with factors or of its own
 
     @property
     def parameter_counts(self) -> dict[str, int]:

@@ -43,9 +43,9 @@ class SweepOutcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The values to sweep, the output folder, the data folder and the device."""
+    """The plan of a sweep, the output folder, the data folder and the device."""
 
-    swept: SweepPlan
+    plan: SweepPlan
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
@@ -53,13 +53,13 @@ class Sweep:
     def search(self, prints: Fingerprints) -> Search:
         """The search of this folder, in which optuna proposes points."""
         images = {split: prints.images[split] for split in ("train", "valid")}
-        return open_search(self.swept, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
+        return open_search(self.plan, self.folder / "optuna.jsonl", {"format": FORMAT, **images})
 
     def study(self, points: Sequence[Point]) -> Study:
         """The study whose methods are these points."""
-        return Study(self.swept.derived(points), self.folder, self.data_root, self.device)
+        return Study(self.plan.derived(points), self.folder, self.data_root, self.device)
 
-    def plan(self, points: Sequence[Point], prints: Fingerprints) -> list[Job]:
+    def jobs(self, points: Sequence[Point], prints: Fingerprints) -> list[Job]:
         """The jobs of these points and of their teachers."""
         study = self.study(points)
         return plan(study, prints, valid_predictions(study))
@@ -68,19 +68,19 @@ class Sweep:
         """Raise a FolderError or a RecipeError if the sweep cannot run, before anything is written."""
         if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
             raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
-        check_plans(self.study([self.swept.own]))
+        check_plans(self.study([self.plan.own]))
         if trials is not None:
-            check_search(self.swept)
+            check_search(self.plan)
 
     def facts(self, trials: int | None) -> dict[str, Any]:
         """The content of sweep.json: the recipe, the method, and the values of its parameters."""
-        recipe, method = self.swept.recipe, self.swept.method
+        recipe, method = self.plan.recipe, self.plan.method
         return {
             "recipe": recipe.name,
             "method": method,
             "settings": recipe.methods[method].model_dump(mode="json", exclude_none=True),
-            "own": self.swept.own.settings(),
-            "values": {name: list(values) for name, values in self.swept.values.items()},
+            "own": self.plan.own.settings(),
+            "values": {name: list(values) for name, values in self.plan.values.items()},
             "trials": trials,
         }
 
@@ -93,19 +93,19 @@ def run_sweep(
     Results that exist are reused. Test images are not used. Raises a DivergedError if all points diverged.
     """
     sweep.check(trials)
-    prints = fingerprints(sweep.study([sweep.swept.own]))
+    prints = fingerprints(sweep.study([sweep.plan.own]))
     with locked(sweep.folder):
         session = Session(sweep.folder, runner, board)
         active = ActiveSweep(sweep, session, sweep.facts(trials), prints, redo)
-        points, diverged = (sweep.swept.grid(), []) if trials is None else active.search(trials)
+        points, diverged = (sweep.plan.grid(), []) if trials is None else active.search(trials)
         diverged += active.train(points) if points else []
         finished = [point for point in points if point not in diverged]
         if not finished:
             raise DivergedError(f"every point of {sweep.folder} diverged: lower student.learning_rate")
-        predictions = load_predictions(sweep.plan(finished, prints))
+        predictions = load_predictions(sweep.jobs(finished, prints))
         rows = [row for point in finished for row in score(predictions, point)]
         active.begin([*finished, *diverged])
-        teachers = predictions[TEACHERS, None].first(sweep.swept.recipe.members)
+        teachers = predictions[TEACHERS, None].first(sweep.plan.recipe.members)
         scores = by_calibration(teachers, teachers.fit_temperature(), TeacherScore)
         teacher_rows = [TeacherScore(calibration, **columns) for calibration, columns in scores.items()]
         write_table(sweep.folder, TeacherScore, teacher_rows)
@@ -136,7 +136,7 @@ class ActiveSweep:
             points = list(dict.fromkeys(trial.point for trial in round_trials))
             diverged = self.train(points)
             finished = [point for point in points if point not in diverged]
-            predictions = load_predictions(self.sweep.plan(finished, self.prints)) if finished else {}
+            predictions = load_predictions(self.sweep.jobs(finished, self.prints)) if finished else {}
             for trial in round_trials:
                 has_diverged = trial.point in diverged
                 search.tell(trial, None if has_diverged else judged_nll(score(predictions, trial.point)))
@@ -147,7 +147,7 @@ class ActiveSweep:
 
         If one of several points diverges, the unfinished points run one by one, to learn which one it was.
         """
-        jobs = self.sweep.plan(points, self.prints)
+        jobs = self.sweep.jobs(points, self.prints)
         self.points.update(dict.fromkeys(points))
         begin = partial(self.begin, list(self.points))
         resolve_conflicts(jobs, self.session.board, self.redo)

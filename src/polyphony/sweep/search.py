@@ -30,14 +30,14 @@ class Trial:
     point: Point
 
 
-def check_search(swept: SweepPlan) -> None:
+def check_search(plan: SweepPlan) -> None:
     """Raise a RecipeError unless optuna is installed and at least one parameter has a range of numbers."""
     if find_spec("optuna") is None:
         raise RecipeError(f"a search needs optuna: {extra('sweep')}; or sweep a grid")
-    if not swept.varied:
+    if not plan.varied:
         raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
-    for name in swept.varied:
-        if "match" in swept.values[name]:
+    for name in plan.varied:
+        if "match" in plan.values[name]:
             raise RecipeError(f"'match' for {name} is not a number, and a search needs numbers")
 
 
@@ -50,7 +50,7 @@ class Search:
     caller must hold the lock of the journal's folder.
     """
 
-    swept: SweepPlan
+    plan: SweepPlan
     study: optuna.Study
 
     def includes(self, point: Point) -> bool:
@@ -63,7 +63,7 @@ class Search:
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """(smallest, largest) value of each parameter that is searched."""
-        numbers = {n: [v for v in self.swept.values[n] if isinstance(v, float)] for n in self.swept.varied}
+        numbers = {n: [v for v in self.plan.values[n] if isinstance(v, float)] for n in self.plan.varied}
         return {name: (min(values), max(values)) for name, values in numbers.items()}
 
     def finished(self) -> list[Point]:
@@ -105,7 +105,7 @@ class Search:
 
     def point(self, parameters: Mapping[str, Any]) -> Point:
         """The point of optuna's parameters, rounded to three significant digits."""
-        fixed = {name: self.swept.values[name][0] for name in PARAMETERS}
+        fixed = {name: self.plan.values[name][0] for name in PARAMETERS}
         return Point(**fixed | {name: rounded(name, value) for name, value in parameters.items()})
 
     def _propose(self) -> None:
@@ -132,11 +132,11 @@ class Search:
                 self.study.tell(trial.number, state=TrialState.FAIL)
         trials = self.study.get_trials(deepcopy=False)
         is_new = all(trial.state == TrialState.FAIL for trial in trials)
-        if is_new and self.includes(self.swept.own):
-            self.study.enqueue_trial({name: getattr(self.swept.own, name) for name in self.swept.varied})
+        if is_new and self.includes(self.plan.own):
+            self.study.enqueue_trial({name: getattr(self.plan.own, name) for name in self.plan.varied})
 
     def _has_parameters(self, trial: optuna.trial.FrozenTrial) -> bool:
-        return trial.params.keys() >= set(self.swept.varied)
+        return trial.params.keys() >= set(self.plan.varied)
 
     def _points(self, trials: Iterable[optuna.trial.FrozenTrial]) -> list[Point]:
         return list(dict.fromkeys(self.point(trial.params) for trial in trials))
@@ -146,7 +146,7 @@ class Search:
         return [trial for trial in self.study.get_trials(deepcopy=False) if self._has_parameters(trial)]
 
 
-def open_search(swept: SweepPlan, journal: Path, trained_on: Spec) -> Search:
+def open_search(plan: SweepPlan, journal: Path, trained_on: Spec) -> Search:
     """The search with these settings in a journal file, which can hold several searches.
 
     `trained_on` holds what an NLL depends on besides the recipe: the images and the version of the code.
@@ -157,18 +157,18 @@ def open_search(swept: SweepPlan, journal: Path, trained_on: Spec) -> Search:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     repair_journal(journal)
-    storage, name = JournalStorage(JournalFileBackend(str(journal))), search_key(swept, trained_on)
-    search = Search(swept, optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
+    storage, name = JournalStorage(JournalFileBackend(str(journal))), search_key(plan, trained_on)
+    search = Search(plan, optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
     search.repair()
     return search
 
 
-def search_key(swept: SweepPlan, trained_on: Spec) -> str:
+def search_key(plan: SweepPlan, trained_on: Spec) -> str:
     """The hash of everything that the points of a search have in common."""
-    recipe = swept.recipe
+    recipe = plan.recipe
     fixed = recipe.spec(Recipe.model_fields.keys() - {"name", "methods"} - ROUNDING)
-    method = recipe.methods[swept.method].spec(Method.model_fields.keys() - set(PARAMETERS))
-    constant = {name: swept.values[name] for name in PARAMETERS if name not in swept.varied}
+    method = recipe.methods[plan.method].spec(Method.model_fields.keys() - set(PARAMETERS))
+    constant = {name: plan.values[name] for name in PARAMETERS if name not in plan.varied}
     return spec_key({"recipe": fixed, "method": method, "kept": constant, "trained_on": trained_on})
 
 
