@@ -96,10 +96,10 @@ class Section:
     pieces: Sequence[Piece]
 
     @property
-    def shown(self) -> list[Chart | PageTable]:
+    def present(self) -> list[Chart | PageTable]:
         """The figures, and the tables that have rows, in reading order."""
-        present = [piece for piece in self.pieces if not isinstance(piece, Absent)]
-        return [piece for piece in present if isinstance(piece, Chart) or piece.rows]
+        pieces = [piece for piece in self.pieces if not isinstance(piece, Absent)]
+        return [piece for piece in pieces if isinstance(piece, Chart) or piece.rows]
 
     @property
     def absent(self) -> list[Absent]:
@@ -134,7 +134,7 @@ def report_of(run: Run, sections: Sequence[tuple[str, str, Sequence[Figure]]] = 
         looks=looks_of(run),
         provenance=provenance(run),
     )
-    return Report(html, [piece for section in parts for piece in section.shown])
+    return Report(html, [piece for section in parts for piece in section.present])
 
 
 def _pieces(run: Run, figures: Sequence[Figure]) -> list[Piece]:

@@ -53,7 +53,7 @@ def _adopted(run: Run) -> Lines:
 
 def _lines(values: dict[str, Any]) -> Lines:
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
-    return [(name, ", ".join(map(str, each))) for name, each in lists.items()]
+    return [(name, ", ".join(map(str, items))) for name, items in lists.items()]
 
 
 def one_line(run: Run) -> str:

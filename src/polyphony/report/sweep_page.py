@@ -55,7 +55,7 @@ def sweep_report(run: SweepRun) -> Report:
         paper=_paper_note(run, paper) if paper and printed else "",
         provenance=provenance(run),
     )
-    return Report(html, section.shown)
+    return Report(html, section.present)
 
 
 def _subtitle(run: SweepRun) -> str:

@@ -133,7 +133,7 @@ def group_tables(run: Run) -> list[PageTable]:
 def _groups(student: str, kind: str, models: Mapping[str, Sequence[GroupedScore]]) -> PageTable:
     groups = by(models[student], "group")
     baselines = [{row.group: row.acc for row in models.get(model, ())} for model in (TEACHERS, BEST_TEACHER)]
-    shown, note = lowest(groups, lambda row: row.acc)
+    names, note = lowest(groups, lambda row: row.acc)
     body = [
         [
             group,
@@ -144,7 +144,7 @@ def _groups(student: str, kind: str, models: Mapping[str, Sequence[GroupedScore]
             share(row.confidence for row in groups[group]),
             _confusion(groups[group]),
         ]
-        for group in shown
+        for group in names
     ]
     caption = (
         f"{student} on test images by {kind}, calibrated, means over seeds. Teachers and best teacher: their"

@@ -76,10 +76,10 @@ def _errors(run: Run, name: str) -> str:
     """ "At 80 % coverage it makes 14 % fewer errors than your best single network.", or nothing."""
     if run.baseline is None:
         return ""
-    mine, one = (run.mean(model, "error_80").mean for model in (name, run.baseline))
-    if math.isnan(mine) or not one > 0:  # NaN: older runs did not measure it
+    student, teacher = (run.mean(model, "error_80").mean for model in (name, run.baseline))
+    if math.isnan(student) or not teacher > 0:  # NaN: older runs did not measure it
         return ""
-    share = mine / one - 1
+    share = student / teacher - 1
     word = "fewer" if share < 0 else "more"
     return f" At 80 % coverage it makes {percent(abs(share))} {word} errors than your best single network."
 
@@ -109,14 +109,14 @@ def _worth(run: Run, name: str) -> Headline:
 
 
 def _price(run: Run, name: str) -> Headline:
-    mine, one, times = run.price(name), run.price(run.baseline or ""), run.times_one_teacher(name)
-    if mine is None or one is None or times is None:
+    student, teacher, times = run.price(name), run.price(run.baseline or ""), run.times_one_teacher(name)
+    if student is None or teacher is None or times is None:
         meaning = f"of the teachers’ parameters: {run.params(name):,} of {run.params(TEACHERS):,}"
         return Headline("Price", _size(run, name), meaning)
-    speed = f"{mine.milliseconds:.3g} ms against {one.milliseconds:.3g} ms"
-    if mine.bytes and one.bytes:
-        speed += f"; file {megabytes(mine.bytes)} against {megabytes(one.bytes)}"
-    how = f"{counted(mine.batch, 'image')}, {counted(mine.threads, 'thread')}, {mine.runtime}"
+    speed = f"{student.milliseconds:.3g} ms against {teacher.milliseconds:.3g} ms"
+    if student.bytes and teacher.bytes:
+        speed += f"; file {megabytes(student.bytes)} against {megabytes(teacher.bytes)}"
+    how = f"{counted(student.batch, 'image')}, {counted(student.threads, 'thread')}, {student.runtime}"
     return Headline("Price", f"{times:.1f}×", f"the latency of one teacher: {speed} ({how})")
 
 

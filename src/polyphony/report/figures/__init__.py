@@ -1,1 +1,1 @@
-"""The figures: each a function of a run that gives charts and tables, or says what is missing for them."""
+"""The figures: functions of a run that return charts and tables, or say what is missing."""
