@@ -9,7 +9,7 @@ from polyphony._util import files as machine
 
 
 def limited(root: Path, groups: str, **files: str) -> Path:
-    """A file system in which control groups say so much."""
+    """A root folder with these control groups of the process and these files of limits."""
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(groups)
     for name, text in files.items():
@@ -21,7 +21,7 @@ def limited(root: Path, groups: str, **files: str) -> Path:
 
 def test_two_writers_of_one_file_have_different_temporary_files(tmp_path):
     file = tmp_path / "scores.csv"
-    with machine.atomic_path(file) as first:  # as processes of the same number on two machines do
+    with machine.atomic_path(file) as first:  # like processes with the same ID on two machines
         first.write_text("first")
         with machine.atomic_path(file) as second:
             second.write_text("second")
@@ -32,9 +32,9 @@ def test_two_writers_of_one_file_have_different_temporary_files(tmp_path):
 
 def test_the_unfinished_folder_of_a_killed_process_with_the_same_id_is_no_obstacle(tmp_path):
     killed = machine.atomic_folder(tmp_path / "packed")
-    killed.__enter__()  # and it never ends
-    with machine.atomic_folder(tmp_path / "packed") as beside:
-        (beside / "a").touch()
+    killed.__enter__()  # without an exit, as after a kill
+    with machine.atomic_folder(tmp_path / "packed") as temporary:
+        (temporary / "a").touch()
     assert [path.name for path in (tmp_path / "packed").iterdir()] == ["a"]
 
 
