@@ -1,7 +1,7 @@
-"""What augmented batches cost, beside the usual per-image pipeline and beside a training step.
+"""The cost of augmented batches, against the usual per-image pipeline and against a training step.
 
 Run from the project's root: `python benchmarks/augmentation.py`. The two pipelines and the step take turns
-in one run, so that a busy machine slows them alike. Prints times and ratios, and writes them to
+in one run, so that a busy machine slows them equally. Prints times and ratios, and writes them to
 `benchmarks/results/augmentation.csv`. `share` is the time of a batch over that of a ResNet-32 training step.
 """
 
@@ -28,14 +28,14 @@ Row = dict[str, str | int | float]
 
 
 def random_split(side: int, n: int = 2560) -> Split:
-    """Images of noise: neither pipeline looks at what is in them."""
+    """Images of noise: the cost does not depend on their content."""
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (n, 3, side, side), generator=rng, dtype=torch.uint8)
     return Split(images, torch.randint(10, (n,), generator=rng))
 
 
 def per_image(split: Split, pad: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """One batch the usual way: each image through Pillow, padded, cropped, flipped, then all collated."""
+    """One batch the usual way: Pillow pads, crops and flips each image, then all are collated."""
     rows, side = rng.permutation(len(split))[:SIZE], split.images.shape[-1]
     tensors = []
     for row in rows:
@@ -48,13 +48,13 @@ def per_image(split: Split, pad: int, rng: np.random.Generator) -> tuple[Tensor,
     return torch.stack(tensors), split.labels[rows]
 
 
-def whole_epoch(split: Split, pad: int, rng: torch.Generator) -> int:
+def epoch(split: Split, pad: int, rng: torch.Generator) -> int:
     """Our epoch; returns the number of batches."""
     return sum(len(y) == SIZE for _, y in batches(split, SIZE, Augmentation(pad), rng))
 
 
 def step(network: torch.nn.Module, x: Tensor, y: Tensor) -> None:
-    """Forward and backward of a training step; the optimiser is left out, which only raises our share."""
+    """Forward and backward pass of a training step; without the optimiser, which only raises our share."""
     network.zero_grad()
     F.cross_entropy(network(x), y).backward()
 
@@ -67,13 +67,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(side: int, pad: int) -> Row:
-    """The least seconds a batch of the three, taking turns: what each costs when nothing else runs."""
+    """The shortest time for a batch of each of the three, measured in turn: the cost on an idle machine."""
     split, ours, theirs = random_split(side), torch.Generator().manual_seed(0), np.random.default_rng(0)
     network = resnet(32, 10).to(memory_format=torch.channels_last)
     x, y = next(batches(split, SIZE, Augmentation(pad), ours))
     times: dict[str, list[float]] = {"ours": [], "per_image": [], "step": []}
     for _ in range(ROUNDS):
-        times["ours"].append(seconds(lambda: whole_epoch(split, pad, ours)) / (len(split) // SIZE))
+        times["ours"].append(seconds(lambda: epoch(split, pad, ours)) / (len(split) // SIZE))
         times["per_image"].append(seconds(lambda: per_image(split, pad, theirs)))
         times["step"].append(seconds(lambda: step(network, x, y)))
     batch, usual, training = (min(times[name]) for name in ("ours", "per_image", "step"))
@@ -94,7 +94,7 @@ def measure(side: int, pad: int) -> Row:
 
 
 def report(row: Row) -> None:
-    """One size in words."""
+    """Print the results for one image size."""
     print(f"{row['side']}×{row['side']}, pad {row['pad']}, batch of {SIZE}, {row['threads']} threads")
     for name, ms, share in (("ours", "ours_ms", "share"), ("per image", "per_image_ms", "per_image_share")):
         print(f"  {name:<10}{row[ms]:>9} ms  {100 * float(row[share]):6.2f} % of a step")
@@ -102,7 +102,7 @@ def report(row: Row) -> None:
 
 
 def main() -> None:
-    """CIFAR's and TinyImageNet's sizes."""
+    """Measure the image sizes of CIFAR and TinyImageNet."""
     rows = [measure(32, 4), measure(64, 8)]
     for row in rows:
         report(row)

@@ -1,9 +1,9 @@
-"""What the paper's recipes cost by count, how that grows, and how far estimates are from measured steps.
+"""Counted costs of the paper's recipes, how they grow, and estimated against measured steps.
 
 Run from the project's root: `python benchmarks/costs.py`. Operations are counted as `polyphony show` counts
 them, on PyTorch's meta device, without the data. Prints the tables of docs/scale.md and writes them to
-`benchmarks/results/costs.csv`; times of steps are processor time in one thread, which a busy machine changes
-little.
+`benchmarks/results/costs.csv`; times of steps are processor time in one thread, which hardly depends on
+other processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAPER = (
 )
 BASE = "cifar10-resnet32-be4"
 METHOD = "methods={kd-confods={perturb='confods'}}"  # the only one
-GROWTH = {  # what is changed of the base recipe
+GROWTH = {  # changes of the base recipe
     "as it is": (),
     "M = 2": ("members=2",),
     "M = 8": ("members=8",),
@@ -41,7 +41,7 @@ GROWTH = {  # what is changed of the base recipe
     "16 × 16 pixels": ("data.resolution=16",),
     "64 × 64 pixels": ("data.resolution=64",),
 }
-SIZES = {  # of which a step is measured
+SIZES = {  # settings for which a step is measured
     "ResNet-8, 8 × 8": ("teachers.network={kind='resnet', depth=8}", "data.resolution=8", "student.batch=64"),
     "ResNet-8, 16 × 16": (
         "teachers.network={kind='resnet', depth=8}",
@@ -50,20 +50,20 @@ SIZES = {  # of which a step is measured
     ),
     "ResNet-32, 32 × 32": ("student.batch=16",),
 }
-GPU = 2e13  # operations a second that one is assumed to sustain
+GPU = 2e13  # assumed operations per second of a GPU
 Row = dict[str, object]
 
 
 def outlined(recipe: str, *overrides: str) -> Study:
-    """A recipe's study without its data."""
+    """The study of a recipe, without its data."""
     return Study(read_recipe(recipe, overrides), Path("nowhere")).outlined()
 
 
 def paper_rows() -> Iterator[Row]:
-    """What each recipe of the paper takes."""
+    """The cost of each recipe of the paper."""
     for name in PAPER:
-        found = costs(outlined(name))
-        total, jobs = sum(cost.runs * cost.flops for cost in found), sum(cost.runs for cost in found)
+        counts = costs(outlined(name))
+        total, jobs = sum(cost.runs * cost.flops for cost in counts), sum(cost.runs for cost in counts)
         yield {
             "table": "paper",
             "what": name,
@@ -74,7 +74,7 @@ def paper_rows() -> Iterator[Row]:
 
 
 def growth_rows() -> Iterator[Row]:
-    """What one teacher and one student take when one thing is changed, as a share of what they take else."""
+    """The cost of a teacher and of a student after one change, relative to the base recipe."""
     first: tuple[float, float] | None = None
     for what, overrides in GROWTH.items():
         teacher, student = costs(outlined(BASE, *overrides, METHOD))
@@ -88,7 +88,7 @@ def growth_rows() -> Iterator[Row]:
 
 
 def measured_rows() -> Iterator[Row]:
-    """A student's estimated step as a share of the measured one."""
+    """The estimated time of a student's step, relative to the measured time."""
     torch.set_num_threads(1)
     for what, overrides in SIZES.items():
         study = outlined(BASE, *overrides, METHOD, "threads=1", "data.limit=2000", "student.epochs=1")
@@ -105,7 +105,7 @@ def measured_rows() -> Iterator[Row]:
 
 
 def main() -> None:
-    """Count, measure, print and keep."""
+    """Count, measure, print and write."""
     rows = []
     for row in (row for table in (paper_rows, growth_rows, measured_rows) for row in table()):
         print(row, flush=True)

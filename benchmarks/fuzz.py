@@ -1,9 +1,10 @@
-"""Bad input of every kind, by the thousand: what was read, what was refused, and what must not happen.
+"""Thousands of bad inputs of every kind: how many are read, how many are rejected, and faults.
 
-Run from the project's root: `python benchmarks/fuzz.py 20000 --seed 1` for so many inputs, or `600s` for so
-long. Prints a row a kind, writes it to `benchmarks/results/fuzz.csv`, and ends with 1 if there was a fault.
-The inputs and rules are those of `tests/fuzz`; `--only KIND …` tries some kinds and leaves the others' rows,
-`--replay SEED` judges one input again.
+Run from the project's root: `python benchmarks/fuzz.py 20000 --seed 1` for 20,000 inputs; `600s` in place
+of the number tries inputs for 600 seconds. Prints a row for each kind, writes the rows to
+`benchmarks/results/fuzz.csv`, and exits with 1 if there was a fault. The inputs and rules are those of
+`tests/fuzz`. `--only KIND …` tries some kinds and does not change the rows of the others; `--replay SEED`
+judges one input again.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from polyphony._util.files import processor
 from polyphony.runs.rows import csv_text
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.csv"
-SPARE = 6 << 30  # bytes of memory beyond which an input must not drive a process
+SPARE = 6 << 30  # bytes of memory that an input may use
 
 
 @dataclass
 class Tally:
-    """What came of the inputs of one kind so far."""
+    """Outcomes of the inputs of one kind."""
 
     kind: Kind
     inputs: int = 0
@@ -49,7 +50,7 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
     def add(self, seed: str, outcome: Outcome | str) -> None:
-        """Count an outcome, or the fault in its place."""
+        """Count an outcome, or a fault."""
         self.inputs += 1
         if isinstance(outcome, str):
             self.faults.append(outcome)
@@ -62,7 +63,7 @@ class Tally:
         self.sentences.add(" ".join(word for word in outcome.sentence.split() if word.isalpha()))
 
     def row(self, seed: int) -> dict[str, object]:
-        """A line of the results. Sentences are told apart by their words alone, without names and numbers."""
+        """A row of the results. Error messages that differ only in names and numbers count once."""
         return {
             "kind": self.kind.name,
             "inputs": self.inputs,
@@ -81,7 +82,7 @@ class Tally:
 
 
 def work(kind: Kind, seeds: Iterator[str], answers: Connection) -> None:
-    """Judge one input after the other, in a process of its own that may die of it."""
+    """Judge inputs one after the other. It runs in a process of its own, which an input may kill."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     limit = status("VmSize") + SPARE
@@ -94,7 +95,7 @@ def work(kind: Kind, seeds: Iterator[str], answers: Connection) -> None:
 
 
 def judged(kind: Kind, seed: int, first: int, count: int) -> Iterator[tuple[str, Outcome | str]]:
-    """(input's seed, its outcome or fault) of `count` inputs; a process that dies or hangs is replaced."""
+    """The seed of each of `count` inputs, and its outcome or fault. Replaces processes that die or hang."""
     seeds = [f"{seed}/{k}" for k in range(first, first + count)]
     while seeds:
         ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -116,11 +117,9 @@ def judged(kind: Kind, seed: int, first: int, count: int) -> Iterator[tuple[str,
 
 
 def run(kinds: list[Kind], inputs: int | None, seconds: float, seed: int) -> list[Tally]:
-    """All kinds in turn, a few inputs at a time, until there were enough of them or it took long enough."""
-    tallies, started, block, first = [Tally(kind) for kind in kinds], time.monotonic(), 100, 0
-    while (inputs is None and time.monotonic() - started < seconds) or (
-        inputs is not None and first < inputs
-    ):
+    """Try all kinds in turn, a block of inputs at a time, up to a number of inputs or of seconds."""
+    tallies, start, block, first = [Tally(kind) for kind in kinds], time.monotonic(), 100, 0
+    while (inputs is None and time.monotonic() - start < seconds) or (inputs is not None and first < inputs):
         count = block if inputs is None else min(block, inputs - first)
         for tally in tallies:
             for name, outcome in judged(tally.kind, seed, first, count):
@@ -132,13 +131,11 @@ def run(kinds: list[Kind], inputs: int | None, seconds: float, seed: int) -> lis
 def show(tallies: list[Tally], seed: int) -> None:
     """Print the table and every fault; write the table."""
     rows = [tally.row(seed) for tally in tallies]
-    shown = [name for name in rows[0] if name not in ("seed", "machine")]
-    widths = {
-        name: max(len(str(row[name])) for row in [*rows, dict(zip(shown, shown, strict=True))])
-        for name in shown
-    }
-    for row in [dict(zip(shown, shown, strict=True)), *rows]:
-        print("  ".join(str(row[name]).rjust(widths[name]) for name in shown))
+    columns = [name for name in rows[0] if name not in ("seed", "machine")]
+    lines = [dict(zip(columns, columns, strict=True)), *rows]
+    widths = {name: max(len(str(line[name])) for line in lines) for name in columns}
+    for line in lines:
+        print("  ".join(str(line[name]).rjust(widths[name]) for name in columns))
     for tally in tallies:
         for fault in tally.faults:
             print(f"FAULT {fault}")
@@ -147,31 +144,31 @@ def show(tallies: list[Tally], seed: int) -> None:
     save({str(row["kind"]): row for row in rows})
 
 
-def save(found: dict[str, dict[str, object]]) -> None:
-    """Write the rows; those of kinds that were not tried now stay as they are."""
+def save(new: dict[str, dict[str, object]]) -> None:
+    """Write the rows, and keep the old rows of kinds that were not tried."""
     with RESULTS.open(newline="") as file:
-        kept = {row["kind"]: row for row in csv.DictReader(file)}
-    rows = [(kept | found)[kind.name] for kind in KINDS if kind.name in kept | found]
-    names = list(next(iter(found.values())))
+        old = {row["kind"]: row for row in csv.DictReader(file)}
+    rows = [(old | new)[kind.name] for kind in KINDS if kind.name in old | new]
+    names = list(next(iter(new.values())))
     RESULTS.write_text(csv_text(names, ([row[name] for name in names] for row in rows)))
 
 
 def main() -> None:
-    """Run as long as told."""
+    """Read the arguments, try the inputs, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("amount", help="how many inputs in all, or how many seconds with an s behind")
+    parser.add_argument("amount", help="number of inputs in all, or of seconds, as in 600s")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=[""], help="kinds whose name has one of these in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="kinds whose name contains one of these")
     parser.add_argument("--replay", help="judge one input again, by its seed")
-    given = parser.parse_args()
-    kinds = [kind for kind in KINDS if any(word in kind.name for word in given.only)]
-    if given.replay:
-        print(judge(kinds[0], given.replay))
+    options = parser.parse_args()
+    kinds = [kind for kind in KINDS if any(word in kind.name for word in options.only)]
+    if options.replay:
+        print(judge(kinds[0], options.replay))
         return
-    timed = given.amount.endswith("s")
-    inputs = None if timed else -(-int(given.amount) // len(kinds))
-    tallies = run(kinds, inputs, float(given.amount.rstrip("s")), given.seed)
-    show(tallies, given.seed)
+    timed = options.amount.endswith("s")
+    inputs = None if timed else -(-int(options.amount) // len(kinds))
+    tallies = run(kinds, inputs, float(options.amount.rstrip("s")), options.seed)
+    show(tallies, options.seed)
     sys.exit(any(tally.faults for tally in tallies))
 
 

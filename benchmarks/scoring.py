@@ -1,8 +1,8 @@
-"""What scoring saved logits costs, and how that grows with examples and members.
+"""The cost of scoring saved logits, and how it grows with examples and members.
 
 Run from the project's root: `python benchmarks/scoring.py`. Prints times and ratios, and writes them to
-`benchmarks/results/scoring.csv`. The ratio is cost per example and member relative to the first of its group:
-1.0 throughout is cost in proportion.
+`benchmarks/results/scoring.csv`. A ratio is the cost per example and member, relative to the first row of its
+group: it is 1.0 if the cost grows in proportion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = dict[str, str | int | float]
 
 
 def predictions(members: int, examples: int, seed: int = 0) -> Predictions:
-    """CIFAR-like: float32 logits of members that agree on most examples, right on about 19 of 20."""
+    """Float32 logits as on CIFAR: members agree on most examples and are correct on about 19 of 20."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (examples,), generator=rng)
     shared = torch.randn(examples, CLASSES, generator=rng) * 2
@@ -34,7 +34,7 @@ def predictions(members: int, examples: int, seed: int = 0) -> Predictions:
 
 
 def seconds(work: Callable[[], object], repeats: int = 7) -> float:
-    """The least of several runs: what the work costs when nothing else runs."""
+    """The shortest time of several runs: the cost on an idle machine."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -46,7 +46,7 @@ def seconds(work: Callable[[], object], repeats: int = 7) -> float:
 def parts() -> list[Row]:
     """Each part of an evaluation of one student, its temperature fitted on 5,000 validation examples."""
     tested, valid, unknown = (predictions(MEMBERS, n, n) for n in (EXAMPLES, 5_000, 26_032))
-    teachers, taught = (predictions(TEACHERS, n, n) for n in (EXAMPLES, 5_000))
+    teachers, teachers_valid = (predictions(TEACHERS, n, n) for n in (EXAMPLES, 5_000))
     work: dict[str, Callable[[], object]] = {
         "temperature": valid.fit_temperature,
         "scores, standard": tested.scores,
@@ -55,9 +55,10 @@ def parts() -> list[Row]:
         "diversity plot": tested.diversity_bins,
         "reliability diagram": lambda: metrics.reliability(tested.log_probs(), tested.labels),
         "detection, 26,032 unknown": lambda: tested.detect(unknown),
-        "health check": tested.health,
         "DEE curve, 8 teachers": lambda: metrics.dee_curve(teachers, torch.Generator()),
-        "calibrated DEE curve, 8 teachers": lambda: metrics.dee_curve(teachers, torch.Generator(), taught),
+        "calibrated DEE curve, 8 teachers": lambda: metrics.dee_curve(
+            teachers, torch.Generator(), teachers_valid
+        ),
     }
     rows = [row("part", name, MEMBERS, EXAMPLES, seconds(job, 3)) for name, job in work.items()]
     total = sum(float(r["seconds"]) for r in rows)
@@ -96,16 +97,16 @@ def show(rows: list[Row]) -> None:
     """Print each row, with its cost per example and member relative to the first of its kind and name."""
     first: dict[str, float] = {}
     for r in rows:
-        each = float(r["seconds"]) / (int(r["members"]) * int(r["examples"]))
+        cost = float(r["seconds"]) / (int(r["members"]) * int(r["examples"]))
         key = f"{r['kind']} {r['name']}"
-        ratio = each / first.setdefault(key, each)
+        ratio = cost / first.setdefault(key, cost)
         size = f"M={r['members']:<3} n={r['examples']:<8,}"
         print(f"{key:<45} {size} {float(r['seconds']):9.4f} s  x{ratio:.2f} per M·n  peak {r['peak_mb']} MB")
 
 
 def main() -> None:
     """Measure, print, write."""
-    predictions(MEMBERS, 1000).scores()  # the first call pays for start-up
+    predictions(MEMBERS, 1000).scores()  # the first call is slower
     rows = growth() + parts()
     show(rows)
     RESULTS.parent.mkdir(exist_ok=True)

@@ -1,13 +1,13 @@
-"""The training step's time and memory, ours against the textbook's, measured side by side in one run.
+"""Time and memory of the training step, ours against the textbook's, measured side by side in one run.
 
 Run from the project's root: `make bench`, or `python benchmarks/step.py [--rounds N]`. Every round times each
-side once, one after the other, so that whatever else the machine does falls on both; a ratio is the median
-over the rounds, with the smallest and largest beside it. A step is the loss and its backward pass, without
-the optimiser, which is the same on both sides. Prints a table and writes `benchmarks/results/step.csv`;
-`load` there is how many processes wanted the machine's cores: a run without neighbours has about `threads`.
+side once, one after the other, so that other work on the machine slows both. A ratio is the median over the
+rounds, with the smallest and the largest. A step is the loss and its backward pass, without the optimiser,
+which is the same on both sides. Prints a table and writes `benchmarks/results/step.csv`. `load` is the
+machine's load average: about `threads` if nothing else runs.
 
-Memory: each side runs in a process of its own, which builds everything and takes one step on four images;
-the peak resident memory (`getrusage`) of two steps at full size, minus the peak until then, is what counts.
+Memory: each side runs in a process of its own, which builds everything and takes one step on four images.
+The result is the peak resident memory (`getrusage`) after two steps at full size, minus the peak before.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ Row = dict[str, str | int | float]
 
 
 def images(rows: int) -> tuple[Tensor, Tensor]:
-    """Random pixels [b 3 32 32] and labels [b]: what they show does not change what they cost."""
+    """Random pixels [b 3 32 32] and labels [b]: the cost does not depend on their content."""
     rng = torch.Generator().manual_seed(0)
     return torch.rand(rows, 3, SIZE, SIZE, generator=rng), torch.randint(CLASSES, (rows,), generator=rng)
 
 
 def backward(model: nn.Module, loss: Tensor) -> None:
-    """Fresh gradients of every parameter."""
+    """Compute the gradients of every parameter."""
     model.zero_grad(set_to_none=True)
     loss.backward()
 
@@ -61,30 +61,30 @@ def our_student() -> BatchEnsemble:
 
 
 def textbook_student() -> textbook.ResNet:
-    """The same, its activations scaled."""
+    """The same, with scaled activations."""
     return textbook.ResNet(DEPTH, CLASSES, textbook.RankOne, MEMBERS)
 
 
 def our_pass(rows: int) -> Work:
-    """Forward and backward of our student."""
+    """Forward and backward pass of our student."""
     student, x = our_student(), images(rows)[0].unflatten(0, (MEMBERS, -1))
     return lambda: backward(student, student(x).sum())
 
 
 def textbook_pass(rows: int) -> Work:
-    """Forward and backward of the textbook's student."""
+    """Forward and backward pass of the textbook's student."""
     student, x = textbook_student(), images(rows)[0]
     return lambda: backward(student, student(x).sum())
 
 
 def plain_pass(rows: int) -> Work:
-    """Forward and backward of one network without members, on as many rows."""
+    """Forward and backward pass of one network without members, on the same number of rows."""
     network, x = Single(resnet(DEPTH, CLASSES)), images(rows)[0][None]
     return lambda: backward(network, network(x).sum())
 
 
 class Free(Ensemble):
-    """A student whose members cost nothing: one network for all of their rows."""
+    """A student without the cost of members: one plain network for all rows."""
 
     def __init__(self, members: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def our_step(batch: int) -> Work:
 
 
 def free_step(batch: int) -> Work:
-    """The step where members cost nothing, which is as fast as a step can be with PyTorch's convolutions."""
+    """The step without the cost of members: the fastest possible with PyTorch's convolutions."""
     return our_step_with(Free(MEMBERS), batch)
 
 
@@ -127,7 +127,7 @@ def textbook_step(batch: int) -> Work:
 
 
 def matmul() -> Work:
-    """A product of two square matrices: about the most arithmetic a second that the machine gives."""
+    """A product of two square matrices: about the machine's peak arithmetic."""
     a, b = torch.rand(2, MATMUL, MATMUL)
     return lambda: a @ b
 
@@ -137,14 +137,14 @@ FULL_SIZE = {"student": MEMBERS * BATCH, "step": BATCH}
 
 
 def seconds(work: Work) -> float:
-    """How long one call takes."""
+    """The time of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def alternate(works: dict[str, Work], rounds: int, console: Console) -> dict[str, list[float]]:
-    """Seconds of each in every round, after one call of each that does not count."""
+    """The seconds of each function in every round, after one untimed call of each."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()
@@ -155,19 +155,19 @@ def alternate(works: dict[str, Work], rounds: int, console: Console) -> dict[str
 
 
 def peak() -> int:
-    """The most memory this process ever held, in MB."""
+    """The peak memory of this process in MB."""
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 
 
 def added_memory(kind: str, side: int) -> int:
-    """MB that two calls at full size need beyond what stands ready before them, in this process."""
+    """MB that two calls at full size add to the peak memory of this process."""
     make = SIDES[kind][side]
     make(MEMBERS)()
-    work, ready = make(FULL_SIZE[kind]), peak()
+    work, before = make(FULL_SIZE[kind]), peak()
     work()
     work()
-    return peak() - ready
+    return peak() - before
 
 
 def memory(kind: str, side: int) -> float:
@@ -177,24 +177,24 @@ def memory(kind: str, side: int) -> float:
 
 
 def operations(work: Work) -> int:
-    """Floating point operations of one call, a multiplication and an addition counting as two."""
+    """Floating-point operations of one call; a multiply-add counts as two."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
 
 
 def rate(name: str, flops: int, times: list[float]) -> Row:
-    """Operations a second over the rounds."""
+    """A row: operations per second in each round."""
     return row(name, "GFLOP/s", [flops / second / 1e9 for second in times])
 
 
 def ratio(name: str, above: list[float], below: list[float]) -> Row:
-    """Quotients round by round."""
+    """A row: the ratio in each round."""
     return row(name, "ratio", [a / b for a, b in zip(above, below, strict=True)])
 
 
 def row(name: str, unit: str, values: list[float]) -> Row:
-    """One line of the results."""
+    """A row of the results."""
     return {
         "name": name,
         "unit": unit,
@@ -211,7 +211,7 @@ def row(name: str, unit: str, values: list[float]) -> Row:
 
 
 def measure(rounds: int, console: Console) -> list[Row]:
-    """Every number of the table. Memory first: a child's peak starts at its parent's size."""
+    """All rows. Memory comes first: a child's peak starts at its parent's size."""
     ours_mb, textbook_mb = ({kind: memory(kind, side) for kind in SIDES} for side in (0, 1))
     works = {
         "student, ours": our_pass(MEMBERS * BATCH),
@@ -244,7 +244,7 @@ def measure(rounds: int, console: Console) -> list[Row]:
 
 
 def show(rows: list[Row], console: Console) -> None:
-    """The table."""
+    """Print the table."""
     first = rows[0]
     where = f"{first['machine']}, {first['cores']} cores, {first['threads']} threads, torch {first['torch']}"
     where += f"; the machine's load at the end was {first['load']}"
@@ -256,11 +256,11 @@ def show(rows: list[Row], console: Console) -> None:
 
 
 def write(rows: list[Row]) -> None:
-    """The results, written beside and renamed, so that they are whole."""
+    """Write the results to a temporary file and rename it, so that the file is never incomplete."""
     RESULTS.parent.mkdir(exist_ok=True)
-    beside = RESULTS.with_suffix(".new")
-    beside.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
-    beside.replace(RESULTS)
+    temporary = RESULTS.with_suffix(".new")
+    temporary.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
+    temporary.replace(RESULTS)
 
 
 def main() -> None:
@@ -273,7 +273,7 @@ def main() -> None:
         print(added_memory(options.memory[0], int(options.memory[1])))
         return
     if options.rounds < 1:
-        parser.error("--rounds is at least 1")
+        parser.error("--rounds must be at least 1")
     console = Console()
     rows = measure(options.rounds, console)
     show(rows, console)

@@ -1,9 +1,9 @@
-"""The method as a textbook writes it, to measure ours against: same functions, same parameters, same names.
+"""The method as a textbook writes it, as a baseline for ours: same functions, same parameters, same names.
 
 BatchEnsemble layers multiply activations by r before and by s after the shared layer, with the factors
-repeated for every row (Wen et al. 2019); tensors are NCHW; teachers stay the networks they were trained as.
-The ODS direction is found as in the code published with ODS (Tashiro et al. 2020): backward() through
-w·softmax, then x.grad, with the teacher's parameters tracked, so that its unused gradients are computed too.
+repeated for every row (Wen et al. 2019). Tensors are NCHW. BatchNorm of the teachers is not folded. The ODS
+direction is computed as in the code published with ODS (Tashiro et al. 2020): backward() through w·softmax,
+then x.grad. The teacher's parameters require gradients there, so unused gradients are computed, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class Plain(nn.Module):
-    """A convolution or linear layer of a teacher, which every row goes through."""
+    """A convolution or linear layer of a teacher, the same for every row."""
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, members: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Plain(nn.Module):
 
 
 class RankOne(nn.Module):
-    """x ↦ s_j ∘ W (r_j ∘ x) + b_j for the rows of member j, which come one block after the other."""
+    """x ↦ s_j ∘ W (r_j ∘ x) + b_j for the rows of member j; rows are ordered by member."""
 
     def __init__(self, shared: nn.Conv2d | nn.Linear, members: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class RankOne(nn.Module):
 
 
 def for_rows(factor: Tensor, x: Tensor) -> Tensor:
-    """Each member's factor, repeated for every one of its rows. [m c] → [(m b) c …]"""
+    """Each member's factor, repeated for each of its rows. [m c] → [(m b) c …]"""
     rows = factor.repeat_interleave(len(x) // len(factor), dim=0)
     return rows.view(*rows.shape, *(1 for _ in x.shape[2:]))
 
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The ResNet of `polyphony.nn`, its layers made by `layer`. [(m b) c h w] → [(m b) k]"""
+    """The ResNet of `polyphony.nn` with layers of the type `layer`. [(m b) c h w] → [(m b) k]"""
 
     def __init__(self, depth: int, classes: int, layer: type = Plain, members: int = 1) -> None:
         super().__init__()
@@ -94,10 +94,10 @@ class ResNet(nn.Module):
 
 
 def load(network: ResNet, ours: nn.Module) -> ResNet:
-    """The textbook's network with the weights of one of ours, plain or with members."""
+    """Copy the weights of our network, plain or with members, into the textbook's."""
     weights = {name.removeprefix("normalize."): value for name, value in ours.state_dict().items()}
     for name in network.state_dict():
-        if name not in weights:  # a plain layer of ours has no layer inside
+        if name not in weights:  # our plain layers are not wrapped
             weights[name] = weights.pop(name.replace(".shared.", "."))
     network.load_state_dict(weights)
     return network
@@ -105,7 +105,7 @@ def load(network: ResNet, ours: nn.Module) -> ResNet:
 
 @dataclass(frozen=True)
 class Distill:
-    """The loss of Algorithm 1 with ConfODS, for the number of a teacher and guides [b k] already drawn."""
+    """The loss of Algorithm 1 with ConfODS. The caller draws the teacher's index and the guides [b k]."""
 
     teachers: Sequence[ResNet]
     alpha: float = 0.9

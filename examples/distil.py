@@ -1,4 +1,4 @@
-"""Train four teachers on 200 digits, distil them into one network, and ask both about test images.
+"""Train four teachers on 200 digits, distil them into one network, and compare both on test images.
 
 Takes about half a minute on one core: python examples/distil.py
 """
@@ -23,12 +23,12 @@ from polyphony import (
 
 
 def rng(seed: int) -> torch.Generator:
-    """A source of randomness."""
+    """A random generator."""
     return torch.Generator().manual_seed(seed)
 
 
 def fresh_network(seed: int) -> torch.nn.Module:
-    """A network for the digits, which takes the mean and deviation of their pixels out by itself."""
+    """A network for the digits. It normalises its inputs with the mean and std of the training images."""
     network = resnet(8, classes=10, channels=1, rng=rng(seed))
     network.normalize.set(*digits.train.statistics)
     return network

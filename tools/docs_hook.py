@@ -1,7 +1,7 @@
-"""Hook of mkdocs: tables written from the code, and links that work in the repository and on the site.
+"""Hook of mkdocs: writes tables from the code, and makes links work in the repository and on the site.
 
-A page with the line `<!-- recipe keys -->` gets the keys of a recipe's schema there, and one with
-`<!-- verbs -->` the command line. Files outside docs/ that pages link to are below `project/` of the site.
+In a page, the line `<!-- recipe keys -->` is replaced by the keys of a recipe, and `<!-- verbs -->` by the
+command line. Files outside docs/ that pages link to are below `project/` of the site.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Write the tables of a page, and change links that leave docs/ or that enter it from outside."""
-    for mark, write in WRITTEN.items():
+    """Insert the tables of a page, and rewrite links from docs/ to files outside and back."""
+    for mark, write in TABLES.items():
         if mark in markdown:
             markdown = markdown.replace(mark, write())
     markdown = OBJECT.sub(lambda name: name[0] + settings_of(name[1]), markdown)
@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def site_path(target: str, here: str) -> str:
-    """Where a link of the repository leads on the site, relative to the page.
+    """The path on the site, relative to the page, of a link in the repository.
 
     >>> site_path("../../../recipes/demo.toml", "results/evidence/README.md")
     '../../project/recipes/demo.toml'
@@ -62,7 +62,7 @@ def site_path(target: str, here: str) -> str:
 
 
 def settings_of(name: str) -> str:
-    """Options of mkdocstrings that list the settings of a public class of settings, as its arguments."""
+    """Options that let mkdocstrings list the fields of a public class of settings as its arguments."""
     fields = [field for field in getattr(getattr(polyphony, name), "model_fields", ()) if field != "kind"]
     options = f"{{merge_init_into_class: false, members: {json.dumps(fields)}, members_order: source}}"
     return f"\n    options: {options}" if fields and name != "Recipe" else ""  # a recipe has its own page
@@ -92,18 +92,18 @@ def recipe_keys() -> str:
 
 
 def places(schema: Schema) -> dict[tuple[str, ...], list[str]]:
-    """Which tables may be where: the schema's names of the tables → the paths of the keys that hold one."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    waiting = [("", schema)]
-    while waiting:
-        parent, table = waiting.pop(0)
+    """Names of the tables that a key may hold → the paths of the keys that may hold them."""
+    paths_of: dict[tuple[str, ...], list[str]] = {}
+    queue = [("", schema)]
+    while queue:
+        parent, table = queue.pop(0)
         for key, value in table.get("properties", {}).items():
             path = f"{parent}.{key}".strip(".") + (".NAME" if "patternProperties" in value else "")
             if tables := tuple(dict.fromkeys(references(value))):
-                if tables not in found:
-                    waiting += [(path, schema["$defs"][name]) for name in tables]
-                found.setdefault(tables, []).append(path)
-    return {tables: list(dict.fromkeys(paths)) for tables, paths in found.items()}
+                if tables not in paths_of:
+                    queue += [(path, schema["$defs"][name]) for name in tables]
+                paths_of.setdefault(tables, []).append(path)
+    return {tables: list(dict.fromkeys(paths)) for tables, paths in paths_of.items()}
 
 
 def references(value: Any) -> Iterator[str]:
@@ -111,34 +111,34 @@ def references(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if "$ref" in value:
             yield value["$ref"].rpartition("/")[2]
-        inner = [each for key, each in value.items() if key not in ("discriminator", "default")]
+        parts = [part for key, part in value.items() if key not in ("discriminator", "default")]
     else:
-        inner = value if isinstance(value, list) else []
-    for each in inner:
-        yield from references(each)
+        parts = value if isinstance(value, list) else []
+    for part in parts:
+        yield from references(part)
 
 
 def heading(table: Schema) -> str:
-    """The heading of one of several tables that may be at the same place."""
+    """The heading of a table, where a key may hold one of several."""
     kind = table["properties"].get("kind")
     return f"### `kind` = {type_words(kind)}\n" if kind else f"### {table['title']}\n"
 
 
 def keys_table(table: Schema) -> Iterator[str]:
-    """The keys of a table: type, default, meaning."""
+    """A Markdown table of a table's keys: type, default, meaning."""
     keys = {key: value for key, value in table["properties"].items() if key != "kind"}
     if not keys:
         return
     yield from ("", "| key | type | default | meaning |", "|---|---|---|---|")
     for key, value in keys.items():
         default = "" if value.get("default") is None else f"`{toml(value['default'])}`"
-        needed = "required" if key in table.get("required", ()) else default
-        yield f"| `{key}` | {type_words(value)} | {needed} | {value.get('description', '')} |"
+        default = "required" if key in table.get("required", ()) else default
+        yield f"| `{key}` | {type_words(value)} | {default} | {value.get('description', '')} |"
     yield ""
 
 
 def toml(value: Any) -> str:
-    """A default as one writes it in a recipe."""
+    """A default value as written in a recipe."""
     if isinstance(value, dict):
         pairs = (f"{key} = {toml(each)}" for key, each in value.items() if each is not None)
         return "{ " + ", ".join(pairs) + " }"
@@ -166,15 +166,15 @@ def type_words(value: Schema) -> str:
 
 
 def bounds(value: Schema) -> str:
-    """The range of a number, without bounds that nobody reaches."""
+    """The range of a number in words, without bounds of a million or more."""
     limits = {
         "above": "exclusiveMinimum",
         "at least": "minimum",
         "below": "exclusiveMaximum",
         "at most": "maximum",
     }
-    known = {words: value[key] for words, key in limits.items() if abs(value.get(key, 1e9)) < 1e6}
-    return ", ".join(f"{words} {limit:g}" for words, limit in known.items())
+    small = {words: value[key] for words, key in limits.items() if abs(value.get(key, 1e9)) < 1e6}
+    return ", ".join(f"{words} {limit:g}" for words, limit in small.items())
 
 
-WRITTEN = {"<!-- recipe keys -->": recipe_keys, "<!-- verbs -->": verbs}
+TABLES = {"<!-- recipe keys -->": recipe_keys, "<!-- verbs -->": verbs}

@@ -1,11 +1,11 @@
 """The tables and the figure of docs/results/students, from a study of students.
 
-python tools/students_table.py RUN TO    keep the tables of RUN in TO, measure what they lack, write the page
-python tools/students_table.py TO        write the page again from what TO keeps
+python tools/students_table.py RUN TO    copy the tables of RUN to TO, measure latencies, write the page
+python tools/students_table.py TO        write the page again from the files in TO
 
-RUN needs `polyphony evaluate RUN --ood NAME` before. TO gets the files that the page is written from:
-recipe.json, scores.csv, and in analysis/ dee.csv, ood.csv, training.csv (counted), latency.csv and int8.csv
-(measured side by side). README.md with its tables and price.svg follow from these.
+First run `polyphony evaluate RUN --ood NAME`. TO gets the files that the page needs: recipe.json, scores.csv,
+and in analysis/ dee.csv, ood.csv, training.csv (counted), latency.csv and int8.csv (measured side by side).
+README.md with its tables and price.svg are written from these files.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from polyphony.runs.rows import EnsembleNll, Latency, TableRow, UnknownScore, to
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
-ROUNDS, SECONDS = 200, 60.0  # of the measurement of milliseconds
-SCORE = "entropy"  # what tells unknown images from test images
+ROUNDS, SECONDS = 200, 60.0  # limits of the measurement of milliseconds
+SCORE = "entropy"  # the score that separates unknown images from test images
 
 
 @dataclass(frozen=True)
 class TrainingCost(TableRow):
-    """Multiply-adds of one training, with its passes through the teachers; of all teachers together."""
+    """Multiply-adds of one training, with its passes through the teachers; for teachers, of all of them."""
 
     file: ClassVar[str] = "analysis/training.csv"
     model: str
@@ -55,25 +55,25 @@ class Int8Latency(Latency):
 
 
 def main(source: str, to: str | None = None) -> None:
-    """Keep the results of a run, if a second folder is named, and write the page from what is kept."""
+    """Write the page of a folder; with two folders, first copy the results of the first to the second."""
     if to is not None:
-        keep(Path(source), Path(to))
+        copy_results(Path(source), Path(to))
     write_page(Path(to or source))
 
 
-# What is kept
+# Results
 
 
-def keep(folder: Path, to: Path) -> None:
-    """Copy a run's tables, and write those of prices and of trainings."""
+def copy_results(folder: Path, to: Path) -> None:
+    """Copy a run's tables, and write the tables of training costs and latencies."""
     run = Run.open(folder)
     if not run.table(UnknownScore):
         raise SystemExit(f"{folder} has no scores of unknown images: run 'polyphony evaluate RUN --ood NAME'")
     (to / "analysis").mkdir(parents=True, exist_ok=True)
     for name in ("recipe.json", "scores.csv", EnsembleNll.file, UnknownScore.file):
         shutil.copyfile(folder / name, to / name)
-    plain, small = measured(run)
-    for kind, rows in ((TrainingCost, [*training_costs(run)]), (Latency, plain), (Int8Latency, small)):
+    plain, int8 = measure(run)
+    for kind, rows in ((TrainingCost, [*training_costs(run)]), (Latency, plain), (Int8Latency, int8)):
         (to / kind.file).write_text(to_csv(rows, kind), encoding="utf-8")
 
 
@@ -83,13 +83,13 @@ def training_costs(run: Run) -> Iterator[TrainingCost]:
     from polyphony.study.study import Study
 
     for cost in costs(Study(run.recipe, run.folder).outlined()):
-        several = run.members if cost.name == "teacher" else 1
+        trainings = run.members if cost.name == "teacher" else 1
         name = TEACHERS if cost.name == "teacher" else cost.name
-        yield TrainingCost(name, several * cost.flops / 2)
+        yield TrainingCost(name, trainings * cost.flops / 2)
 
 
-def measured(run: Run) -> tuple[list[Latency], list[Int8Latency]]:
-    """Milliseconds for one image and bytes of each model's float32 and int8 files, measured in turn."""
+def measure(run: Run) -> tuple[list[Latency], list[Int8Latency]]:
+    """Milliseconds for one image and bytes of every model's float32 and int8 files, measured side by side."""
     from polyphony.serve.int8 import quantise_student
     from polyphony.serve.load import load_samples
     from polyphony.serve.price import (
@@ -102,42 +102,42 @@ def measured(run: Run) -> tuple[list[Latency], list[Int8Latency]]:
     )
 
     samples = load_samples(run.folder)
-    parts = {model: networks_of(run, model) for model in run.models}
-    loads = {key: load for model in reversed(run.models) for key, load in parts[model]}
-    plain, small, rises = {}, {}, {}
-    for key, load in loads.items():
+    networks = {model: networks_of(run, model) for model in run.models}
+    loaders = {key: load for model in reversed(run.models) for key, load in networks[model]}
+    files, nll_rises = {}, {}
+    for key, load in loaders.items():
         student = load()
-        made = quantise_student(student, samples)
-        plain[key], small[key] = in_onnxruntime(student), priced_file(made.data)
-        rises[key] = made.after.nll - made.before.nll
+        quantised = quantise_student(student, samples)
+        files[key] = {"float32": in_onnxruntime(student), "int8": priced_file(quantised.data)}
+        nll_rises[key] = quantised.after.nll - quantised.before.nll
     x = random_images(1, tuple(samples.test.images.shape[1:]))
-    asked = {key: (plain[key], small[key]) for key in loads}
-    works = {f"{kind} {key}": partial(both[kind].ask, x) for key, both in asked.items() for kind in (0, 1)}
+    works = {f"{kind} {key}": partial(file.ask, x) for key in files for kind, file in files[key].items()}
     with one_thread():
         times = latencies(works, ROUNDS, SECONDS)
 
-    def row(model: str, kind: int) -> tuple[str, int, float, int, int, int, str, str]:
-        keys = [key for key, _ in parts[model]]
-        files = [asked[key][kind] for key in keys]
-        taken = sum(times[f"{kind} {key}"] for key in keys)
-        size = sum(each.bytes for each in files)
-        return model, run.params(model), taken, 1, THREADS, size, files[0].runtime, processor()
+    def row(model: str, kind: str) -> tuple[str, int, float, int, int, int, str, str]:
+        keys = [key for key, _ in networks[model]]
+        milliseconds = sum(times[f"{kind} {key}"] for key in keys)
+        size = sum(files[key][kind].bytes for key in keys)
+        runtime = files[keys[0]][kind].runtime
+        return model, run.params(model), milliseconds, 1, THREADS, size, runtime, processor()
 
-    rise = {model: rises[parts[model][0][0]] for model in run.methods}  # teachers have no temperature here
+    first = {model: networks[model][0][0] for model in run.methods}  # teachers have no temperature here
+    rises = {model: nll_rises[key] for model, key in first.items()}
     return (
-        [Latency(*row(model, 0)) for model in run.models],
-        [Int8Latency(*row(model, 1), nll_rise=rise.get(model)) for model in run.models],
+        [Latency(*row(model, "float32")) for model in run.models],
+        [Int8Latency(*row(model, "int8"), nll_rise=rises.get(model)) for model in run.models],
     )
 
 
-# What is written from it
+# The page
 
 
 def write_page(folder: Path) -> None:
-    """README.md, the tables and the figure of a folder of kept results."""
+    """Write README.md, with its tables, and the figure, from the results in a folder."""
     run = Run.open(folder)
-    shown = [TEACHERS, BEST_TEACHER, *chosen(run)]
-    tables = [quality_table(run, shown), price_table(run, shown)]
+    models = [TEACHERS, BEST_TEACHER, *best_temperatures(run)]
+    tables = [quality_table(run, models), price_table(run, models)]
     best = best_of_forms(run)
     figure = quality_for_price(run, [TEACHERS, BEST_TEACHER, *best])
     assert isinstance(figure, Chart)
@@ -157,22 +157,22 @@ def page(run: Run, tables: Sequence[PageTable], figure: Chart, best: Sequence[st
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def chosen(run: Run) -> list[str]:
-    """The methods; of those that differ only in τ, the best on validation images."""
+def best_temperatures(run: Run) -> list[str]:
+    """The methods; of methods that differ only in τ, the best on validation images."""
     return best_of(run, run.methods, {"temperature"})
 
 
 def best_of_forms(run: Run) -> list[str]:
-    """Of the methods of a form, clean or ODS: the best on validation images."""
+    """For each form, its best method on validation images, clean or ODS."""
     return best_of(run, run.methods, {"temperature", "perturb", "epochs"})
 
 
-def best_of(run: Run, methods: Sequence[str], but_for: set[str]) -> list[str]:
-    """Of methods that have the same settings but for some, the best on validation images."""
-    alike: dict[str, list[str]] = {}
+def best_of(run: Run, methods: Sequence[str], ignored: set[str]) -> list[str]:
+    """Of methods that differ only in `ignored` settings, the best on validation images."""
+    groups: dict[str, list[str]] = {}
     for name in methods:
-        alike.setdefault(run.recipe.methods[name].model_dump_json(exclude=but_for), []).append(name)
-    return [min(names, key=partial(validation_nll, run)) for names in alike.values()]
+        groups.setdefault(run.recipe.methods[name].model_dump_json(exclude=ignored), []).append(name)
+    return [min(names, key=partial(validation_nll, run)) for names in groups.values()]
 
 
 def validation_nll(run: Run, method: str) -> float:
@@ -182,16 +182,16 @@ def validation_nll(run: Run, method: str) -> float:
 def front(run: Run, methods: Sequence[str]) -> list[str]:
     """The methods that no other one beats in both NLL and milliseconds, the fastest first."""
     points = sorted((run.price(name).milliseconds, run.mean(name, "nll").mean, name) for name in methods)
-    found: list[str] = []
-    least = float("inf")
+    names: list[str] = []
+    lowest = float("inf")
     for _, nll, name in points:
-        if nll < least:
-            found, least = [*found, name], nll
-    return found
+        if nll < lowest:
+            names, lowest = [*names, name], nll
+    return names
 
 
 def quality_table(run: Run, models: Sequence[str]) -> PageTable:
-    """How good every student is on test images."""
+    """The scores of every model on test images."""
     left_out = [name for name in run.methods if name not in models]
     caption = (
         "Test scores, mean ± s.d. over n seeds of the student, calibrated by a temperature fitted on"
@@ -228,7 +228,7 @@ def quality_row(run: Run, model: str) -> dict[str, Cell | str]:
 
 
 def column(run: Run, model: str, name: str, calibration: str = "calibrated") -> list[float]:
-    """A test score of each seed, where it is known."""
+    """A test score of each seed that has one."""
     return list(run.by_seed(model, name, calibration).values())
 
 
@@ -239,16 +239,16 @@ def aurocs(run: Run, model: str, unknown: str) -> list[float]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """ "0.384 ± 0.004", the mean alone of one value, a dash without any."""
+    """ "0.384 ± 0.004"; for one value the mean alone; for none a dash."""
     if not values:
         return DASH
-    found = metrics.mean_sd(values)
-    mean = f"{found.mean:.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {found.sd:.{digits}f}"
+    summary = metrics.mean_sd(values)
+    mean = f"{summary.mean:.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {summary.sd:.{digits}f}"
 
 
 def price_table(run: Run, models: Sequence[str]) -> PageTable:
-    """What every student costs to train, to store and to ask."""
+    """The costs of every model: training, bytes, and milliseconds for an image."""
     row = run.table(Latency)[0]
     caption = (
         "Price. Training: multiply-adds of one training (10¹²), with its passes through the teachers;"

@@ -1,6 +1,6 @@
 """The pictures of docs/trust.md: python tools/trust_pictures.py RUN, written to docs/images/trust-*.svg.
 
-RUN needs `polyphony evaluate RUN --ood NAME`, and images without labels for the last picture.
+First run `polyphony evaluate RUN --ood NAME`. The last picture needs a run with unlabelled images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 
 
 def main(folder: str) -> None:
-    """Write every picture that the run has the numbers for."""
+    """Write all pictures."""
     run = Run.open(Path(folder))
     save("risk-coverage", risk_coverage(run, [TEACHERS, BEST_TEACHER, best_on_validation(run)]))
     save("sets", chart(sets(run)))
@@ -42,10 +42,10 @@ def main(folder: str) -> None:
     save("unlabelled", chart(unlabelled(run)))
 
 
-def save(name: str, drawn: Chart) -> None:
+def save(name: str, figure: Chart) -> None:
     """Write one picture."""
     path = IMAGES / f"trust-{name}.svg"
-    path.write_bytes(drawn.files()[f"{drawn.name}.svg"])
+    path.write_bytes(figure.files()[f"{figure.name}.svg"])
 
 
 def chart(panels: Sequence[Panel]) -> Chart:
@@ -53,14 +53,14 @@ def chart(panels: Sequence[Panel]) -> Chart:
     return Chart("trust", "", "", panels, Numbers([], []))
 
 
-def asked(run: Run, model: str, split: str) -> tuple[Predictions, float]:
+def first_seed(run: Run, model: str, split: str) -> tuple[Predictions, float]:
     """The predictions of a model's first seed, and its temperature."""
-    seed, found = next(iter(run.ensemble(model, split).items()))
-    return found, run.temperatures[model, seed]
+    seed, predictions = next(iter(run.ensemble(model, split).items()))
+    return predictions, run.temperatures[model, seed]
 
 
 def sets(run: Run) -> list[Panel]:
-    """How large sets are, and how often they hold each class; means over seeds."""
+    """Sizes of the prediction sets, and their coverage by class; means over seeds."""
     rows = [row for row in run.table(SetScore) if row.score == "lac"]
     student = best_on_validation(run)
 
@@ -81,9 +81,11 @@ def sets(run: Run) -> list[Panel]:
         axes.grid(visible=False, axis="y")
 
     def coverage(axes: Axes) -> None:
-        mine = [row for row in rows if (row.model, row.wanted) == (student, 0.9) and row.label is not None]
-        labels = list(dict.fromkeys(str(row.label) for row in mine))[::-1]
-        means = [fmean(row.coverage for row in mine if row.label == label) for label in labels]
+        by_class = [
+            row for row in rows if (row.model, row.wanted) == (student, 0.9) and row.label is not None
+        ]
+        labels = list(dict.fromkeys(str(row.label) for row in by_class))[::-1]
+        means = [fmean(row.coverage for row in by_class if row.label == label) for label in labels]
         axes.barh(labels, means, color=looks_of(run)[student].colour)
         axes.axvline(0.9, color=TEXT.light, linewidth=1.2)
         axes.set(xlim=(0.6, 1.01), xlabel="coverage of the 90 % sets by class")
@@ -99,9 +101,9 @@ def sets(run: Run) -> list[Panel]:
 def calibration(run: Run) -> list[Panel]:
     """Reliability in bins of equal width and of equal counts."""
     student = best_on_validation(run)
-    found, temperature = asked(run, student, "test")
-    log_probs = found.log_probs(temperature)
-    sure, right = confidence(log_probs), is_correct(log_probs, found.labels)
+    predictions, temperature = first_seed(run, student, "test")
+    log_probs = predictions.log_probs(temperature)
+    confidences, correct = confidence(log_probs), is_correct(log_probs, predictions.labels)
     colour = looks_of(run)[student].colour
 
     def points(axes: Axes, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> None:
@@ -110,12 +112,12 @@ def calibration(run: Run) -> list[Panel]:
         axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
 
     def width(axes: Axes) -> None:
-        each = reliability(log_probs, found.labels)
-        points(axes, each.confidence, each.accuracy, each.count)
+        bins = reliability(log_probs, predictions.labels)
+        points(axes, bins.confidence, bins.accuracy, bins.count)
 
     def mass(axes: Axes) -> None:
-        order = sure.argsort()
-        parts = [(sure[rows], right[rows]) for rows in order.tensor_split(15)]
+        order = confidences.argsort()
+        parts = [(confidences[rows], correct[rows]) for rows in order.tensor_split(15)]
         means = torch.tensor([[float(a.mean()), float(b.mean()), len(a)] for a, b in parts]).T
         points(axes, *means)
 
@@ -135,7 +137,7 @@ def unknown(run: Run) -> list[Panel]:
     }
 
     def histogram(axes: Axes, model: str, score: str) -> None:
-        both = [asked(run, model, split)[0].alarms()[score] for split in ("test", f"{UNKNOWN}{name}")]
+        both = [first_seed(run, model, split)[0].alarms()[score] for split in ("test", f"{UNKNOWN}{name}")]
         edges = torch.linspace(float(torch.cat(both).min()), float(torch.cat(both).max()), 31)
         for side, colour in zip(both, (MUTED.light, looks_of(run)[model].colour), strict=True):
             counts = torch.histogram(side.double(), edges.double()).hist / len(side)
@@ -154,12 +156,12 @@ def unknown(run: Run) -> list[Panel]:
 
 
 def unlabelled(run: Run) -> list[Panel]:
-    """How far the teachers disagree on four kinds of images."""
+    """How much the teachers disagree on four kinds of images."""
     (row,) = run.table(UnlabelledKld)
-    (moved, *_) = run.methods_with("ods")
+    (method, *_) = run.methods_with("ods")
     klds = {
         "training images": run.pooled(TEACHERS, "train").mean_kld(),
-        "moved by ODS": run.pooled(TEACHERS, f"train+{moved}").mean_kld(),
+        "moved by ODS": run.pooled(TEACHERS, f"train+{method}").mean_kld(),
         "unlabelled images": row.kld,
         "validation images": row.valid_kld,
     }

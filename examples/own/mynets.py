@@ -1,4 +1,4 @@
-"""A small residual network, written without Polyphony: what `--network mynets:SmallResNet` names."""
+"""A small residual network, written without Polyphony; use it with `--network mynets:SmallResNet`."""
 
 from torch import Tensor, nn
 

@@ -1,10 +1,10 @@
-"""Train four small ResNets by a plain PyTorch loop, as a user of Polyphony might have done before.
+"""Train four small ResNets in a plain PyTorch loop: the teachers of a user who is new to Polyphony.
 
     python examples/own/train.py TINY_IMAGENET OUT        (TINY_IMAGENET: the unpacked tiny-imagenet-200)
 
 writes OUT/photos/{train,valid,test}/GROUP/*.JPEG, seven groups of 16 classes of TinyImageNet, and the weights
-OUT/a.pt … OUT/d.pt. Nine of a class's training pictures are for training and three for validation; four of
-its validation pictures are for test.
+OUT/a.pt … OUT/d.pt. From each class, nine training pictures are for training and three for validation; four
+validation pictures are for test.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from mynets import SmallResNet
 from PIL import Image
 from torch import Tensor, nn
 
-GROUPS = {  # WordNet numbers, which TinyImageNet names its classes by
+GROUPS = {  # WordNet numbers: TinyImageNet's names of classes
     "building": "02793495 02814860 02843684 03042490 03160309 03388043 03837869 03930313"
     " 04311004 04366367 04417672 04486054 04532670 04562935 02788148 02699494",
     "clothing": "02669723 02730930 02837789 02883205 02963159 03026506 03404251 03617480"
@@ -34,20 +34,20 @@ GROUPS = {  # WordNet numbers, which TinyImageNet names its classes by
     "vehicle": "02814533 02917067 03100240 03393912 03444034 03447447 03599486 03649909"
     " 03662601 03670208 03796401 03977966 04146614 04285008 04465501 04487081",
 }
-PARTS = {"train": slice(0, 9), "valid": slice(9, 12)}  # of a class's training pictures
-TEST = slice(0, 4)  # of its validation pictures
+PARTS = {"train": slice(0, 9), "valid": slice(9, 12)}  # of the training pictures of a class
+TEST = slice(0, 4)  # of the validation pictures of a class
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EPOCHS, BATCH = 30, 64
 
 
 def copy_pictures(source: Path, to: Path) -> None:
-    """Class folders from TinyImageNet's own layout."""
+    """Copy pictures from TinyImageNet's layout into a folder for each split and group."""
     held_out = defaultdict(list)
     for line in (source / "val" / "val_annotations.txt").read_text().splitlines():
         name, number, *_ = line.split("\t")
         held_out[number].append(source / "val" / "images" / name)
     for group, numbers in GROUPS.items():
-        for number in (f"n{each}" for each in numbers.split()):
+        for number in (f"n{digits}" for digits in numbers.split()):
             pictures = sorted((source / "train" / number / "images").glob("*.JPEG"))
             parts = {part: pictures[rows] for part, rows in PARTS.items()} | {"test": held_out[number][TEST]}
             for part, files in parts.items():
@@ -75,7 +75,7 @@ def augmented(images: Tensor) -> Tensor:
 
 
 def train(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
-    """One network, by AdamW with a cosine schedule."""
+    """Train one network with AdamW and a one-cycle schedule."""
     torch.manual_seed(seed)
     net = SmallResNet(num_classes=len(GROUPS))
     steps = EPOCHS * (len(images) // BATCH)
@@ -91,16 +91,16 @@ def train(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
 
 
 def main(source: Path, out: Path) -> None:
-    """Copy the pictures, train four networks, save their weights, say how good they are."""
+    """Copy the pictures, train four networks, save their weights, and print their validation accuracy."""
     copy_pictures(source, out / "photos")
     images, labels = read(out / "photos" / "train")
-    valid, truth = read(out / "photos" / "valid")
+    valid, valid_labels = read(out / "photos" / "valid")
     for seed, name in enumerate("abcd"):
         net = train(images, labels, seed)
         torch.save({"state_dict": net.state_dict()}, out / f"{name}.pt")
         with torch.no_grad():
-            right = (net(valid).argmax(1) == truth).float().mean()
-        print(f"{name}.pt: {right:.1%} of {len(valid)} validation pictures right", flush=True)
+            accuracy = (net(valid).argmax(1) == valid_labels).float().mean()
+        print(f"{name}.pt: accuracy {accuracy:.1%} on {len(valid)} validation pictures", flush=True)
 
 
 if __name__ == "__main__":
