@@ -41,16 +41,16 @@ SMALL = ("teachers.network={kind='resnet', depth=8, width=2}", "data.per_class=8
 
 def macs_of_layers(network: nn.Module, x: torch.Tensor) -> list[int]:
     """Multiplications of every convolution and linear layer on a batch, first to last."""
-    found = []
+    macs = []
 
     def note(layer: nn.Module, _: object, out: torch.Tensor) -> None:
-        found.append(out.numel() * layer.weight[0].numel())
+        macs.append(out.numel() * layer.weight[0].numel())
 
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             layer.register_forward_hook(note)
     network(x)
-    return found
+    return macs
 
 
 def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
@@ -63,7 +63,7 @@ def test_a_step_of_a_plain_network_is_what_its_layers_take(tmp_path):
     with torch.device("meta"):
         model = Single(resnet(14, 10, 3, 4))
     on_meta = Counting()
-    for _ in range(2):  # the second time everything has been seen
+    for _ in range(2):  # the second time all shapes are cached
         assert on_meta.of(partial(training_step, model, CrossEntropy(), x.to("meta"))).flops == expected
 
 
@@ -112,12 +112,12 @@ def branched(tmp_path) -> Study:
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_an_answer_takes_the_multiply_adds_of_its_layers_and_a_shared_front_once(branched, device):
-    found = {answer.name: answer for answer in estimate_predictions(branched, sketch_on(device, branched))}
-    assert list(found) == ["one teacher", "teachers", "everywhere", "branch", "hydra", "merged"]
+    predictions = {cost.name: cost for cost in estimate_predictions(branched, sketch_on(device, branched))}
+    assert list(predictions) == ["one teacher", "teachers", "everywhere", "branch", "hydra", "merged"]
     network = resnet(8, 10, 1, 2)
     *trunk, classifier = macs_of_layers(network, branched.data().train.images[:1].float())
     one, front = sum(trunk) + classifier, sum(trunk[:3])  # the stem, and the two layers of the first stage
-    assert {name: answer.multiply_adds for name, answer in found.items()} == {
+    assert {name: cost.multiply_adds for name, cost in predictions.items()} == {
         "one teacher": one,
         "teachers": 3 * one,
         "everywhere": 3 * one,
@@ -126,10 +126,10 @@ def test_an_answer_takes_the_multiply_adds_of_its_layers_and_a_shared_front_once
         "merged": one,
     }
     size = sum(value.nbytes for value in network.state_dict().values())
-    assert (found["one teacher"].weights, found["teachers"].weights) == (size, 3 * size)
-    assert found["merged"].weights == size
-    assert all(answer.milliseconds > 0 for answer in found.values())
-    assert found["branch"].milliseconds < found["everywhere"].milliseconds
+    assert (predictions["one teacher"].weights, predictions["teachers"].weights) == (size, 3 * size)
+    assert predictions["merged"].weights == size
+    assert all(cost.milliseconds > 0 for cost in predictions.values())
+    assert predictions["branch"].milliseconds < predictions["everywhere"].milliseconds
 
 
 def test_what_cannot_be_added_is_noticed_without_numbers():
@@ -182,29 +182,29 @@ def test_a_measurement_that_was_disturbed_does_not_count():
 
 
 def test_a_network_so_large_that_few_images_take_long_is_measured_once():
-    asked = []
+    batches = []
     huge = Count(calls=400, flops=MAX_FLOPS)
 
     def measure(images: int) -> float:
-        asked.append(images)
+        batches.append(images)
         return 2.0
 
     assert fit_speed(measure, huge, 128) == Speed(0.0, 2.0 / (FEW * MAX_FLOPS))
-    assert asked == [FEW]
+    assert batches == [FEW]
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_network_of_which_one_image_takes_long_is_measured_on_one_if_it_takes_one(alone):
-    asked = []
+    batches = []
 
     def measure(images: int) -> float:
-        asked.append(images)
+        batches.append(images)
         if images == 1 and not alone:
             raise ValueError("Expected more than 1 value per channel")
         return 2.0 * images
 
     assert fit_speed(measure, Count(calls=400, flops=2 * MAX_FLOPS), 128) == Speed(0.0, 1 / MAX_FLOPS)
-    assert asked == ([1] if alone else [1, FEW])
+    assert batches == ([1] if alone else [1, FEW])
 
 
 def test_the_estimate_is_near_what_a_training_takes(tmp_path):
@@ -213,35 +213,35 @@ def test_the_estimate_is_near_what_a_training_takes(tmp_path):
     estimate = costs(study)[0].seconds
     model, splits = Single(study.network(study.recipe.teachers.network_of(0))), study.data()
     plan = study.plan(study.recipe.teachers)
-    taken = []
+    seconds = []
     for _ in range(2):  # the first in a process takes longer
         start = time.process_time()
         fit(model, CrossEntropy(), splits.train, splits.valid, plan, generator("", 0))
-        taken.append(time.process_time() - start)
-    assert 1 / 3 < estimate / min(taken) < 3
+        seconds.append(time.process_time() - start)
+    assert 1 / 3 < estimate / min(seconds) < 3
 
 
 class Noting(Ensemble):
     """One that notes at which precision it is called."""
 
     members = 1
-    seen: ClassVar[list[torch.dtype | None]] = []
+    dtypes: ClassVar[list[torch.dtype | None]] = []
 
     def __init__(self) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(10))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        self.dtypes.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
         return self.logits.expand(*x.shape[:2], 10)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", None), ("bfloat16", torch.bfloat16)])
 def test_a_step_is_measured_at_the_recipes_precision(tmp_path, precision, dtype):
     study = Study(read_recipe("digits", [f"precision='{precision}'"]), tmp_path)
-    Noting.seen.clear()
+    Noting.dtypes.clear()
     measure_speed(study, Noting(), COUNT, plain_step)
-    assert set(Noting.seen) == {dtype}
+    assert set(Noting.dtypes) == {dtype}
     assert not torch.is_autocast_enabled("cpu")
 
 

@@ -144,8 +144,8 @@ def test_corrupted_scores_are_those_of_the_models_themselves(trained, here, quie
     assert {row.data for row in rows} == {"digits-c-regenerated"}  # never under the official name
     labels = trained.data().test.labels.numpy()
     for row in rows[7::31]:
-        made = np.load(trained.data_root / "digits-c-regenerated" / f"{row.corruption}.npy")
-        images = made[(row.severity - 1) * 40 : row.severity * 40].transpose(0, 3, 1, 2).copy()
+        corrupted = np.load(trained.data_root / "digits-c-regenerated" / f"{row.corruption}.npy")
+        images = corrupted[(row.severity - 1) * 40 : row.severity * 40].transpose(0, 3, 1, 2).copy()
         p = softmax(member_logits(trained, row.model, row.seed, torch.from_numpy(images)), -1).mean(0)
         assert row.acc == pytest.approx((p.argmax(-1) == labels).mean(), abs=0.026)
         assert row.nll == pytest.approx(-np.log(p[np.arange(40), labels]).mean(), rel=1e-4)
@@ -155,30 +155,30 @@ def test_corrupted_scores_are_those_of_the_models_themselves(trained, here, quie
 def test_only_what_is_missing_is_predicted_again(trained, here, quiet, board):
     evaluate_corrupted(trained, "digits-c", here, quiet)
     folder = trained.folder / "predictions" / "kd" / "0"
-    lost, kept = (
+    removed, untouched = (
         folder / f"corrupted-digits-c-regenerated-fog-{severity}.safetensors" for severity in (2, 3)
     )
-    before, content = kept.stat().st_ino, lost.read_bytes()
-    lost.unlink()
+    before, content = untouched.stat().st_ino, removed.read_bytes()
+    removed.unlink()
     evaluate_corrupted(trained, "digits-c", here, board)
     assert board.jobs == ["predict kd, seed 0, on digits-c-regenerated"]
-    assert (kept.stat().st_ino, lost.read_bytes()) == (before, content)
+    assert (untouched.stat().st_ino, removed.read_bytes()) == (before, content)
 
 
 def test_a_limit_takes_the_first_images(trained, here, quiet):
     path = trained.folder / "predictions" / "teachers" / "corrupted-digits-c-regenerated-snow-4.safetensors"
     evaluate_corrupted(trained, "digits-c", here, quiet)
-    whole = load_file(path)
+    all_images = load_file(path)
     evaluate_corrupted(trained, "digits-c", here, quiet, limit=10)
-    torch.testing.assert_close(load_file(path)["logits"], whole["logits"][:, :10])
+    torch.testing.assert_close(load_file(path)["logits"], all_images["logits"][:, :10])
 
 
 def test_images_corrupted_at_another_size_are_of_the_run(trained):
     smaller = {**RECIPE, "data": {**RECIPE["data"], "resolution": 4}}
     study = Study(check(smaller, "tiny"), trained.folder, trained.data_root)
     fog = corruptions(study, "digits-c").images("corrupted-digits-c-regenerated-fog-3")
-    made = np.load(trained.data_root / "digits-c-regenerated" / "fog.npy")[80:120, :, :, 0]
-    assert np.abs(fog.images[:, 0].numpy() - made.reshape(40, 4, 2, 4, 2).mean((2, 4))).max() <= 0.5
+    expected = np.load(trained.data_root / "digits-c-regenerated" / "fog.npy")[80:120, :, :, 0]
+    assert np.abs(fog.images[:, 0].numpy() - expected.reshape(40, 4, 2, 4, 2).mean((2, 4))).max() <= 0.5
 
 
 def test_what_cannot_be_compared_is_refused_in_one_sentence(trained, here, quiet, tmp_path):

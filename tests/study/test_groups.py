@@ -56,8 +56,8 @@ def test_scores_of_groups_follow_the_column_through_every_evaluation(finished, r
     add_groups(folder, f"{tmp_path / 'g.csv'}:half", images)
     run(folder)
     rows = list(csv.DictReader((folder / "analysis" / "groups.csv").read_text().splitlines()))
-    found = {(row["model"], row["seed"]): {} for row in rows}
+    counts_of = {(row["model"], row["seed"]): {} for row in rows}
     for row in (row for row in rows if row["by"] == "half"):
-        found[row["model"], row["seed"]][row["group"]] = int(row["n"])
+        counts_of[row["model"], row["seed"]][row["group"]] = int(row["n"])
     counts = {name: groups.count(name) for name in ("first", "second")}
-    assert all(each == counts for each in found.values())
+    assert all(model_counts == counts for model_counts in counts_of.values())

@@ -53,8 +53,11 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, quiet):
-    whole, killed = stripes / "whole" / "run", stripes / "killed" / "run"  # runs side by side share trainings
-    study_in(whole, quiet)
+    uninterrupted, killed = (
+        stripes / "uninterrupted" / "run",
+        stripes / "killed" / "run",
+    )  # runs side by side share trainings
+    study_in(uninterrupted, quiet)
 
     chance = random.Random(0)
     for _ in range(KILLS):
@@ -65,9 +68,9 @@ def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, quiet):
         assert process.exitcode == -signal.SIGKILL  # else less was tested than is said
     study_in(killed, quiet)
 
-    assert len(weights(whole)) == 3
-    assert weights(killed) == weights(whole)
-    assert (killed / "scores.csv").read_bytes() == (whole / "scores.csv").read_bytes()
+    assert len(weights(uninterrupted)) == 3
+    assert weights(killed) == weights(uninterrupted)
+    assert (killed / "scores.csv").read_bytes() == (uninterrupted / "scores.csv").read_bytes()
     for log in killed.rglob("log.jsonl"):
         assert [json.loads(row)["epoch"] for row in log.read_text().splitlines()] == list(range(EPOCHS))
     assert [path.name for path in killed.rglob(".*") if path.name != ".lock"] == []

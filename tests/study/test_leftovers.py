@@ -29,20 +29,20 @@ class Warned:
 
 
 @pytest.fixture(scope="module")
-def made(run, tmp_path_factory) -> Study:
+def finished_run(run, tmp_path_factory) -> Study:
     """A finished run of two methods, which nobody may change."""
     study, _, _ = run(tmp_path_factory.mktemp("made") / "run", TWO)
     return study
 
 
 @pytest.fixture
-def jobs(made, tiny_recipe, jobs_of, tmp_path) -> Callable[..., tuple[Path, list]]:
+def jobs(finished_run, tiny_recipe, jobs_of, tmp_path) -> Callable[..., tuple[Path, list]]:
     """The folder of a copy of the run, and the jobs there of a changed recipe."""
 
     def change(*overrides: str) -> tuple[Path, list]:
         folder = tmp_path / "run"
         if not folder.exists():
-            shutil.copytree(made.folder, folder)
+            shutil.copytree(finished_run.folder, folder)
         return folder, list(jobs_of(Study(tiny_recipe(TWO, *overrides), folder)).values())
 
     return change
@@ -69,9 +69,9 @@ def test_results_of_methods_seeds_and_keys_that_are_gone_are_leftovers(jobs):
 
 def test_a_renamed_method_leaves_its_old_folder(jobs):
     folder, changed = jobs("methods={scratch={}, renamed={perturb='clean'}}")
-    found = names(folder, leftovers(folder, changed))
-    assert {name.split("/")[1] for name in found} == {"kd"}
-    assert {"students/kd/0", "students/kd/1"} < found
+    paths = names(folder, leftovers(folder, changed))
+    assert {name.split("/")[1] for name in paths} == {"kd"}
+    assert {"students/kd/0", "students/kd/1"} < paths
 
 
 def test_what_analyses_have_predicted_stays_with_its_model(jobs):
@@ -79,9 +79,9 @@ def test_what_analyses_have_predicted_stays_with_its_model(jobs):
     for seed in (0, 1):
         own = folder / "predictions" / "kd" / str(seed)
         shutil.copyfile(own / "test.safetensors", own / "ood-svhn.safetensors")
-    found = names(folder, leftovers(folder, changed))
-    assert "predictions/kd/1/ood-svhn.safetensors" in found
-    assert "predictions/kd/0/ood-svhn.safetensors" not in found
+    paths = names(folder, leftovers(folder, changed))
+    assert "predictions/kd/1/ood-svhn.safetensors" in paths
+    assert "predictions/kd/0/ood-svhn.safetensors" not in paths
 
 
 def test_trainings_of_another_key_are_refused_or_removed_after_saying_how_much(jobs):
@@ -103,14 +103,16 @@ def test_trainings_of_another_key_are_refused_or_removed_after_saying_how_much(j
     assert len(list((folder / "teachers").rglob("done.json"))) == 3
 
 
-def test_a_dry_run_says_what_is_done_linked_started_changed_and_missing(jobs, made, jobs_of, tmp_path):
+def test_a_dry_run_says_what_is_done_linked_started_changed_and_missing(
+    jobs, finished_run, jobs_of, tmp_path
+):
     folder, _ = jobs()
     shutil.rmtree(folder / "students" / "scratch" / "0")
     shutil.rmtree(folder / "teachers" / "2")
     _, changed = jobs("methods.kd.alpha=0.5", "seeds=[0, 1, 2]")
     changed[1].result.remove()
     changed[1].result.start()
-    shutil.copytree(made.folder, tmp_path / "other")
+    shutil.copytree(finished_run.folder, tmp_path / "other")
     shutil.rmtree(tmp_path / "other" / "teachers" / "1")
     before = sorted(tmp_path.rglob("*"))
     states = job_states(changed, tmp_path)
@@ -127,8 +129,8 @@ def test_a_dry_run_says_what_is_done_linked_started_changed_and_missing(jobs, ma
 def test_the_leftovers_of_a_run_are_those_of_its_own_recipe(jobs, run):
     folder, _ = jobs()
     run(folder, "methods={scratch={}}", upto=Upto.DISTILL)
-    found = names(folder, run_leftovers(folder, None))
-    assert {name.split("/")[1] for name in found} == {"kd"}
+    paths = names(folder, run_leftovers(folder, None))
+    assert {name.split("/")[1] for name in paths} == {"kd"}
 
 
 def test_clean_lists_and_removes_only_if_asked_to(jobs, run, say):
@@ -159,5 +161,5 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(say, tiny_digits, tmp_path,
 
 def test_the_points_of_a_search_are_not_known_before(say, refused, tiny_digits):
     small = [f"--set={key}" for key in tiny_digits]
-    told = say("sweep", "digits", *small, "--alpha", "0.5,1", "--trials", "3", "--dry-run")
-    refused(told, "leave out --trials or --dry-run")
+    answer = say("sweep", "digits", *small, "--alpha", "0.5,1", "--trials", "3", "--dry-run")
+    refused(answer, "leave out --trials or --dry-run")

@@ -176,17 +176,17 @@ def test_dee_is_read_off_the_mean_over_every_subset_of_teachers(folder, rows, sp
             saved, valid = (Saved(folder, teachers, name, subset) for name in (split, "valid"))
             nlls.append(saved.nll(valid.temperature() if calibration == "calibrated" else 1.0))
         curve.append(sum(nlls) / len(nlls))
-    found = [row for row in rows if (row["split"], row["calibration"]) == (split, calibration)]
-    for row in found:
+    selected = [row for row in rows if (row["split"], row["calibration"]) == (split, calibration)]
+    for row in selected:
         assert float(row["dee"]) == pytest.approx(dee(float(row["nll"]), curve), abs=1e-4), row
-    assert any(0 < float(row["dee"]) < math.inf for row in found)
+    assert any(0 < float(row["dee"]) < math.inf for row in selected)
 
 
 def test_students_stand_beside_their_teachers_as_loops_say(folder, rows):
     for row in rows:
-        found = [row[name] for name in ("rank_correlation", "distance", "voice")]
+        cells = [row[name] for name in ("rank_correlation", "distance", "voice")]
         if row["model"] in ("teachers", "best teacher"):
-            assert found == ["", "", ""]
+            assert cells == ["", "", ""]
             continue
         student, teachers = (pair(folder, who)[0] for who in (row, {**row, "model": "teachers", "seed": ""}))
         apart = [
@@ -198,7 +198,7 @@ def test_students_stand_beside_their_teachers_as_loops_say(folder, rows):
         own, others = (kld[0][0] + kld[1][1]) / 2, (kld[0][1] + kld[1][0]) / 2
         distance = sum(abs(one - other) for one, other in zip(*apart, strict=True)) / len(apart[0])
         expected = [spearmanr(*apart).statistic, distance, others - own]
-        assert [float(text) for text in found] == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        assert [float(text) for text in cells] == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -206,13 +206,13 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def test_selective_scores_by_every_uncertainty_are_loops(folder):
-    found = [
+    selected = [
         row
         for row in table(folder, "selective")
         if (row["split"], row["calibration"]) == ("test", "calibrated")
     ]
-    assert {row["score"] for row in found} == {"doubt", "entropy", "mutual_information"}
-    for row in found:
+    assert {row["score"] for row in selected} == {"doubt", "entropy", "mutual_information"}
+    for row in selected:
         saved, valid = pair(folder, row)
         log_probs = saved.at(valid.temperature())
         parts = [(-np.exp(each) * each).sum(-1) for each in (log_probs, saved.mean, saved.members)]
@@ -226,11 +226,11 @@ def test_selective_scores_by_every_uncertainty_are_loops(folder):
 
 
 def test_sets_are_those_of_validation_images_that_did_not_fit_the_temperature(folder):
-    found = table(folder, "sets")
-    assert {(row["score"], row["wanted"]) for row in found} == {
+    rows = table(folder, "sets")
+    assert {(row["score"], row["wanted"]) for row in rows} == {
         (s, w) for s in ("lac", "aps") for w in ("0.9", "0.95")
     }
-    for row in (row for row in found if row["score"] == "lac"):
+    for row in (row for row in rows if row["score"] == "lac"):
         saved, valid = pair(folder, {**row, "split": "test"})
         fitted, calibrated = int(row["fitted"]), int(row["calibrated"])
         assert (fitted, calibrated) == (len(valid.labels) // 4, len(valid.labels) - len(valid.labels) // 4)
@@ -242,12 +242,14 @@ def test_sets_are_those_of_validation_images_that_did_not_fit_the_temperature(fo
         scores = np.sort(-valid.at(temperature)[rest, valid.labels[rest]])
         place = math.ceil((calibrated + 1) * float(row["wanted"]))
         limit = scores[place - 1] if place <= calibrated else math.inf
-        names = sorted({int(each["label"]) for each in found if each["label"]})
-        shown = saved.labels == int(row["label"]) if row["label"] else np.ones(len(saved.labels), bool)
+        names = sorted({int(each["label"]) for each in rows if each["label"]})
+        chosen = saved.labels == int(row["label"]) if row["label"] else np.ones(len(saved.labels), bool)
         assert names == sorted(set(saved.labels.tolist()))
-        sets = (-saved.at(temperature) <= limit + 1e-9)[shown]
-        assert int(row["n"]) == shown.sum()
-        assert float(row["coverage"]) == pytest.approx(sets[np.arange(len(sets)), saved.labels[shown]].mean())
+        sets = (-saved.at(temperature) <= limit + 1e-9)[chosen]
+        assert int(row["n"]) == chosen.sum()
+        assert float(row["coverage"]) == pytest.approx(
+            sets[np.arange(len(sets)), saved.labels[chosen]].mean()
+        )
         assert float(row["size"]) == pytest.approx(sets.sum(-1).mean())
         assert float(row["empty"]) == pytest.approx((sets.sum(-1) == 0).mean())
 
@@ -255,10 +257,10 @@ def test_sets_are_those_of_validation_images_that_did_not_fit_the_temperature(fo
 def test_the_table_of_classes_is_counted(folder):
     for row in table(folder, "groups"):
         saved, valid = pair(folder, {**row, "split": "test"})
-        shown = saved.labels == int(row["group"])
-        log_probs, labels = saved.at(valid.temperature())[shown], saved.labels[shown]
+        chosen = saved.labels == int(row["group"])
+        log_probs, labels = saved.at(valid.temperature())[chosen], saved.labels[chosen]
         answers = log_probs.argmax(-1)
-        assert (row["by"], int(row["n"])) == ("class", shown.sum())
+        assert (row["by"], int(row["n"])) == ("class", chosen.sum())
         assert float(row["acc"]) == pytest.approx((answers == labels).mean())
         assert float(row["ece"]) == pytest.approx(ece(log_probs, labels))
         assert float(row["confidence"]) == pytest.approx(np.exp(log_probs.max(-1)).mean())

@@ -76,7 +76,7 @@ def copied(finished, tmp_path) -> Path:
 
 def test_the_run_folder_is_laid_out_as_promised(finished):
     folder = finished[0].folder
-    made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {".lock"}
+    paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {".lock"}
     stages = [f"teachers/{j}" for j in range(3)]
     stages += [f"students/{m}/{s}" for m, s in itertools.product(METHODS, (0, 1))]
     files = ("weights.safetensors", "log.jsonl", "done.json")
@@ -91,20 +91,20 @@ def test_the_run_folder_is_laid_out_as_promised(finished):
         f"analysis/{name}.csv"
         for name in ("dee", "temperatures", "selective", "sets", "thresholds", "groups")
     }
-    assert made == expected | behind | {"recipe.json", "samples.safetensors", "scores.csv"}
+    assert paths == expected | behind | {"recipe.json", "samples.safetensors", "scores.csv"}
 
 
 def test_the_scores_have_exactly_the_columns_promised_and_a_row_for_everything(finished):
     folder = finished[0].folder
     assert (folder / "scores.csv").read_text().splitlines()[0] == COLUMNS
-    found = [(r["model"], r["seed"], r["split"], r["calibration"]) for r in rows_of(folder)]
+    rows = [(r["model"], r["seed"], r["split"], r["calibration"]) for r in rows_of(folder)]
     splits = ["train", "train+kd-gaussian", "train+kd-ods", "train+kd-confods", "valid", "test"]
     kinds = ("standard", "calibrated")
     expected = [("teachers", "", split, kind) for split in splits for kind in kinds]
     expected += itertools.product(METHODS, ("0", "1"), ("train", "valid", "test"), kinds)
-    (best,) = {each[1] for each in found if each[0] == BEST_TEACHER}
+    (best,) = {row[1] for row in rows if row[0] == BEST_TEACHER}
     expected += itertools.product([BEST_TEACHER], [best], ("valid", "test"), kinds)
-    assert sorted(found) == sorted(expected)
+    assert sorted(rows) == sorted(expected)
 
 
 def read_logits(folder: Path, row: dict[str, str], split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -159,10 +159,10 @@ def test_parameters_are_those_of_the_models_that_predict(finished):
 
 
 def test_the_verdict_names_teachers_and_students(finished):
-    found = verdict(Run.open(finished[0].folder))
-    assert "Your best single network has " in found.sentence
-    assert "all 2 teachers together have " in found.sentence
-    assert set(found.students) == set(finished[0].recipe.methods)
+    result = verdict(Run.open(finished[0].folder))
+    assert "Your best single network has " in result.sentence
+    assert "all 2 teachers together have " in result.sentence
+    assert set(result.students) == set(finished[0].recipe.methods)
 
 
 def test_provenance_tells_recipe_data_versions_and_machine(finished):
@@ -223,8 +223,8 @@ def test_all_methods_of_a_seed_start_from_the_same_weights_and_seeds_differ(fini
 
 
 def test_models_of_a_study_are_all_different(finished):
-    found = weights(finished[0].folder)
-    assert len(set(found.values())) == len(found) == 3 + 2 * 5
+    hashes = weights(finished[0].folder)
+    assert len(set(hashes.values())) == len(hashes) == 3 + 2 * 5
 
 
 def test_streams_of_randomness_are_told_apart_by_kind_and_seed():
@@ -377,10 +377,12 @@ def test_the_order_in_which_jobs_end_changes_nothing(finished, run, files, tmp_p
         f"analysis/{name}.csv" for name in ("temperatures", "selective", "sets", "thresholds", "groups")
     ]
     expected, of_all = files(finished[0].folder), ("recipe.json", "scores.csv", *tables)
-    expected = {name: made for name, made in expected.items() if "/1/" not in name or "teachers" in name}
-    found = files(tmp_path / "run")
-    assert found.keys() == expected.keys()
-    assert [name for name in found if found[name] != expected[name]] == sorted(of_all)
+    expected = {
+        name: content for name, content in expected.items() if "/1/" not in name or "teachers" in name
+    }
+    result = files(tmp_path / "run")
+    assert result.keys() == expected.keys()
+    assert [name for name in result if result[name] != expected[name]] == sorted(of_all)
     others = [score for score in finished[1].scores if score.seed != 1 or score.model == BEST_TEACHER]
     assert outcome.scores == others
 
@@ -442,15 +444,20 @@ def test_a_matched_step_size_is_recorded_and_the_same_for_every_seed(run, tmp_pa
 
 def test_costs_count_every_training_and_follow_the_recipe(finished, tmp_path):
     study = finished[0]
-    found = {cost.name: cost for cost in costs(study)}
-    assert {name: cost.runs for name, cost in found.items()} == {"teacher": 3} | dict.fromkeys(METHODS, 2)
-    assert all(cost.flops > 0 and cost.seconds > 0 for cost in found.values())
-    assert found["scratch"].flops < found["kd"].flops < found["kd-gaussian"].flops < found["kd-ods"].flops
+    by_name = {cost.name: cost for cost in costs(study)}
+    assert {name: cost.runs for name, cost in by_name.items()} == {"teacher": 3} | dict.fromkeys(METHODS, 2)
+    assert all(cost.flops > 0 and cost.seconds > 0 for cost in by_name.values())
+    assert (
+        by_name["scratch"].flops
+        < by_name["kd"].flops
+        < by_name["kd-gaussian"].flops
+        < by_name["kd-ods"].flops
+    )
     longer = study.recipe.model_copy(
         update={"teachers": study.recipe.teachers.model_copy(update={"epochs": 30})}
     )
     teacher = next(iter(costs(Study(longer, tmp_path))))
-    assert teacher.flops == pytest.approx(10 * found["teacher"].flops)
+    assert teacher.flops == pytest.approx(10 * by_name["teacher"].flops)
 
 
 def test_how_many_classes_there_are_is_part_of_a_training_where_labels_do_not_say_it(stripes, jobs_of):

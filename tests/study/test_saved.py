@@ -40,8 +40,10 @@ def test_rows_that_lack_a_column_are_measured_again(tmp_path):
 @pytest.mark.parametrize("rows", [None, [["kd", 0]], [1]])
 def test_damaged_rows_are_one_sentence(tmp_path, rows):
     saved = SavedRows(tmp_path / "a.json", "k", FactorDistance)
-    found = {"key": "k", "columns": ["model", "seed", "distance"]} | ({} if rows is None else {"rows": rows})
-    saved.path.write_text(json.dumps(found))
+    content = {"key": "k", "columns": ["model", "seed", "distance"]} | (
+        {} if rows is None else {"rows": rows}
+    )
+    saved.path.write_text(json.dumps(content))
     with pytest.raises(StoreError, match=r"a\.json is damaged"):
         saved.load()
     saved.path.write_text('{"key": "k", "rows"')

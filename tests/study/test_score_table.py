@@ -42,11 +42,11 @@ def nll(log_probs: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -> 
 
 
 def best_temperature(log_probs: np.ndarray, labels: np.ndarray) -> float:
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda log: nll(log_probs, labels, np.exp(log)), bounds=np.log(BOUNDS), method="bounded",
         options={"xatol": 1e-9},
     )  # fmt: skip
-    return float(np.exp(found.x))
+    return float(np.exp(minimum.x))
 
 
 def test_temperatures_are_those_that_suit_validation_images(finished):
@@ -57,10 +57,12 @@ def test_temperatures_are_those_that_suit_validation_images(finished):
         who = ["teachers"] if row["model"] == "best teacher" else filter(None, (row["model"], row["seed"]))
         members, labels = saved(folder, *who, "valid")
         mine = [int(row["seed"])] if row["model"] == "best teacher" else [0, 1]  # two are the ensemble
-        prediction, found = mean(members[mine]), float(row["temperature"])
+        prediction, temperature = mean(members[mine]), float(row["temperature"])
         expected = best_temperature(prediction, labels)
-        assert nll(prediction, labels, found) <= nll(prediction, labels, expected) + 1e-12
-        assert found == pytest.approx(expected, rel=1e-3 if expected < 100 else 0.1)  # where all is flat
+        assert nll(prediction, labels, temperature) <= nll(prediction, labels, expected) + 1e-12
+        assert temperature == pytest.approx(
+            expected, rel=1e-3 if expected < 100 else 0.1
+        )  # where all is flat
 
 
 def test_the_best_teacher_is_chosen_and_calibrated_on_validation_images(finished):
@@ -103,10 +105,10 @@ def test_a_score_that_a_table_has_no_column_for_is_left_out_of_it(monkeypatch, k
     scores = Predictions.scores
     monkeypatch.setattr(Predictions, "scores", lambda self, *at: scores(self, *at) | {"more": 1.0})
     predictions = Predictions(torch.randn(2, 9, 3), torch.arange(9) % 3)
-    found = by_calibration(predictions, 2.0, kind)
-    assert found.keys() == {"standard", "calibrated"}
-    assert all({"acc", "nll", "bs", "ece", "kld"} <= each.keys() for each in found.values())
-    assert all(each.keys() <= set(columns(kind)) for each in found.values())
+    scores = by_calibration(predictions, 2.0, kind)
+    assert scores.keys() == {"standard", "calibrated"}
+    assert all({"acc", "nll", "bs", "ece", "kld"} <= row.keys() for row in scores.values())
+    assert all(row.keys() <= set(columns(kind)) for row in scores.values())
 
 
 def test_members_that_are_drawn_have_no_voice_even_if_they_are_as_many_as_teachers():

@@ -34,14 +34,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_tells_what_is_done_running_stopped_and_missing(folder, say):
-    told = json.loads(say("status", folder, "--json").out)
-    states = {part["name"]: part["state"] for part in told["trainings"]}
+    printed = json.loads(say("status", folder, "--json").out)
+    states = {part["name"]: part["state"] for part in printed["trainings"]}
     assert [states[f"teacher {j}"] for j in range(4)] == ["done", "running", "stopped", "missing"]
     assert set(list(states.values())[4:]) == {"missing"}
     assert len(states) == 4 + len(read_recipe("digits", []).methods)
-    assert [part["epochs"] for part in told["trainings"]][:4] == [50, 2, 2, 0]
-    assert told["trainings"][1]["host"] == platform.node()
-    assert not told["scored"]
+    assert [part["epochs"] for part in printed["trainings"]][:4] == [50, 2, 2, 0]
+    assert printed["trainings"][1]["host"] == platform.node()
+    assert not printed["scored"]
 
 
 def test_the_table_says_where_and_how_far(folder, say):

@@ -34,7 +34,7 @@ def test_only_methods_with_a_share_train_on_them(run, images, tmp_path):
     _, plain, _ = run(
         tmp_path / "plain", *base[:1], "methods={kd={perturb='clean'}, more={perturb='ods'}, scratch={}}"
     )
-    study, found, _ = run(tmp_path / "more", *base, f"data.unlabelled={images}")
+    study, with_unlabelled, _ = run(tmp_path / "more", *base, f"data.unlabelled={images}")
     names = ("kd", "scratch", "more")
     before, after = settings(tmp_path / "plain", *names), settings(tmp_path / "more", *names)
     assert before[:2] == after[:2]
@@ -43,15 +43,15 @@ def test_only_methods_with_a_share_train_on_them(run, images, tmp_path):
     assert after[2]["method"]["share"] == 0.5
     nlls = [
         {row.model: row.nll for row in each.scores if (row.split, row.calibration) == ("test", "standard")}
-        for each in (plain, found)
+        for each in (plain, with_unlabelled)
     ]
     assert [name for name in nlls[0] if nlls[0][name] != nlls[1][name]] == ["more"]
     saved = load_file(tmp_path / "more/predictions/teachers/unlabelled.safetensors")
     assert saved["logits"].shape == (2, 30, 10)
-    (shown,) = csv.DictReader((tmp_path / "more/analysis/unlabelled.csv").read_text().splitlines())
+    (row,) = csv.DictReader((tmp_path / "more/analysis/unlabelled.csv").read_text().splitlines())
     valid = load_file(tmp_path / "more/predictions/teachers/valid.safetensors")["logits"][:2]
     klds = [float(Predictions(each, None).mean_kld()) for each in (saved["logits"], valid)]
-    assert [float(shown["kld"]), float(shown["valid_kld"])] == pytest.approx(klds)
+    assert [float(row["kld"]), float(row["valid_kld"])] == pytest.approx(klds)
     assert not (tmp_path / "plain/analysis/unlabelled.csv").exists()
 
 
@@ -61,8 +61,8 @@ def test_a_share_makes_an_epoch_longer(tiny_recipe, images, tmp_path):
     batch, images = recipe.student.batch, len(study.data().train)
     own = batch - round(0.75 * batch)
     assert study.student_steps("more") == recipe.student.epochs * math.ceil(images / own)
-    found = {each.name: each.flops for each in costs(study)}
-    assert found["more"] > 3 * found["kd"]
+    flops = {each.name: each.flops for each in costs(study)}
+    assert flops["more"] > 3 * flops["kd"]
 
 
 @pytest.mark.parametrize(
