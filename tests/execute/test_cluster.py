@@ -80,7 +80,7 @@ def network(classes, channels):
 @contextmanager
 def clusters() -> Iterator[Callable[..., Any]]:
     """Start clusters of some nodes, which end in the end."""
-    paths = [Path(package.__file__).parents[1], Path(__file__).parent]  # what jobs are made of
+    paths = [Path(package.__file__).parents[1], Path(__file__).parent]  # modules that jobs need
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -122,7 +122,7 @@ def started(stack: ExitStack, *resources: dict[str, int]) -> Any:
 
 
 def logged(run: Path) -> dict[str, int]:
-    """Teacher → how many of its epochs are kept."""
+    """The number of logged epochs, by teacher."""
     return {path.parent.name: len(path.read_text().splitlines()) for path in run.glob("teachers/*/log.jsonl")}
 
 
@@ -161,7 +161,7 @@ class Killing(Board):
             self.lost.add(name)
 
 
-def test_a_study_whose_driver_and_then_a_node_are_killed_ends_with_the_files_of_one_that_was_left_alone(
+def test_a_study_with_a_killed_driver_and_a_killed_node_has_the_files_of_an_undisturbed_one(
     stripes, nodes, here, quiet, files, program
 ):
     Path("own.py").write_text(OWN)
@@ -179,15 +179,15 @@ def test_a_study_whose_driver_and_then_a_node_are_killed_ends_with_the_files_of_
         while len(held()) < 2 and driver.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         driver.kill()
-    kept = logged(killed.folder)
-    assert len(kept) == 2
-    assert max(kept.values()) < EPOCHS
+    saved = logged(killed.folder)
+    assert len(saved) == 2
+    assert max(saved.values()) < EPOCHS
 
     board = Killing(lambda: cluster.remove_node(*cluster.worker_nodes, allow_graceful=False))
     with Cluster(cluster.address, killed.folder, Share(cpus=1)) as runner:
         assert runner.at_once == 2
         run_study(killed, runner, board)
-    assert all(board.first[teacher] >= epochs for teacher, epochs in kept.items())  # none was done again
+    assert all(board.first[teacher] >= epochs for teacher, epochs in saved.items())  # none was done again
     assert len(board.lost) == 1
     assert files(killed.folder) == files(study.folder)
     for log in killed.folder.glob("teachers/*/log.jsonl"):
@@ -241,7 +241,7 @@ class Failing(OnGpu):
 
 @dataclass
 class Heard(Board):
-    """All that a board is told, in order."""
+    """A board that records its reports in order."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
 
@@ -258,9 +258,7 @@ class Heard(Board):
         self.events.append(("finished", name))
 
 
-def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_again(
-    address, tmp_path, monkeypatch
-):
+def test_jobs_share_a_gpu_only_on_request_and_lost_jobs_run_again(address, tmp_path, monkeypatch):
     board = Heard()
     whole, half, both = (tmp_path / name for name in ("whole", "half", "both"))
     for folder in (whole, half, both):
@@ -270,8 +268,8 @@ def test_jobs_share_a_gpu_only_if_asked_to_and_one_whose_worker_is_lost_is_run_a
         runner.run(Graph([OnGpu(f"job {k}", whole, 2, alone=True) for k in range(3)]), board)
         assert {path.read_text() for path in whole.glob("job *")} == {"0", "1"}
         for name in ("job 0", "job 1", "job 2"):
-            told = [what for what, who in board.events if who == name]
-            assert told == ["started", "epoch", "finished"]
+            reports = [what for what, who in board.events if who == name]
+            assert reports == ["started", "epoch", "finished"]
 
         runner.share = Share(cpus=2, gpus=2, memory=0.5, processes=2)
         assert runner.at_once == 1
@@ -312,7 +310,7 @@ class EndedError(Exception):
 
 
 @pytest.mark.parametrize("lost", [WorkerLostError, GoneError, Terminated])
-def test_a_job_of_which_a_process_is_lost_or_terminated_ends_to_be_run_again(tmp_path, monkeypatch, lost):
+def test_a_job_with_a_lost_or_terminated_process_exits_to_be_retried(tmp_path, monkeypatch, lost):
     monkeypatch.setattr("polyphony.execute.cluster.run_in_ranks", mock.Mock(side_effect=lost))
     monkeypatch.setattr(Place, "apply", lambda place: None)
     monkeypatch.setattr("os._exit", mock.Mock(side_effect=EndedError))
@@ -349,9 +347,7 @@ def connected(address: str) -> Iterator[str]:
     ray.shutdown()
 
 
-def test_every_command_makes_on_a_cluster_the_files_that_it_makes_here(
-    connected, stripes, say, files, refused
-):
+def test_every_command_writes_the_same_files_on_a_cluster(connected, stripes, say, files, refused):
     refused(say("teach", "digits", "--cluster", "127.0.0.1:1"), f"the Ray cluster at '{connected}', not")
     Path("small.toml").write_text(SMALL)
     for where, there in (("here", ("--workers", "1")), ("cluster", ("--cluster", connected))):
@@ -364,12 +360,12 @@ def test_every_command_makes_on_a_cluster_the_files_that_it_makes_here(
             ("analyse", run, "jacobians", "factors", "--examples", "3"),
             ("sweep", "small.toml", "--alpha", "0.5", "--out", sweep),
         ):
-            said = say(*command, *there)
-            assert said.code == 0, said.err
-    found = files(Path("cluster"))
-    assert found == files(Path("here"))
-    made = {Path(name).name for name in found}
-    assert {"scores.csv", "jacobians.csv", "factors.csv", "sweep.csv"} <= made
+            answer = say(*command, *there)
+            assert answer.code == 0, answer.err
+    results = files(Path("cluster"))
+    assert results == files(Path("here"))
+    names = {Path(name).name for name in results}
+    assert {"scores.csv", "jacobians.csv", "factors.csv", "sweep.csv"} <= names
 
 
 LOSING = """
@@ -390,9 +386,7 @@ def network(classes, channels):
 """
 
 
-def test_a_training_of_two_processes_on_a_cluster_is_that_of_one_also_where_one_is_lost(
-    address, stripes, say
-):
+def test_two_processes_on_a_cluster_train_as_one_even_if_one_is_lost(address, stripes, say):
     Path("own.py").write_text(LOSING)
     Path("small.toml").write_text(SMALL.replace(RESNET, 'kind = "python", name = "own:network"'))
     for where, there in (
@@ -411,7 +405,7 @@ def test_a_training_of_two_processes_on_a_cluster_is_that_of_one_also_where_one_
         torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_a_share_has_room_where_all_of_it_fits():
+def test_a_share_fits_only_if_all_its_resources_fit():
     node = {"CPU": 8.0, "GPU": 2.0, "memory": 16.0 * GIB, "object_store_memory": 1.0}
     assert Share(1, 0, 1).room(node) == 8
     assert Share(1, 0.5, 1).room(node) == 4
@@ -422,7 +416,7 @@ def test_a_share_has_room_where_all_of_it_fits():
     assert Share(1, 1, 1).room({"CPU": 8.0, "memory": 16.0 * GIB}) == 0
 
 
-def test_a_cluster_whose_nodes_are_lost_for_now_is_asked_for_one_job_at_a_time(tmp_path, monkeypatch):
+def test_a_cluster_without_nodes_runs_one_job_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("polyphony.execute.cluster.nodes", list)
     assert Cluster("auto", tmp_path, Share(1)).at_once == 1  # of which an estimate and a search make use
 

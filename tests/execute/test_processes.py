@@ -119,13 +119,13 @@ def test_an_error_that_cannot_be_sent_arrives_as_text():
         through_a_worker(Job("a", UnsendableError("first", "second")))
 
 
-def test_a_worker_that_is_terminated_ends_the_study_as_its_parent_would():
+def test_a_terminated_worker_terminates_the_study():
     with pytest.raises(Terminated):
         next_event(queue.Queue(), [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-15)])
 
 
 @pytest.mark.parametrize("code", [-9, 0])
-def test_a_worker_that_ends_without_a_word_is_noticed(code):
+def test_a_worker_that_ends_without_a_report_is_noticed(code):
     ended = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=code)]
     with pytest.raises(WorkerLostError, match=rf"\[None, {code}\]"):
         next_event(queue.Queue(), ended)
@@ -138,7 +138,7 @@ class Chatting(queue.Queue):
         return Stepped("other", 1, 3, {}) if timeout else super().get(block, timeout)
 
 
-def test_a_worker_that_ends_is_noticed_while_others_report_and_what_it_said_is_heard_first():
+def test_an_ended_worker_is_noticed_after_its_last_reports_even_if_others_report():
     events, ended = Chatting(), [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
     events.put(Failed("a", StoreError("disk full")))
     assert isinstance(next_event(events, ended), Failed)
@@ -146,7 +146,7 @@ def test_a_worker_that_ends_is_noticed_while_others_report_and_what_it_said_is_h
         next_event(events, ended)
 
 
-def test_no_jobs_are_no_work():
+def test_without_jobs_no_process_starts():
     board = Board()
     with Processes(4, 1) as runner:
         runner.run(Graph([]), board)
@@ -171,7 +171,7 @@ class OnGpu:
             time.sleep(0.05)
 
 
-def test_processes_have_a_gpu_each_are_kept_from_one_graph_to_the_next_and_end_with_the_runner(tmp_path):
+def test_processes_have_one_gpu_each_and_are_reused_until_the_runner_ends(tmp_path):
     board = Board()
     with Processes(2, 1, gpus=("3", "5")) as runner:
         runner.run(Graph(simple(OnGpu(tmp_path, 2), 2)), board)
@@ -185,7 +185,7 @@ def test_processes_have_a_gpu_each_are_kept_from_one_graph_to_the_next_and_end_w
     assert None not in [worker.exitcode for worker in first]
 
 
-def test_there_is_a_process_for_every_gpu_and_two_jobs_share_one_only_if_asked_to(monkeypatch):
+def test_there_is_one_process_per_gpu_and_jobs_share_one_only_on_request(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     assert default_workers("cuda", 1) == 3
@@ -197,7 +197,7 @@ def test_there_is_a_process_for_every_gpu_and_two_jobs_share_one_only_if_asked_t
     assert visible_gpus("cuda") == ["2", "5"]
 
 
-def test_a_job_starts_when_what_it_needs_is_done_whatever_else_is_running(tmp_path):
+def test_a_job_starts_as_soon_as_the_jobs_that_it_needs_are_done(tmp_path):
     jobs, sign = simple(repr, 3), tmp_path / "sign"
     slow = SimpleNamespace(name="slow", epochs=0, run=WaitFor(sign), needs=())
     jobs[1].needs, jobs[2].needs, jobs[2].run = ("job 0",), ("job 1",), Touch(sign)
@@ -286,7 +286,7 @@ BUSY = """
 """
 
 
-def test_a_runner_ends_whatever_has_happened_to_it(tmp_path):
+def test_a_runner_ends_after_any_failure(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT + TERMINATED + FAILURE_WITH_MUCH_LEFT_TO_DO)
     command = [sys.executable, tmp_path / "script.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
@@ -295,7 +295,7 @@ def test_a_runner_ends_whatever_has_happened_to_it(tmp_path):
 
 
 @pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc to see whether a process runs")
-def test_processes_end_amid_their_work_when_their_parent_is_killed(tmp_path):
+def test_processes_end_when_their_parent_is_killed(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT + BUSY)
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True)
     with parent:

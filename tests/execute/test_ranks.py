@@ -54,7 +54,7 @@ def test_two_ranks_train_what_one_process_trains(study: Study, tmp_path: Path, b
         torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_a_rank_that_is_lost_and_one_that_fails_end_the_training(study: Study, tiny_recipe, board, jobs_of):
+def test_a_lost_or_failed_rank_ends_the_training(study: Study, tiny_recipe, board, jobs_of):
     with pytest.raises((WorkerLostError, GoneError)):
         run_in_ranks(jobs_of(study)["teacher 0"], 2, second_ends, board)
     compiled = replace(study, recipe=tiny_recipe("compile=true"))
@@ -62,6 +62,6 @@ def test_a_rank_that_is_lost_and_one_that_fails_end_the_training(study: Study, t
         run_in_ranks(jobs_of(compiled)["teacher 0"], 2, one_thread, board)
 
 
-def test_data_that_one_rank_alone_lacks_is_named(study: Study, board, jobs_of):
+def test_data_that_only_one_rank_lacks_is_named(study: Study, board, jobs_of):
     with pytest.raises(DataError, match="no such data here"):
         run_in_ranks(jobs_of(study)["teacher 0"], 2, second_has_no_data, board)

@@ -29,31 +29,31 @@ def chain() -> list[Job]:
     return [Job("t0"), Job("t1"), *students, *(Job(f"p{s.name}", (s.name,)) for s in students)]
 
 
-def taken(graph: Graph) -> list[str]:
+def startable(graph: Graph) -> list[str]:
     """All that can be started now."""
-    found = []
+    names = []
     while (job := graph.next()) is not None:
-        found.append(job.name)
-    return found
+        names.append(job.name)
+    return names
 
 
-def test_a_job_is_given_out_as_soon_as_what_it_needs_is_there_and_no_later():
+def test_a_job_can_start_exactly_when_the_jobs_that_it_needs_have_ended():
     graph = Graph(chain())
-    assert taken(graph) == ["t0", "t1", "s"]
+    assert startable(graph) == ["t0", "t1", "s"]
     graph.finish("s")
-    assert taken(graph) == ["ps"]  # while both teachers are still being trained
+    assert startable(graph) == ["ps"]  # while both teachers are still being trained
     graph.finish("t0")
-    assert taken(graph) == ["s0"]  # while the other teacher is
+    assert startable(graph) == ["s0"]  # while the other teacher is
     graph.finish("s0")
-    assert taken(graph) == ["ps0"]
+    assert startable(graph) == ["ps0"]
     graph.finish("t1")
-    assert taken(graph) == ["s01"]
+    assert startable(graph) == ["s01"]
     assert graph.running == {"ps", "ps0", "s01"}
     assert graph.left() == 4  # those three, and the prediction of s01
 
 
-def test_what_is_needed_and_not_in_the_list_is_taken_to_be_there():
-    assert taken(Graph(chain()[2:5])) == ["s0", "s01", "s"]
+def test_needed_jobs_outside_the_list_count_as_done():
+    assert startable(Graph(chain()[2:5])) == ["s0", "s01", "s"]
 
 
 def test_jobs_that_need_each_other_are_an_error():
@@ -61,15 +61,15 @@ def test_jobs_that_need_each_other_are_an_error():
         Graph([Job("a", ("b",)), Job("b", ("a",))])
 
 
-def test_counting_what_is_left_changes_nothing():
+def test_left_changes_nothing():
     graph = Graph(chain())
     assert [graph.left(), graph.left()] == [8, 8]
-    assert taken(graph) == ["t0", "t1", "s"]
+    assert startable(graph) == ["t0", "t1", "s"]
     assert graph.left() == 8
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_however_jobs_end_every_job_comes_once_and_after_what_it_needs(seed):
+def test_every_job_comes_once_and_after_the_jobs_that_it_needs(seed):
     chance = random.Random(seed)
     jobs: list[Job] = []
     for k in range(30):

@@ -32,18 +32,18 @@ def torchrun(environment: dict[str, str], tmp_path: Path):
     return run
 
 
-def test_a_study_by_two_processes_is_the_study_of_one(torchrun, say, tiny_digits, tmp_path: Path):
+def test_a_study_in_two_processes_equals_a_study_in_one(torchrun, say, tiny_digits, tmp_path: Path):
     """Every weight is the same but for float32's rounding, and one process alone shows and writes."""
     methods = "methods={scratch={}, kd-ods={perturb='ods', step_size='match'}}"
     few = ("seeds=[0]", "teachers.extra=0", "student.batch=15")
     small = [f"--set={key}" for key in (*tiny_digits[:-3], methods, *few)]
     for folder in ("a/two", "b/one"):
         (tmp_path / folder).mkdir(parents=True)  # where there is one, what it will cost is not measured
-    said = torchrun("distill", "digits", *small, "--out", "a/two")
-    assert said.returncode == 0, said.stderr
+    process = torchrun("distill", "digits", *small, "--out", "a/two")
+    assert process.returncode == 0, process.stderr
     alone = say("distill", "digits", *small, "--out", "b/one", "--workers", "1")
     assert alone.code == 0, alone.err
-    assert said.stdout.count("teacher 0: done") == alone.out.count("teacher 0: done") == 1
+    assert process.stdout.count("teacher 0: done") == alone.out.count("teacher 0: done") == 1
     paths = sorted((tmp_path / "b" / "one").rglob("weights.safetensors"))
     assert len(paths) == 4
     for path in paths:
@@ -56,10 +56,10 @@ def test_a_study_by_two_processes_is_the_study_of_one(torchrun, say, tiny_digits
             assert done["machine"]["processes"] == processes
 
 
-def test_what_is_wrong_is_said_by_one_process(torchrun):
-    said = torchrun("teach", "digits", "--set", "teachers.epoch=3")
-    assert said.returncode != 0
-    assert said.stderr.count("has no key 'epoch'") == 1
+def test_an_error_is_reported_by_one_process(torchrun):
+    process = torchrun("teach", "digits", "--set", "teachers.epoch=3")
+    assert process.returncode != 0
+    assert process.stderr.count("has no key 'epoch'") == 1
 
 
 def follow_one_that_raises(error: Exception) -> None:
@@ -73,11 +73,11 @@ def follow_one_that_raises(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("kind", [DataError, GoneError, RecipeError, SettingError])
-def test_what_fails_in_another_process_ends_it(kind):
+def test_an_error_of_another_process_ends_it(kind):
     with pytest.raises(kind, match="what is wrong"):
         follow_one_that_raises(kind("what is wrong"))
 
 
 @pytest.mark.parametrize("kind", [DivergedError, GroupError])
-def test_what_fails_in_all_processes_is_left_to_the_first(kind):
+def test_an_error_of_all_processes_is_left_to_the_first(kind):
     follow_one_that_raises(kind("what is wrong"))

@@ -36,9 +36,9 @@ def written() -> str:
     return json.dumps({"format": FORMAT, "defaults": defaults()}, indent=1, sort_keys=True) + "\n"
 
 
-def test_no_default_is_another_unless_the_format_is():
-    kept, today = json.loads(KEPT.read_text()), json.loads(written())
-    assert kept["format"] == FORMAT, "the format was raised: write the file again"
-    assert kept["defaults"]
-    changed = [key for key, value in kept["defaults"].items() if today["defaults"].get(key, value) != value]
+def test_defaults_change_only_with_the_format():
+    stored, today = json.loads(KEPT.read_text()), json.loads(written())
+    assert stored["format"] == FORMAT, "the format was raised: write the file again"
+    assert stored["defaults"]
+    changed = [key for key, value in stored["defaults"].items() if today["defaults"].get(key, value) != value]
     assert not changed, "raise FORMAT in study/study.py, and write the file again"

@@ -39,7 +39,7 @@ def test_pixels_are_normalised_and_resized_as_the_recipe_says(mynets):
     assert of_two.normalize.mean.flatten().tolist() == [0.5, 0.25, 0.0] * 2
 
 
-def test_statistics_of_other_channels_are_refused(mynets):
+def test_statistics_of_another_number_of_channels_are_rejected(mynets):
     table = '{ kind = "python", name = "mynets:make", mean = [0.5, 0.5, 0.5], std = [1.0, 1.0, 1.0] }'
     with pytest.raises(RecipeError, match="given for 3 channels, but images have 1"):
         network(table).build(10, 1)
@@ -83,36 +83,36 @@ def test_impossible_expectations_are_one_sentence(keys, sentence):
         ),
     ],
 )
-def test_a_library_is_not_made_to_read_or_run_anything_else(table, sentence):
+def test_settings_that_read_files_or_run_code_are_rejected(table, sentence):
     with pytest.raises(RecipeError, match=sentence):
         network(f"{{ {table} }}")
 
 
-def test_timm_says_itself_what_it_expects(monkeypatch):
-    made = []
+def test_timm_provides_the_preprocessing(monkeypatch):
+    calls = []
 
     def create_model(name, **settings):
-        made.append((name, settings))
+        calls.append((name, settings))
         net = nn.Conv2d(3, 7, 1)
         net.pretrained_cfg = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.2, 0.2), "fixed_input_size": True}
         net.pretrained_cfg["input_size"] = (3, 12, 12)
         return net
 
-    known = SimpleNamespace(create_model=create_model, get_pretrained_cfg=lambda name: fixed)
+    library = SimpleNamespace(create_model=create_model, get_pretrained_cfg=lambda name: fixed)
     fixed = SimpleNamespace(fixed_input_size=True)
-    monkeypatch.setitem(sys.modules, "timm", known)
+    monkeypatch.setitem(sys.modules, "timm", library)
     built = network('{ kind = "timm", name = "tiny", args = { drop_rate = 0.1 } }').build(7, 3)
     settings = {"num_classes": 7, "in_chans": 3, "pretrained": False, "drop_rate": 0.1}
-    assert made.pop() == ("tiny", settings)
+    assert calls.pop() == ("tiny", settings)
     assert built.size == (12, 12)
     small = network('{ kind = "timm", name = "tiny", args = { drop_rate = 0.1 }, size = 8 }').build(7, 3)
-    assert made.pop() == ("tiny", settings | {"img_size": 8})
+    assert calls.pop() == ("tiny", settings | {"img_size": 8})
     assert small.size == (8, 8)
     assert built.normalize.mean.flatten().tolist() == pytest.approx([0.4, 0.5, 0.6])
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_a_library_that_is_not_there_is_one_sentence(monkeypatch, library):
+def test_a_missing_library_is_one_sentence(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(RecipeError, match=rf"pip install '\.\[{library}\]'"):
         network(f'{{ kind = "{library}", name = "x" }}').build(10, 1)
@@ -169,13 +169,13 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_network_is_made_with_the_names_that_people_use(mynets, kind):
+def test_sizes_are_passed_under_the_usual_argument_names(mynets, kind):
     mynets.make = MAKERS[kind]
     built = network('{ kind = "python", name = "mynets:make" }').fitted(7, (3, 8, 8))
     assert built.network.sizes == (3, 7)
 
 
-def test_args_go_before_sizes_and_an_argument_that_is_missing_is_named(mynets):
+def test_args_override_sizes_and_a_missing_argument_is_named(mynets):
     mynets.make = lambda depth, num_classes: Flat(depth, num_classes)
     table = '{ kind = "python", name = "mynets:make", args = { depth = 3, num_classes = 2 } }'
     assert network(table).build(2, 3).network.sizes == (3, 2)
@@ -207,7 +207,7 @@ def test_a_vision_transformer_by_its_configuration():
 
 
 @pytest.mark.parametrize(
-    ("told", "mean", "std"),
+    ("processor", "mean", "std"),
     [
         ({}, 0.0, 1.0),
         ({"image_mean": [0.3] * 3, "image_std": [0.2] * 3}, 0.3, 0.2),
@@ -218,14 +218,14 @@ def test_a_vision_transformer_by_its_configuration():
         ({"image_mean": [1.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 127.5}, 0.5, 0.5),
     ],
 )
-def test_a_model_of_transformers_says_itself_what_it_expects(tmp_path, told, mean, std):
+def test_transformers_provides_the_preprocessing(tmp_path, processor, mean, std):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
     )
     config.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(
-        json.dumps(told | {"size": {"shortest_edge": 24}, "crop_size": 20, "do_center_crop": True})
+        json.dumps(processor | {"size": {"shortest_edge": 24}, "crop_size": 20, "do_center_crop": True})
     )
     table = network(f'{{ kind = "transformers", name = "{tmp_path}" }}')
     for each in (table, table.portable()):
@@ -238,28 +238,28 @@ def test_a_model_of_transformers_says_itself_what_it_expects(tmp_path, told, mea
     assert str(tmp_path) not in table.portable().model_dump_json()
 
 
-def a_resnet(folder, **told):
+def a_resnet(folder, **processor):
     """A folder of a model of transformers, with the image processor that it tells of."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
     transformers.ResNetConfig(**sizes).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
-def test_a_model_is_of_the_same_size_without_its_folder_whatever_its_processor_says(tmp_path):
+def test_a_described_model_keeps_its_image_size(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     transformers.ViTConfig(image_size=16, patch_size=8, **small).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 24, "width": 24}}))
-    for given, side in (("", 16), (", size = 32", 32)):
-        table = network(f'{{ kind = "transformers", name = "{tmp_path}"{given} }}')
+    for setting, side in (("", 16), (", size = 32", 32)):
+        table = network(f'{{ kind = "transformers", name = "{tmp_path}"{setting} }}')
         here, there = table.build(5, 3), table.portable().build(5, 3)
         assert here.size == there.size == (side, side)
         assert here.network.config.image_size == there.network.config.image_size == side
 
 
 @pytest.mark.parametrize("name", ["", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"])
-def test_a_model_is_of_the_same_class_without_its_folder(tmp_path, name):
+def test_a_described_model_keeps_its_class(tmp_path, name):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.DeiTConfig(image_size=16, patch_size=8, **small)
@@ -271,7 +271,7 @@ def test_a_model_is_of_the_same_class_without_its_folder(tmp_path, name):
     assert type(here.network) is type(there.network) is wanted
 
 
-def test_window_sizes_of_a_pretrained_swin_are_no_file(tmp_path):
+def test_window_sizes_of_a_pretrained_swin_are_allowed(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"embed_dim": 8, "depths": [1], "num_heads": [2], "image_size": 16, "window_size": 2}
     transformers.Swinv2Config(**small, pretrained_window_sizes=[3]).save_pretrained(tmp_path)
@@ -279,10 +279,10 @@ def test_window_sizes_of_a_pretrained_swin_are_no_file(tmp_path):
     assert table.portable().config["pretrained_window_sizes"] == [3]
 
 
-def test_a_model_that_cannot_do_without_its_folder_is_one_sentence(tmp_path):
+def test_a_model_that_needs_its_folder_is_one_sentence(tmp_path):
     a_resnet(tmp_path)
-    told = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(told | {"teacher_url": "https://nowhere"}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"teacher_url": "https://nowhere"}))
     with pytest.raises(
         RecipeError,
         match=r"described without its folder \(config: teacher_url would make the library read other",
@@ -290,7 +290,7 @@ def test_a_model_that_cannot_do_without_its_folder_is_one_sentence(tmp_path):
         network(f'{{ kind = "transformers", name = "{tmp_path}" }}').portable()
 
 
-def test_a_model_that_takes_blue_before_red_gets_it(tmp_path):
+def test_a_model_that_expects_bgr_gets_bgr(tmp_path):
     a_resnet(tmp_path, do_flip_channel_order=True, do_normalize=False)
     table, x = network(f'{{ kind = "transformers", name = "{tmp_path}" }}'), torch.rand(2, 3, 9, 9)
     for each in (table, table.portable()):
@@ -303,11 +303,11 @@ def test_a_model_that_takes_blue_before_red_gets_it(tmp_path):
         )
     grey = table.build(5, 1).eval()
     torch.testing.assert_close(grey(x[:, :1]), grey.network(x[:, :1]).logits)
-    asked = network(f'{{ kind = "transformers", name = "{tmp_path}", order = "rgb" }}').build(5, 3).eval()
-    torch.testing.assert_close(asked(x), asked.network(x).logits)
+    in_rgb = network(f'{{ kind = "transformers", name = "{tmp_path}", order = "rgb" }}').build(5, 3).eval()
+    torch.testing.assert_close(in_rgb(x), in_rgb.network(x).logits)
 
 
-def test_a_training_depends_on_what_a_models_folder_says_and_not_on_where_it_is(tmp_path):
+def test_a_key_depends_on_the_content_of_a_models_folder_not_on_its_path(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
@@ -323,24 +323,24 @@ def test_a_training_depends_on_what_a_models_folder_says_and_not_on_where_it_is(
     assert str(tmp_path) not in json.dumps(first)
     a_resnet(folders[1], image_mean=[0.4] * 3, image_std=[0.2] * 3)
     assert spec(folders[1]) == first | {"mean": pytest.approx([0.4] * 3)}
-    told = json.loads((folders[0] / "config.json").read_text())
-    (folders[0] / "config.json").write_text(json.dumps(told | {"hidden_act": "tanh"}))
+    config = json.loads((folders[0] / "config.json").read_text())
+    (folders[0] / "config.json").write_text(json.dumps(config | {"hidden_act": "tanh"}))
     assert spec(folders[0])["config"] == first["config"] | {"hidden_act": "tanh"}
 
 
-def test_a_model_of_transformers_lies_beside_the_recipe(tmp_path, monkeypatch):
+def test_a_models_folder_is_relative_to_the_recipe(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     a_resnet(tmp_path / "model")
     (tmp_path / "own.toml").write_text(shipped()["digits"].read_text(encoding="utf-8"))
     table = 'teachers.network={ kind = "transformers", name = "model" }'
-    found = read_recipe(tmp_path / "own.toml", [table]).teachers.network
-    assert found.name == str(tmp_path / "model")
+    model = read_recipe(tmp_path / "own.toml", [table]).teachers.network
+    assert model.name == str(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     assert foreign_table("transformers:model", tmp_path / "elsewhere").name == str(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "a/b/c", "model/"])
-def test_a_path_that_is_no_folder_is_asked_of_nobody(name):
+def test_a_missing_folder_is_not_requested_from_a_hub(name):
     pytest.importorskip("transformers", reason="transformers is not installed")
     with pytest.raises(RecipeError, match=f"^there is no folder '{name}'"):
         network(f'{{ kind = "transformers", name = "{name}" }}').build(5, 3)

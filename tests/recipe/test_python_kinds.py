@@ -44,10 +44,10 @@ class Normed(FormTable):
         return BatchEnsemble(network, members, rng=rng, member_norm=True)
 
 number = 3
-def three(**given):
+def three(**sizes):
     return 3
 
-def broken(**given):
+def broken(**sizes):
     raise OSError("no disk")
 """
 OWN = {"own_parts", "raises_nets", "own_package", "own_blocks", "own_lib", "own_late"}
@@ -86,7 +86,7 @@ def perturbed(times: int = 1) -> str:
     )
 
 
-def test_a_network_is_made_for_the_data_and_by_the_stream_it_is_given(folder):
+def test_a_network_has_the_datas_sizes_and_depends_on_the_generator(folder):
     table = read(folder, NETWORK).teachers.network
     before = torch.get_rng_state()
     one, same, other = (table.build(10, 1, torch.Generator().manual_seed(s)).network for s in (0, 0, 1))
@@ -97,20 +97,20 @@ def test_a_network_is_made_for_the_data_and_by_the_stream_it_is_given(folder):
     assert not torch.equal(one[1].weight, other[1].weight)
 
 
-def test_a_perturbation_is_made_with_the_recipes_step_size_and_says_what_it_needs(folder):
+def test_a_perturbation_gets_the_recipes_step_size_and_declares_its_needs(folder):
     recipe = read(folder, perturbed(3))
     assert recipe.methods["kd"].takes_step
     assert recipe.methods["kd"].needs_student
     assert not recipe.methods["kd"].perturb[0].takes_source
-    made = recipe.distillation("kd").perturbation(0.25)
-    assert (made.step_size, made.times) == (0.25, 3)
+    perturbation = recipe.distillation("kd").perturbation(0.25)
+    assert (perturbation.step_size, perturbation.times) == (0.25, 3)
     own = read(folder, perturbed(3).replace("times = 3", "step_size = 0.5"))
     assert not own.methods["kd"].takes_step
     assert own.distillation("kd").perturbation(0.25).step_size == 0.5
     chain = read(folder, perturbed().replace("={", "=[{").replace(" }", " }", 1) + ', "ods"]')
-    made = chain.distillation("kd").perturbation(0.25)
-    assert isinstance(made, Chain)
-    assert made.perturbations[1] == ODS(0.25)
+    perturbation = chain.distillation("kd").perturbation(0.25)
+    assert isinstance(perturbation, Chain)
+    assert perturbation.perturbations[1] == ODS(0.25)
     assert chain.methods["kd"].label == "Through+ods"
 
 
@@ -121,7 +121,7 @@ def test_a_form_is_the_users_own(folder):
     assert recipe.form_table("kd").label == "Normed"
 
 
-def test_what_the_module_says_is_part_of_the_key_and_where_it_lies_is_not(folder, tmp_path_factory):
+def test_the_key_depends_on_the_modules_source_not_on_its_folder(folder, tmp_path_factory):
     first = read(folder, NETWORK).teachers.network.spec()
     assert first["args"] == {"width": 5}
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -142,7 +142,7 @@ def helped(folder) -> PythonTable:
     return PythonTable(kind="python", name="own_parts:make", folder=str(folder))
 
 
-def test_the_files_are_those_that_python_itself_imports(helped, folder):
+def test_the_files_are_those_that_python_imports(helped, folder):
     script = (
         "import sys, own_parts; own_parts.make();"
         "[print(getattr(module, '__file__', None)) for module in sys.modules.values()]"
@@ -156,7 +156,7 @@ def test_the_files_are_those_that_python_itself_imports(helped, folder):
     assert PythonTable(kind="python", name="polyphony.nn:resnet").files() == {}  # also where it was written
 
 
-def test_what_the_modules_beside_it_say_is_part_of_the_key_where_there_are_any(helped, folder):
+def test_the_key_depends_on_imported_modules_of_the_same_folder(helped, folder):
     first = helped.spec()["source"]
     for name, text in HELPERS.items():
         (folder / name).write_text(f"{text}more = 1\n")
@@ -167,7 +167,7 @@ def test_what_the_modules_beside_it_say_is_part_of_the_key_where_there_are_any(h
     assert helped.first_version_source() == hashlib.sha256(MODULE.encode()).hexdigest()
 
 
-def test_comments_layout_and_docstrings_are_no_part_of_the_key():
+def test_comments_layout_and_docstrings_do_not_change_the_key():
     text = "def make(classes):\n    return classes + 1\n"
     same = '"""Nets."""\n\n# one\ndef make(classes,):\n    """One more."""\n    return classes + 1  # two\n'
     assert fingerprint([text]) == fingerprint([same])
@@ -175,16 +175,16 @@ def test_comments_layout_and_docstrings_are_no_part_of_the_key():
 
 
 def test_the_first_definition_that_differs_is_named(tmp_path):
-    (tmp_path / "kept").mkdir()
+    (tmp_path / "copy").mkdir()
     files = {"nets": tmp_path / "nets.py"}
     files["nets"].write_text("def make():\n    return 1\n\ndef other():\n    return 2\n")
-    copy_files(files, tmp_path / "kept")
-    assert changed_definition(files, tmp_path / "kept") is None
+    copy_files(files, tmp_path / "copy")
+    assert changed_definition(files, tmp_path / "copy") is None
     files["nets"].write_text("# more\ndef make():\n    return 1\n\ndef other():\n    return 3\n")
-    assert changed_definition(files, tmp_path / "kept") == "nets.py, 'other'"
+    assert changed_definition(files, tmp_path / "copy") == "nets.py, 'other'"
 
 
-def test_of_helpers_of_one_name_it_is_the_one_beside_the_module(tmp_path):
+def test_helpers_are_imported_from_the_modules_folder(tmp_path):
     for width, folder in enumerate((tmp_path / "one", tmp_path / "other"), 1):
         folder.mkdir()
         (folder / "own_parts.py").write_text("from own_blocks import width\nimport random")
@@ -200,7 +200,7 @@ def test_of_helpers_of_one_name_it_is_the_one_beside_the_module(tmp_path):
 
 @pytest.mark.parametrize("file", ["own_parts.py", "own_package/nets.py", "own_package/nets/__init__.py"])
 @pytest.mark.parametrize("regular", [True, False])
-def test_of_modules_of_one_name_it_is_the_one_beside_the_recipe(tmp_path, file, regular):
+def test_modules_are_imported_from_the_recipes_folder(tmp_path, file, regular):
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for width, folder in enumerate((tmp_path / "one", tmp_path / "other"), 1):
         (folder / file).parent.mkdir(parents=True)
@@ -215,7 +215,7 @@ def test_of_modules_of_one_name_it_is_the_one_beside_the_recipe(tmp_path, file, 
     assert tables[2].module() is tables[2].module()  # and is not imported again for nothing
 
 
-def test_a_recipe_comes_back_from_its_json(folder):
+def test_a_recipe_is_read_back_from_its_json(folder):
     recipe = read(folder, NETWORK, perturbed(2))
     assert Recipe.model_validate_json(recipe.model_dump_json(exclude_none=True), strict=True) == recipe
 
@@ -233,9 +233,9 @@ def test_a_recipe_is_printed_without_its_code(folder, capsys):
     (folder / "own_parts.py").unlink()
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["show", str(folder / "own.toml"), "--no-code", "--set", perturbed(times=2)])
-    shown = capsys.readouterr().out
-    assert '"name": "own_parts:Through"' in shown
-    assert '"perturb": "ods"' in shown  # by name where there is no more to say
+    output = capsys.readouterr().out
+    assert '"name": "own_parts:Through"' in output
+    assert '"perturb": "ods"' in output  # by name where there is no more to say
     assert "own_parts" not in sys.modules
 
 
@@ -257,7 +257,7 @@ def test_a_network_that_cannot_be_made_is_one_sentence(folder, name, sentence):
 
 
 @pytest.mark.parametrize("name", ["make", "own_parts:", "own parts:make", "os.system('x'):y", ""])
-def test_a_name_is_a_module_and_what_is_in_it(folder, name):
+def test_invalid_names_of_code_are_rejected(folder, name):
     with pytest.raises(RecipeError, match=r"teachers\.network\.name"):
         read(folder, NETWORK.replace("own_parts:make", name))
 
@@ -284,7 +284,7 @@ def exits(classes, channels):
 
 
 @pytest.mark.parametrize(
-    ("what", "said", "workers"),
+    ("what", "message", "workers"),
     [
         ("sys.exit(0)", "raised SystemExit: 0", "1"),
         ("sys.exit(0)", "raised SystemExit: 0", "2"),
@@ -292,20 +292,22 @@ def exits(classes, channels):
         ("self.forward(x)", "raised RecursionError: maximum recursion depth", "1"),
     ],
 )
-def test_a_network_that_fails_amid_its_training_is_one_sentence_with_the_line(
-    folder, capsys, what, said, workers
+def test_a_network_that_fails_in_training_is_one_sentence_with_the_line(
+    folder, capsys, what, message, workers
 ):
     (folder / "raises_nets.py").write_text(RAISES)
     (folder / "run").mkdir()  # where there is one, what it will cost is not measured
     network = {"kind": "python", "name": "raises_nets:Bad", "args": {"what": what}}
-    given = ["--set", f"teachers.network={toml(network)}", "--out", str(folder / "run")]
+    options = ["--set", f"teachers.network={toml(network)}", "--out", str(folder / "run")]
     with pytest.raises(SystemExit, match="2"):
-        main(["teach", str(folder / "own.toml"), *given, "--workers", workers, "--device", "cpu"])
-    (found,) = [line for line in capsys.readouterr().err.splitlines() if "runs code of its own" not in line]
-    assert f"raises_nets.py, line 12, {said}" in found
+        main(["teach", str(folder / "own.toml"), *options, "--workers", workers, "--device", "cpu"])
+    (line_of_error,) = [
+        line for line in capsys.readouterr().err.splitlines() if "runs code of its own" not in line
+    ]
+    assert f"raises_nets.py, line 12, {message}" in line_of_error
 
 
-def test_the_line_of_a_fault_may_be_in_a_module_beside_it(folder):
+def test_the_line_of_an_error_may_be_in_an_imported_module(folder):
     (folder / "raises_nets.py").write_text("from own_blocks import Bad")
     (folder / "own_blocks.py").write_text(RAISES)
     table = read(folder, 'teachers.network={ kind = "python", name = "raises_nets:Bad" }').teachers.network
@@ -321,7 +323,7 @@ def test_the_line_of_a_fault_may_be_in_a_module_beside_it(folder):
         table.spec()
 
 
-def test_a_network_that_exits_when_it_is_tried_is_one_sentence(folder):
+def test_a_network_that_exits_in_its_test_is_one_sentence(folder):
     (folder / "raises_nets.py").write_text(RAISES)
     table = read(folder, 'teachers.network={ kind = "python", name = "raises_nets:exits" }').teachers.network
     with pytest.raises(RecipeError, match=r"'exits' cannot take images of 1 × 8 × 8 \(SystemExit: 0\)"):

@@ -77,7 +77,7 @@ def test_a_recipe_is_what_its_file_says(small):
     assert list(recipe.methods) == ["scratch", "kd", "kd-ods"]
 
 
-def test_data_is_found_beside_the_recipe_from_wherever_it_is_read(small, tmp_path, monkeypatch):
+def test_data_paths_are_relative_to_the_recipe(small, tmp_path, monkeypatch):
     (tmp_path / "digits").mkdir()  # a known name means the data set all the same
     (tmp_path / "mine.npz").touch()
     elsewhere = tmp_path / "elsewhere"
@@ -119,7 +119,7 @@ def test_networks_are_built_as_named(small):
         ("mixup+ods", Chain((Mixup(), ODS(0.25)))),
     ],
 )
-def test_a_perturbation_is_the_one_named(small, name, perturbation):
+def test_a_perturbation_has_the_class_of_its_name(small, name, perturbation):
     method = read_recipe(small, [f"methods.kd.perturb={name}"]).distillation("kd")
     assert method.perturbation(0.25) == perturbation
 
@@ -139,17 +139,17 @@ def test_a_perturbation_is_the_one_named(small, name, perturbation):
         ("dlf", LatentFactor, 16),
     ],
 )
-def test_a_student_has_the_form_named(small, form, kind, members):
+def test_a_student_has_the_class_of_its_form(small, form, kind, members):
     recipe = read_recipe(small, [f"methods.kd.form={form}"])
     blueprint = Blueprint(ResNetTable(kind="resnet", depth=8, width=2), 4, (2, 8, 8))
-    made = recipe.form("kd").student(blueprint, 2, None)
-    assert isinstance(made, kind)
+    student = recipe.form("kd").student(blueprint, 2, None)
+    assert isinstance(student, kind)
     assert recipe.form("kd").predictors(2) == members
     assert recipe.form("scratch").kind == "batch_ensemble"
     assert recipe == read_recipe(small, [f"methods.kd.form={{kind = '{form}'}}"])
 
 
-def test_a_method_may_have_a_schedule_of_its_own(small):
+def test_a_method_may_set_its_own_schedule(small):
     recipe = read_recipe(small, ["methods.kd.learning_rate=0.001", "methods.kd.epochs=7"])
     own, other = recipe.schedule("kd"), recipe.schedule("scratch")
     assert (own.learning_rate, own.epochs) == (0.001, 7)
@@ -231,7 +231,7 @@ def test_an_override_sets_one_key(small, override, read):
     assert read(read_recipe(small, [override]))
 
 
-def test_later_overrides_win_and_the_file_is_left_alone(small):
+def test_later_overrides_win_and_the_file_does_not_change(small):
     assert read_recipe(small, ["members=3", "members=5"]).members == 5
     assert small.read_text() == SMALL
 
@@ -240,7 +240,7 @@ def test_a_student_has_the_teachers_network_unless_it_has_its_own(small):
     assert read_recipe(small).student_network == read_recipe(small).teachers.network
 
 
-def test_a_method_takes_what_it_leaves_open_from_the_student(small):
+def test_a_method_has_the_students_values_for_unset_keys(small):
     recipe = read_recipe(small)
     kd, ods = recipe.distillation("kd"), recipe.distillation("kd-ods")
     assert (kd.perturb[0].kind, kd.alpha, kd.temperature) == ("clean", 0.7, 4.0)
@@ -250,11 +250,11 @@ def test_a_method_takes_what_it_leaves_open_from_the_student(small):
 
 
 @pytest.mark.parametrize("override", ["members", "=3", "", "student.=3"])
-def test_an_override_that_sets_nothing_is_refused(small, override):
+def test_an_override_without_key_or_value_is_rejected(small, override):
     assert "a change is key=value" in complaint(small, override)
 
 
-def test_an_override_below_a_value_is_refused(small):
+def test_an_override_below_a_value_is_rejected(small):
     assert "'members' is a value, not a table" in complaint(small, "members.deep=3")
 
 
@@ -336,14 +336,14 @@ def test_a_wrong_type_or_an_impossible_value_names_key_and_value(small, override
 
 
 @pytest.mark.parametrize("step", ["0", "-1/255", "0/255", "1/0", "'big'", "true", "nan", "inf", "[1]"])
-def test_an_impossible_step_size_is_refused(small, step):
+def test_an_invalid_step_size_is_rejected(small, step):
     for key in ("student.step_size", "methods.kd.step_size"):
         text = complaint(small, f"{key}={step}")
         assert text.startswith(f"small.toml: {key} must be a number or a fraction above 0, such as")
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "", "a b"])
-def test_a_method_name_that_cannot_be_a_folder_is_refused(small, name):
+def test_a_method_name_that_cannot_be_a_folder_is_rejected(small, name):
     text = complaint(small, f"methods={{'{name}' = {{}}}}")
     assert text.startswith("small.toml: methods")
 
@@ -352,13 +352,13 @@ def test_a_method_name_that_cannot_be_a_folder_is_refused(small, name):
 def test_a_missing_table_is_named(tmp_path, table):
     lines = SMALL.splitlines()
     if table == "members":
-        kept = [line for line in lines if not line.startswith("members")]
+        rest = [line for line in lines if not line.startswith("members")]
     else:
         start = lines.index(f"[{table}]")
         end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("[")), len(lines))
-        kept = lines[:start] + lines[end:]
+        rest = lines[:start] + lines[end:]
     path = tmp_path / "part.toml"
-    path.write_text("\n".join(kept))
+    path.write_text("\n".join(rest))
     assert complaint(path) == f"part.toml: the recipe needs the key '{table}'"
 
 
@@ -373,18 +373,18 @@ def test_a_file_that_is_not_toml_is_named(tmp_path, content):
     assert re.search("is not TOML|cannot be read", text)
 
 
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest():
+def test_a_missing_recipe_is_named_with_a_suggestion():
     assert complaint("digist") == "there is no recipe 'digist'; did you mean 'digits'?"
     assert complaint("some/where/digist.toml").endswith("digist.toml'; did you mean 'digits'?")
     assert complaint("./x.toml") == "there is no file './x.toml'"
     assert complaint("qqqq").startswith("there is no recipe 'qqqq'; shipped are")
 
 
-def test_a_folder_is_no_recipe(tmp_path):
+def test_a_folder_is_rejected_as_a_recipe(tmp_path):
     assert complaint(tmp_path) == f"'{tmp_path}' is not a file: a recipe is a TOML file"
 
 
-def test_a_key_without_its_table_is_found(tmp_path):
+def test_a_key_without_its_table_is_suggested_with_it(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(SMALL)
     assert complaint(path, "alpha=0.5").endswith("a recipe has no key 'alpha'; did you mean 'student.alpha'?")
@@ -405,5 +405,5 @@ def test_a_key_without_its_table_is_found(tmp_path):
         ("data.seed=100000000000000000000", "data.seed must be less than"),
     ],
 )
-def test_faults_are_said_in_the_words_of_a_recipe(small, override, sentence):
+def test_errors_use_the_words_of_a_recipe(small, override, sentence):
     assert sentence in complaint(small, override)

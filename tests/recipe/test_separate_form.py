@@ -38,7 +38,7 @@ def multiply_adds(student) -> float:
     ],
     ids=["parameters", "multiply-adds", "branch"],
 )
-def test_no_other_width_costs_more_nearly_what_the_batch_ensemble_costs(table, form, cost, branch):
+def test_no_other_width_is_nearer_to_the_cost_of_the_batch_ensemble(table, form, cost, branch):
     given, key = blueprint(table), table.width_key
     goal = cost(BatchEnsemble(given.network(), MEMBERS, branch=branch))
     found = SeparateForm(kind="separate", **form).student(given, MEMBERS, None)
@@ -53,7 +53,7 @@ def test_no_other_width_costs_more_nearly_what_the_batch_ensemble_costs(table, f
     assert apart(found) == min(map(apart, others))
 
 
-def test_networks_are_drawn_one_by_one_and_of_the_size_asked_for():
+def test_networks_are_drawn_in_order_and_have_the_requested_size():
     student = SeparateForm(kind="separate", width=3).student(blueprint(RESNET), 2, torch.Generator())
     one, other = student.networks
     assert isinstance(student, Separate)
@@ -63,7 +63,7 @@ def test_networks_are_drawn_one_by_one_and_of_the_size_asked_for():
     assert parameters(own) == 2 * parameters(blueprint(WIDE).network())
 
 
-def test_a_network_without_a_width_is_refused():
+def test_a_network_without_a_width_is_rejected():
     table = TimmNetwork(kind="timm", name="vit_tiny_patch16_224")
     for form in ({"width": 3}, {"match_cost": "parameters"}):
         with pytest.raises(

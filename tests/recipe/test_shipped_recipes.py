@@ -105,7 +105,7 @@ def test_a_dirichlet_student_is_as_large_as_one_teacher(name, members):
     assert counts["end2"] == counts["end2-proxy"] == 464_154
 
 
-def test_every_recipe_of_the_paper_is_shipped_and_those_of_small_studies():
+def test_recipes_of_the_paper_and_of_small_studies_are_shipped():
     evidence = {f"evidence-{data}" for data in ("digits", "fashion", "cifar10", "cifar100")}
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | evidence | {
         "digits",

@@ -19,7 +19,7 @@ class Outer(Settings):
     share: float = 0.5
 
 
-def test_only_what_differs_from_a_default_is_said():
+def test_a_spec_holds_only_settings_that_differ_from_defaults():
     assert Outer(name="x").spec() == {"name": "x"}
     assert Outer(name="x", share=0.5, inner=Inner(kind="a", size=3)).spec() == {"name": "x"}
     changed = Outer(name="x", inner=Inner(kind="a", size=4), several=(Inner(kind="b"),), share=0.25)
@@ -32,7 +32,7 @@ def test_only_what_differs_from_a_default_is_said():
     assert changed.spec({"share"}) == {"share": 0.25}
 
 
-def test_a_key_that_a_later_version_adds_changes_nothing_until_it_is_set():
+def test_a_new_key_at_its_default_changes_no_spec():
     class LaterTeachers(Teachers):
         clipping: float | None = None
 

@@ -34,20 +34,20 @@ def digits() -> Recipe:
 @given(ALPHAS, ABOVE_ZERO, ABOVE_ZERO | st.just("match") | st.none())
 @example(0.9, 4.0, 1 / 255)
 @example(1.0, 1e-7, 1e5)
-def test_a_points_name_can_name_a_method_and_says_the_point_exactly(alpha, temperature, step_size):
+def test_a_points_name_is_a_valid_method_name_and_exact(alpha, temperature, step_size):
     name = Point(alpha, temperature, step_size).name
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9+_.-]*", name)
-    said = re.fullmatch(r"a(.+?)-t(.+?)(?:-s([^s]+|match))?", name)
-    assert said
-    assert (float(said[1]), float(said[2])) == (alpha, temperature)
-    assert (as_step_size(said[3].replace("_", "/")) if said[3] else None) == step_size
+    parts = re.fullmatch(r"a(.+?)-t(.+?)(?:-s([^s]+|match))?", name)
+    assert parts
+    assert (float(parts[1]), float(parts[2])) == (alpha, temperature)
+    assert (as_step_size(parts[3].replace("_", "/")) if parts[3] else None) == step_size
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1 / 255, "1/255"), (24 / 255, "24/255"), (0.01, "0.01"), (0.1234567891, "0.1234567891")],
 )
-def test_a_step_size_is_written_in_grey_levels_where_they_are_whole(value, text):
+def test_a_step_size_of_whole_grey_levels_is_a_fraction(value, text):
     assert text_of(value, "step_size") == text
 
 
@@ -59,7 +59,7 @@ def test_the_name_is_short_for_usual_values():
 # What is swept
 
 
-def test_without_values_the_grids_are_those_of_the_papers_two_tables(digits):
+def test_without_values_the_grid_is_the_papers(digits):
     for experiment, kind in (("cifar10-resnet32-be4", "resnet"), ("cifar100-wrn28x10-be4", "wide_resnet")):
         cells = [cell for cell in paper.tuning() if cell.experiment == experiment]
         wanted = {(cell.alpha, cell.temperature) for cell in cells}
@@ -72,7 +72,7 @@ def test_without_values_the_grids_are_those_of_the_papers_two_tables(digits):
     assert {point.step_size for point in points} == {72 / 255}
 
 
-def test_what_is_not_given_stays_as_the_recipe_has_it(digits):
+def test_parameters_without_values_stay_as_in_the_recipe(digits):
     swept = plan_sweep(digits, "kd-ods", {"step_size": "1/255, 2/255"})
     assert swept.grid() == [Point(0.9, 4.0, 1 / 255), Point(0.9, 4.0, 2 / 255)]
     assert swept.own == Point(0.9, 4.0, 24 / 255)
@@ -95,7 +95,7 @@ def test_the_first_method_that_takes_a_step_is_swept_unless_one_is_named(digits)
     assert {point.step_size for point in plan_sweep(clean, None, {}).grid()} == {None}
 
 
-def test_the_derived_recipe_differs_in_its_methods_name_and_spare_teachers_alone(digits):
+def test_the_derived_recipe_differs_only_in_methods_name_and_extra_teachers(digits):
     swept = plan_sweep(digits, "kd-confods", {"alpha": "0.5,1", "step_size": "3/255"})
     derived = swept.derived(swept.grid())
     assert list(derived.methods) == ["a0.5-t4-s3_255", "a1-t4-s3_255"]
@@ -115,12 +115,12 @@ def test_a_method_that_needs_an_extra_teacher_keeps_it():
     assert swept.derived(swept.grid()).teachers.extra == 4
 
 
-def test_values_are_read_as_a_recipe_reads_them_and_each_counts_once():
+def test_values_are_read_as_in_a_recipe_without_duplicates():
     assert read_values("step_size", "1/255,0.5, match ,2/510") == (1 / 255, 0.5, "match")
     assert read_values("alpha", "0,1.0,1") == (0.0, 1.0)
 
 
-def test_only_what_a_form_heeds_is_swept():
+def test_only_parameters_that_a_form_uses_are_swept():
     forms = "methods={end2={form='dirichlet', perturb='clean'}, far={form='dirichlet', perturb='ods'}}"
     recipe = read_recipe("digits", [forms])
     swept = plan_sweep(recipe, None, {})
@@ -139,7 +139,7 @@ def test_only_what_a_form_heeds_is_swept():
 
 @pytest.mark.parametrize("form", ["dirichlet", "proxy_dirichlet"])
 @pytest.mark.parametrize("perturb", [*FOR_ONE_NETWORK, "gaussian+ods", "mixup+gaussian"])
-def test_a_temperature_that_only_a_perturbation_reads_is_swept_where_images_depend_on_it(form, perturb):
+def test_a_temperature_that_only_a_perturbation_uses_is_swept_if_images_depend_on_it(form, perturb):
     rng = torch.Generator().manual_seed(0)
     x, y = torch.rand(6, 1, 4, 4, generator=rng), torch.arange(6) % 3
     teachers = DeepEnsemble([linear(rng) for _ in range(2)])
@@ -160,7 +160,7 @@ def linear(rng: torch.Generator) -> nn.Module:
 # What is refused
 
 
-def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
+def test_a_method_that_does_not_use_the_papers_parameters_needs_step_sizes():
     recipe = read_recipe("digits", ["methods={far={form='dirichlet', perturb='gaussian'}}"])
     with pytest.raises(RecipeError, match="the method 'far' does not use temperature"):
         plan_sweep(recipe, "far", {"temperature": "1,4"})
@@ -183,7 +183,7 @@ def test_a_method_that_the_papers_values_do_not_concern_needs_step_sizes():
         ("scratch", {"alpha": "1"}, "the method 'scratch' has no α, temperature or step size to sweep"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(digits, method, texts, sentence):
+def test_impossible_sweeps_are_one_sentence(digits, method, texts, sentence):
     with pytest.raises(RecipeError, match=re.escape(sentence)):
         plan_sweep(digits, method, texts)
 

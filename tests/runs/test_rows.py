@@ -38,7 +38,7 @@ def test_a_step_size_is_a_number_or_a_word_or_nothing(step_size: float | str | N
     assert from_csv(to_csv([row], SweepScore), SweepScore) == [row]
 
 
-def test_tables_have_the_columns_that_were_promised():
+def test_tables_have_the_documented_columns():
     expected = {
         "scores.csv": "model,seed,split,calibration,acc,nll,bs,ece,dee,kld,params,"
         "rank_correlation,distance,voice,adaptive_ece,class_wise_ece,aurc,excess_aurc,error_80,error_90,coverage_5,error_auroc",
@@ -59,8 +59,8 @@ def test_tables_have_the_columns_that_were_promised():
         "analysis/temperatures.csv": "model,seed,temperature",
         "analysis/teachers.csv": "calibration,acc,nll,bs,ece,kld",
     }
-    found = {kind.file: to_csv([], kind).rstrip() for kind in tables()}
-    assert found == expected
+    headers = {kind.file: to_csv([], kind).rstrip() for kind in tables()}
+    assert headers == expected
 
 
 def test_every_column_of_every_table_can_be_read(tmp_path):
@@ -126,12 +126,12 @@ class Four:
         ("acc,nll,bs,ece\n1,2,3,\x00\n", "could not convert|NUL"),
     ],
 )
-def test_another_text_is_refused_in_a_few_words(text: str, words: str):
+def test_invalid_tables_are_rejected_with_a_reason(text: str, words: str):
     with pytest.raises(ValueError, match=words):
         from_csv(text, Four)
 
 
-def test_what_is_missing_is_empty_and_only_where_it_may_be():
+def test_missing_values_are_empty_cells_in_optional_columns_only():
     @dataclass(frozen=True)
     class Pair:
         name: str

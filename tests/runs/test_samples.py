@@ -1,4 +1,4 @@
-"""What a run keeps of its images is what they are, within bounds, and is made again for other images."""
+"""The samples of a run: written once, limited in size, replaced for other data."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def splits(count: int, side: int = 4) -> Splits:
     return Splits("own", ("a", "b", "c"), split(count), split(count // 2), split(count))
 
 
-def test_what_is_kept_is_read_back(tmp_path):
-    given = splits(30)
-    keep_samples(tmp_path, given, {"train": "x"})
-    found = read_samples(tmp_path)
+def test_samples_are_read_back_as_written(tmp_path):
+    original = splits(30)
+    keep_samples(tmp_path, original, {"train": "x"})
+    samples_read = read_samples(tmp_path)
     for name in ("train", "valid", "test"):
-        assert getattr(found, name).fingerprint == getattr(given, name).fingerprint
+        assert getattr(samples_read, name).fingerprint == getattr(original, name).fingerprint
 
 
-def test_there_are_not_too_many(tmp_path, monkeypatch):
+def test_samples_are_limited_by_count_and_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(samples, "MAX_BYTES", 16 * 100)
     keep_samples(tmp_path, splits(700), {})
     assert [len(getattr(read_samples(tmp_path), name)) for name in ("train", "valid", "test")] == [100] * 3
 
 
-def test_other_images_replace_them(tmp_path):
+def test_samples_of_other_data_are_replaced(tmp_path):
     keep_samples(tmp_path, splits(9), {"train": "x"})
     before = read_samples(tmp_path).train.fingerprint
     keep_samples(tmp_path, splits(9), {"train": "x"})

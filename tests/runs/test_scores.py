@@ -11,7 +11,7 @@ from polyphony.metrics import mean_sd
 from polyphony.runs.scores import Dee, differ, mean_text, score_text
 
 
-def test_a_stream_is_told_by_its_purpose_and_number():
+def test_a_stream_depends_on_its_purpose_and_number():
     digest = hashlib.sha256(b"subsets 0").digest()
     expected = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
     drawn = torch.randperm(1000, generator=generator("subsets", 0))
@@ -23,7 +23,7 @@ def test_a_stream_is_told_by_its_purpose_and_number():
 # For people
 
 
-def test_accuracy_is_in_per_cent_and_all_else_has_three_digits():
+def test_accuracy_is_in_percent_and_other_scores_have_three_digits():
     assert mean_text("acc", mean_sd([0.93, 0.95])) == "94.00 ± 1.41"
     assert mean_text("nll", mean_sd([0.18, 0.181])) == "0.180 ± 0.001"
     assert mean_text("nll", mean_sd([0.18])) == "0.180"  # one seed has no deviation
@@ -31,7 +31,7 @@ def test_accuracy_is_in_per_cent_and_all_else_has_three_digits():
     assert score_text("kld", [0.05, 0.07], 8) == "0.060 ± 0.014"
 
 
-def test_what_a_model_does_not_have_is_a_dash():
+def test_missing_scores_are_a_dash():
     assert score_text("kld", [0.0, 0.0], 8) == "–"  # one network
     assert score_text("dee", [None], 8) == "–"
     assert score_text("nll", [0.0], 8) == "0.000"
@@ -61,7 +61,7 @@ def test_with_a_curve_the_dee_is_that_of_the_mean_nll():
     assert Dee.of([math.inf], 3, 0.1, curve).text == ">3"
 
 
-def test_two_students_differ_where_the_interval_of_their_paired_difference_excludes_zero():
+def test_students_differ_if_the_interval_of_their_paired_difference_excludes_zero():
     assert differ({0: 1.0, 1: 1.1}, {0: 2.0, 1: 2.11})
     assert not differ({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.6})
     assert not differ({0: 1.0}, {0: 2.0})  # one pair

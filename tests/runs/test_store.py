@@ -54,7 +54,7 @@ def one_sentence(caught: pytest.ExceptionInfo[StoreError], *named: object) -> No
     assert all(str(name) in text for name in named), text
 
 
-# Files appear whole
+# Writes are atomic
 
 
 class PowerCut(BaseException):
@@ -87,20 +87,20 @@ def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, 
 
 
 def test_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path):
-    path, seen = tmp_path / "deep" / "er" / "file", []
+    path, states = tmp_path / "deep" / "er" / "file", []
     fsync = os.fsync
 
     def synced(descriptor):
         fsync(descriptor)
-        seen.append((path.exists(), os.fstat(descriptor).st_size))
+        states.append((path.exists(), os.fstat(descriptor).st_size))
 
     with mock.patch("os.fsync", synced):
         write_atomically(path, b"12345")
-    assert seen == [(False, 5)]
+    assert states == [(False, 5)]
     assert path.read_bytes() == b"12345"
 
 
-def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(stage):
+def test_a_failed_checkpoint_leaves_the_previous_one(stage):
     stage.save(STATE)
     with mock.patch("os.fsync", side_effect=PowerCut), pytest.raises(PowerCut):
         stage.save({"model": {"w": torch.zeros(1000)}, "log": []})
@@ -126,12 +126,12 @@ def test_a_key_is_the_hash_of_the_canonical_json():
         ({"a": [1, 2]}, {"a": [1, 3]}, "a ([1, 2], now [1, 3])"),
     ],
 )
-def test_the_difference_is_named_in_words(old, new, words):
+def test_the_first_different_setting_is_named(old, new, words):
     assert difference(old, new) == words
 
 
 @pytest.mark.parametrize("make", [finished, lambda stage: stage.start() or stage], ids=["done", "started"])
-def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
+def test_a_folder_with_another_key_is_rejected_and_unchanged(stage, make):
     make(stage)
     before = {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()}
     other = Stage(stage.folder, {"schedule": {"epochs": 40, "batch": 50}, "seed": 0})
@@ -143,7 +143,7 @@ def test_another_recipes_folder_is_refused_and_left_alone(stage, make):
     assert {path.name: path.is_file() and path.read_bytes() for path in stage.folder.iterdir()} == before
 
 
-def test_what_was_made_with_another_spec_can_be_removed(stage):
+def test_a_result_of_another_spec_can_be_removed(stage):
     finished(stage)
     assert Stage(stage.folder, SPEC).difference() == ""
     other = Stage(stage.folder, {"seed": 1})
@@ -155,14 +155,14 @@ def test_what_was_made_with_another_spec_can_be_removed(stage):
     assert other.load() is None
 
 
-def test_an_untouched_folder_is_not_done_and_is_not_made_by_asking(stage):
+def test_is_done_does_not_create_the_folder(stage):
     assert not stage.is_done()
     assert stage.load() is None
     assert stage.difference() == ""
     assert not stage.folder.exists()
 
 
-def test_a_removal_that_is_cut_short_leaves_nothing_to_go_on_from(stage, monkeypatch):
+def test_an_interrupted_removal_leaves_nothing_to_resume(stage, monkeypatch):
     stage.start().save(STATE)
     monkeypatch.setattr("shutil.rmtree", lambda folder: (folder / "started.json").unlink())
     stage.remove()
@@ -171,7 +171,7 @@ def test_a_removal_that_is_cut_short_leaves_nothing_to_go_on_from(stage, monkeyp
     assert other.load() is None
 
 
-def test_a_state_of_which_nothing_says_whose_it_is_is_not_gone_on_from(stage):
+def test_a_state_without_a_record_is_not_resumed(stage):
     stage.start().save(STATE)
     (stage.folder / "started.json").unlink()
     assert Stage(stage.folder, {"seed": 1}).start().load() is None
@@ -180,10 +180,10 @@ def test_a_state_of_which_nothing_says_whose_it_is_is_not_gone_on_from(stage):
 # What is written comes back
 
 
-def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
-    found = TrainingFolder(finished(stage).folder).weights()
-    assert found.keys() == WEIGHTS.keys()
-    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+def test_weights_are_read_back_exactly_and_resume_files_are_gone(stage):
+    weights = TrainingFolder(finished(stage).folder).weights()
+    assert weights.keys() == WEIGHTS.keys()
+    assert all(torch.equal(weights[name], WEIGHTS[name]) for name in WEIGHTS)
     assert sorted(file.name for file in stage.folder.iterdir()) == [
         "done.json",
         "log.jsonl",
@@ -195,7 +195,7 @@ def test_weights_come_back_to_the_bit_and_what_was_for_resuming_is_gone(stage):
     assert done["weights"] == hashlib.sha256((stage.folder / "weights.safetensors").read_bytes()).hexdigest()
 
 
-def test_what_a_killed_process_left_half_written_goes_with_the_rest(stage):
+def test_unfinished_files_of_a_killed_process_are_removed_at_the_end(stage):
     stage.start()
     (stage.folder / ".resume.pt.12345.part").write_bytes(b"half")
     assert sorted(path.name for path in finished(stage).folder.iterdir()) == [
@@ -205,7 +205,7 @@ def test_what_a_killed_process_left_half_written_goes_with_the_rest(stage):
     ]
 
 
-def test_of_two_attempts_at_a_stage_only_the_later_writes(stage):
+def test_only_the_later_of_two_attempts_can_write(stage):
     first = stage.start()
     first.save(STATE)
     second = stage.start()
@@ -232,7 +232,7 @@ def test_a_run_inside_the_folder_of_another_keeps_its_attempts(tmp_path):
             attempt.save(STATE)
 
 
-def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_on(stage):
+def test_an_attempt_that_was_paused_during_a_write_changes_nothing(stage):
     late = atomic_path(stage.folder / "weights.safetensors", stage.start().attempt)
     late.__enter__().write_bytes(b"of the first")
     finished(stage)
@@ -241,7 +241,7 @@ def test_an_attempt_that_stood_still_amid_a_write_changes_nothing_when_it_goes_o
     assert TrainingFolder(stage.folder).weights().keys() == WEIGHTS.keys()
 
 
-def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
+def test_one_of_several_simultaneous_attempts_can_write(stage):
     with ThreadPoolExecutor(8) as pool:
         attempts = [claimed.result() for claimed in [pool.submit(can_start, stage) for _ in range(40)]]
     writing = [attempt for attempt in attempts if attempt is not None and can_write(attempt)]
@@ -249,14 +249,16 @@ def test_of_attempts_that_claim_at_the_same_time_one_can_write(stage):
     assert [path for path in stage.folder.iterdir() if path.is_dir()] == [writing[0].attempt]
 
 
-def test_an_attempt_makes_its_folder_before_it_removes_those_of_others(tmp_path, monkeypatch):
+def test_an_attempt_creates_its_folder_before_it_removes_others(tmp_path, monkeypatch):
     """Of two that claim at once, one would otherwise not see the other: both could write."""
     claim(tmp_path)
     claimed, remove = [], files.remove
 
     def remove_late(folder: Path) -> None:
         monkeypatch.setattr(files, "remove", remove)
-        claimed.append(claim(tmp_path))  # of another process, while this one removes what it has seen
+        claimed.append(
+            claim(tmp_path)
+        )  # of another process, while this one removes folders
         remove(folder)
 
     monkeypatch.setattr(files, "remove", remove_late)
@@ -278,7 +280,7 @@ def test_a_result_that_comes_while_a_folder_is_claimed_is_kept(stage, monkeypatc
     assert sorted(path.name for path in stage.folder.iterdir()) == ["done.json", "weights.safetensors"]
 
 
-def test_an_attempt_whose_folder_is_about_to_go_is_stale(stage, monkeypatch):
+def test_an_attempt_whose_folder_is_being_removed_is_stale(stage, monkeypatch):
     attempt = stage.start()
 
     def write(*_: object) -> None:
@@ -311,7 +313,7 @@ def test_equal_weights_make_equal_files(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_weights_in_any_memory_layout_can_be_kept(stage):
+def test_weights_in_any_memory_layout_can_be_saved(stage):
     stage.start()
     wild = {
         "channels_last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
@@ -320,11 +322,11 @@ def test_weights_in_any_memory_layout_can_be_kept(stage):
     }
     wild["tied"] = wild["transposed"]
     stage.finish(wild, {})
-    found = TrainingFolder(stage.folder).weights()
-    assert all(torch.equal(found[name], wild[name]) for name in wild)
+    weights = TrainingFolder(stage.folder).weights()
+    assert all(torch.equal(weights[name], wild[name]) for name in wild)
 
 
-def test_weights_that_share_memory_are_each_kept(stage):
+def test_weights_that_share_memory_are_all_saved(stage):
     weight = torch.rand(3, 4)
     stage.start()
     shared = {"backbone.0.weight": weight, "features.0.weight": weight, "part": weight[1:]}
@@ -341,7 +343,7 @@ def test_the_log_is_one_json_object_a_line(stage):
     assert [json.loads(line) for line in lines] == STATE["log"]
 
 
-def test_a_stage_that_died_between_its_last_two_files_is_finished_again(stage):
+def test_a_stage_killed_before_done_json_can_be_finished_again(stage):
     stage.start()
     stage.save(STATE)
     with (
@@ -355,32 +357,32 @@ def test_a_stage_that_died_between_its_last_two_files_is_finished_again(stage):
     assert stage.is_done()
 
 
-def test_predictions_come_back_under_their_own_key_only(tmp_path):
+def test_predictions_are_read_back_with_their_key(tmp_path):
     path = tmp_path / "teachers" / "test.safetensors"
     logits = torch.randn(3, 4, 5).transpose(0, 1)
     assert saved_key(path) is None
     save_predictions(path, Predictions(logits, torch.arange(3)), "k")
     assert saved_key(path) == "k"
-    found = read_predictions(path)
-    assert torch.equal(found.logits, logits)
-    assert torch.equal(found.labels, torch.arange(3))
+    predictions = read_predictions(path)
+    assert torch.equal(predictions.logits, logits)
+    assert torch.equal(predictions.labels, torch.arange(3))
 
 
 @pytest.mark.parametrize("kind", [Predictions, DirichletPredictions])
-def test_saved_predictions_say_what_they_are_to_whoever_reads_them(tmp_path, kind):
+def test_saved_predictions_keep_their_kind(tmp_path, kind):
     path = tmp_path / "test.safetensors"
     save_predictions(path, kind(torch.randn(1, 3, 4), torch.arange(3)), "k")
     assert type(read_predictions(path)) is kind
 
 
-def test_predictions_saved_without_a_word_on_it_are_members(tmp_path):
+def test_predictions_without_a_kind_are_plain_members(tmp_path):
     path = tmp_path / "test.safetensors"
     safetensors.torch.save_file({"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}, path)
     assert type(read_predictions(path)) is Predictions
     assert saved_key(path) is None
 
 
-def test_predictions_of_a_kind_to_come_are_one_sentence(tmp_path):
+def test_predictions_of_an_unknown_kind_are_one_sentence(tmp_path):
     path = tmp_path / "test.safetensors"
     tensors = {"logits": torch.randn(1, 3, 4), "labels": torch.arange(3)}
     safetensors.torch.save_file(tensors, path, metadata={"logits": "logistic normal"})
@@ -490,7 +492,7 @@ def test_damaged_records_are_one_sentence(stage, name, kind):
 
 
 @pytest.mark.parametrize("record", [{}, {"key": 3}, {"spec": {}}, [], 3, None], ids=repr)
-def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
+def test_a_record_without_required_keys_is_one_sentence(stage, record):
     finished(stage)
     (stage.folder / "done.json").write_text(json.dumps(record))
     trained = TrainingFolder(stage.folder)
@@ -500,7 +502,7 @@ def test_a_record_that_lacks_what_we_write_is_one_sentence(stage, record):
         one_sentence(caught, stage.folder / "done.json")
 
 
-def test_json_that_is_not_there_is_one_sentence(tmp_path):
+def test_missing_json_is_one_sentence(tmp_path):
     with pytest.raises(StoreError) as caught:
         read_json(tmp_path / "recipe.json")
     one_sentence(caught, tmp_path / "recipe.json", "check that it is there")
@@ -515,7 +517,7 @@ def test_json_that_cannot_be_used_is_one_sentence_with_a_way_out(tmp_path, text)
     one_sentence(caught, path, "delete it")
 
 
-def test_a_file_error_stays_what_it_is_on_its_way_between_processes():
+def test_a_file_error_can_be_pickled():
     error = FileError(Path("run/scores.csv"), "is not there")
     error.add_note("where it was raised")
     sent = pickle.loads(pickle.dumps(error))
@@ -526,7 +528,7 @@ def test_a_file_error_stays_what_it_is_on_its_way_between_processes():
 # The lock
 
 
-def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path):
+def test_a_locked_folder_is_rejected_until_it_is_released(tmp_path):
     folder = tmp_path / "run"
     with locked(folder), pytest.raises(StoreError) as caught, locked(folder):
         pass
@@ -549,7 +551,7 @@ def test_a_lock_is_released_when_the_work_fails(tmp_path):
     FileLock(tmp_path / ".lock", timeout=0).acquire().lock.release()
 
 
-def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_written_stays(tmp_path):
+def test_leftovers_of_killed_processes_are_removed_and_files_in_use_stay(tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     dead, living, foreign = (
@@ -565,7 +567,7 @@ def test_what_a_killed_process_left_half_written_is_removed_and_what_is_being_wr
         assert foreign.exists()
 
 
-def test_what_is_only_for_resuming_is_dropped_where_a_kill_left_it_beside_the_result(stage, monkeypatch):
+def test_resume_files_beside_a_result_are_removed(stage, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Stage, "clean", lambda stage: None)
         finished(stage)
@@ -579,12 +581,12 @@ def test_what_is_only_for_resuming_is_dropped_where_a_kill_left_it_beside_the_re
     ]
 
 
-@pytest.mark.parametrize("kept", [0, 1], ids=["before the first file", "between the two"])
-def test_a_save_that_is_cut_short_leaves_no_state_without_its_log(tmp_path, monkeypatch, kept):
+@pytest.mark.parametrize("written", [0, 1], ids=["before the first file", "between the two"])
+def test_an_interrupted_save_leaves_no_state_without_its_log(tmp_path, monkeypatch, written):
     """A training that was killed then has nothing left to do in its last epoch, and would not log it."""
     stage, log = Stage(tmp_path, SPEC), [{"epoch": 0}, {"epoch": 1}]
     stage.save({"log": log[:1]})
-    allowed = iter(range(kept))
+    allowed = iter(range(written))
     real = stage_module.write_atomically
 
     def write_atomically(path, data, attempt):
@@ -597,4 +599,4 @@ def test_a_save_that_is_cut_short_leaves_no_state_without_its_log(tmp_path, monk
         stage.save({"log": log})
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert stage.load()["log"] == [json.loads(line) for line in lines][:1]
-    assert len(lines) == 1 + kept
+    assert len(lines) == 1 + written
