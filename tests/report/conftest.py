@@ -1,4 +1,4 @@
-"""What the report's tests share: a small run made of known numbers, and a real browser."""
+"""Fixtures of the report's tests: a small run with known numbers, and a real browser."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """Chromium, spoken to through its debugging pipe: one JSON message after another, each ended by NUL."""
+    """Chromium, controlled through its debugging pipe: JSON messages, each ended by NUL."""
 
     def __init__(self, program: str, profile: Path) -> None:
         to_read, self.commands = os.pipe()
@@ -93,7 +93,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def ask(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; what happens meanwhile is kept in `events`."""
+        """Send a command and return its answer; events that arrive before it are stored in `events`."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if session:
@@ -135,11 +135,11 @@ class Browser:
             self.events.append(self.next_message())
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives on the open page."""
+        """The value of a JavaScript expression on the open page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """The full page as a PNG."""
         picture = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
         path.write_bytes(base64.b64decode(picture["data"]))
 
@@ -161,7 +161,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class RunMaker:
-    """Writes run folders whose numbers are known, by the layout alone."""
+    """Writes the files of run folders with known numbers, without a study."""
 
     def __init__(self, rng: np.random.Generator, methods: dict[str, dict[str, Any]] = METHODS) -> None:
         self.rng = rng
@@ -209,7 +209,7 @@ class RunMaker:
         return {"batch_ensemble": 1100, "mimo": 1150, "hydra": 1040}.get(self.kind(method), 1000)
 
     def logits(self, members: int, spread: float) -> np.ndarray:
-        """Members that agree up to a spread, right more often than not. [m n k]"""
+        """Logits of members that are mostly right and differ by noise of this spread. [m n k]"""
         signal = 2.5 * np.eye(CLASSES)[self.labels] + self.rng.normal(size=(EXAMPLES, CLASSES))
         noise = self.rng.normal(size=(members, EXAMPLES, CLASSES))
         return (signal + spread * noise).astype(np.float32)
@@ -237,7 +237,7 @@ class RunMaker:
         return rows
 
     def write_behind_scores(self, folder: Path) -> None:
-        """The curves of teachers, which fall by a quarter, and temperatures between 1.5 and 2."""
+        """Write the teachers' DEE curves, and temperatures between 1.5 and 2."""
         write_csv(
             folder / "analysis" / "dee.csv",
             [
@@ -294,7 +294,7 @@ class RunMaker:
         (folder / "done.json").write_text(json.dumps({"seconds": seconds}))
 
     def analyse(self, folder: Path) -> Path:
-        """Add everything that analyses and evaluations on other data leave behind."""
+        """Add the files of all analyses and of evaluations on other data."""
         self.save(folder, "teachers", "train+external", self.logits(MEMBERS, 1.5))
         self.save(folder, "teachers", "ood-svhn", self.logits(MEMBERS, 3.0) / 4)
         for method in self.methods:
@@ -368,12 +368,12 @@ class RunMaker:
 
 
 def curve(worse: float) -> list[float]:
-    """The NLL of so many teachers, which falls by a quarter with each."""
+    """The NLL of 0, 1, 2, … teachers: each teacher lowers it by a quarter."""
     return [math.log(CLASSES) * worse * 0.75**n for n in range(MEMBERS + EXTRA + 1)]
 
 
 def dee(nll: float, curve: list[float]) -> float:
-    """Where a falling curve has an NLL, interpolated; infinite past its end."""
+    """The interpolated place where a falling curve has this NLL; infinite past its end."""
     places = np.linspace(0, len(curve) - 1, 100_001)
     below = np.interp(places, range(len(curve)), curve) <= nll
     return float(places[below.argmax()]) if below.any() else math.inf
@@ -402,7 +402,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def with_scores(folder: Path, change: Callable[[dict[str, str]], dict[str, Any]]) -> Path:
-    """The run with other scores: `change` gives the new cells of a row."""
+    """Change scores.csv of a run: `change` returns the new cells of a row."""
     with (folder / "scores.csv").open(newline="") as file:
         rows = [row | change(row) for row in csv.DictReader(file)]
     write_csv(folder / "scores.csv", rows)
@@ -422,7 +422,7 @@ def maker() -> RunMaker:
 
 @pytest.fixture(scope="session")
 def reported(made_once: Callable[..., Path]) -> Path:
-    """A run with every analysis, and its report; to look at, not to change."""
+    """A run with every analysis, and its report; tests must not change it."""
 
     def make(folder: Path) -> None:
         from polyphony.report import write_report
@@ -435,7 +435,7 @@ def reported(made_once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of sixteen methods with every analysis; to look at, not to change."""
+    """A run of sixteen methods with every analysis; tests must not change it."""
     maker = RunMaker(np.random.default_rng(1), MANY)
     return maker.analyse(maker.write(tmp_path_factory.mktemp("many") / "many", "many"))
 

@@ -1,4 +1,4 @@
-"""What the page says of teachers that agree on training images, and of those that do not."""
+"""The page's advice: how much the teachers disagree on training images, and what to try next."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from polyphony.runs.run import Run
 
 
 @pytest.fixture
-def said(small_run: Path, maker):
-    """The hints at τ = 1 for confident teachers who differ by so much on each split."""
+def hints(small_run: Path, maker):
+    """Returns the hints at τ = 1 for confident teachers that differ by the given spread on each split."""
 
     def run(**spreads: float) -> str:
         path = small_run / "recipe.json"
@@ -33,48 +33,48 @@ def said(small_run: Path, maker):
     return run
 
 
-def test_teachers_that_agree_on_training_images_are_said_to(said):
-    words = said(train=0.5, valid=3.0, moved=3.0)
+def test_the_page_says_if_teachers_agree_on_training_images(hints):
+    words = hints(train=0.5, valid=3.0, moved=3.0)
     assert "Plain distillation sees little of it." in words
     assert "On images perturbed as in kd-ods (temperature 1) they disagree" in words
     assert "larger step" not in words
 
 
-def test_a_step_that_shows_little_is_said_to_be_small(said):
-    assert "a larger step would reveal more" in said(train=0.5, valid=3.0, moved=1.0)
+def test_a_step_that_reveals_little_is_called_small(hints):
+    assert "a larger step would reveal more" in hints(train=0.5, valid=3.0, moved=1.0)
 
 
-def test_a_temperature_that_shows_it_is_named(said):
-    assert "At temperature 4 they disagree" in said(train=2.0, valid=3.0)
-    assert "At temperature 4 they disagree" not in said(train=0.5, valid=3.0)
+def test_a_temperature_that_reveals_the_disagreement_is_suggested(hints):
+    assert "At temperature 4 they disagree" in hints(train=2.0, valid=3.0)
+    assert "At temperature 4 they disagree" not in hints(train=0.5, valid=3.0)
 
 
-def test_teachers_that_disagree_on_training_images_need_no_perturbation(said):
-    assert "Plain distillation sees most of it: try that first." in said(train=3.0, valid=3.0)
+def test_teachers_that_disagree_on_training_images_need_no_perturbation(hints):
+    assert "Plain distillation sees most of it: try that first." in hints(train=3.0, valid=3.0)
 
 
-def test_teachers_that_disagree_less_on_training_images_show_a_part(said):
-    assert "Plain distillation sees part of it." in said(train=2.5, valid=3.0)
+def test_teachers_that_disagree_less_on_training_images_reveal_part_of_it(hints):
+    assert "Plain distillation sees part of it." in hints(train=2.5, valid=3.0)
 
 
-def test_a_method_is_judged_at_its_own_temperature(said, small_run: Path):
-    said(train=0.5, valid=3.0, moved=1.0)
+def test_a_method_is_judged_at_its_own_temperature(hints, small_run: Path):
+    hints(train=0.5, valid=3.0, moved=1.0)
     path = small_run / "recipe.json"
     path.write_text(path.read_text().replace('"kd-ods": {', '"kd-ods": {"temperature": 4, '))
     run = Run.open(small_run)
     logits = [
         run.predictions["teachers", None, split].first(3).logits / 4 for split in ("train+kd-ods", "valid")
     ]
-    shown, there_is = (
+    perturbed, valid = (
         metrics.Predictions(each, run.predictions["teachers", None, "valid"].labels).mean_kld()
         for each in logits
     )
     (sentence,) = (words for words in visible_disagreement(run) if "as in kd-ods" in words)
-    share = f"{100 * shown / there_is:.0f}\N{NO-BREAK SPACE}%"
+    share = f"{100 * perturbed / valid:.0f}\N{NO-BREAK SPACE}%"
     assert sentence.startswith(f"On images perturbed as in kd-ods (temperature 4) they disagree {share}")
 
 
-def test_students_that_have_not_learnt_their_training_images_are_named(small_run: Path):
+def test_undertrained_students_are_named(small_run: Path):
     assert undertrained(Run.open(small_run)) == []  # whose logs do not say
     for path in small_run.glob("**/log.jsonl"):
         acc = {"teachers": 1.0, "kd": 0.7}.get(path.parents[1].name, 0.2)
@@ -86,7 +86,7 @@ def test_students_that_have_not_learnt_their_training_images_are_named(small_run
     assert undertrained(Run.open(small_run)) == []
 
 
-def test_a_temperature_at_an_end_of_its_range_is_remarked_on(small_run: Path):
+def test_a_temperature_at_a_bound_of_its_range_gets_a_note(small_run: Path):
     assert uncalibrated(Run.open(small_run)) == []
     sure = metrics.Predictions(12 * torch.eye(4)[None], torch.arange(4))  # without an error
     with (small_run / "analysis" / "temperatures.csv").open("a") as file:
@@ -102,20 +102,20 @@ def test_the_figure_shows_shares_of_the_disagreement_on_validation_images(small_
     chart = disagreement_by_temperature(run)
     assert isinstance(chart, Chart)
     shares = {(label, temperature): share for label, temperature, share in chart.numbers.rows}
-    klds = {s: run.predictions["teachers", None, s].first(3).logits.double() for s in ("train", "valid")}
+    logits = {s: run.predictions["teachers", None, s].first(3).logits.double() for s in ("train", "valid")}
     for temperature in (1.0, 4.0):
-        logs = {split: (each / temperature).log_softmax(-1).numpy() for split, each in klds.items()}
+        logs = {split: (each / temperature).log_softmax(-1).numpy() for split, each in logits.items()}
         pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
-        found = {
+        klds = {
             split: np.mean([(np.exp(p[i]) * (p[i] - p[j])).sum(-1).mean() for i, j in pairs])
             for split, p in logs.items()
         }
-        expected = found["train"] / found["valid"]
+        expected = klds["train"] / klds["valid"]
         assert shares["training images", temperature] == pytest.approx(expected, rel=1e-4)
 
 
-def test_methods_that_move_images_alike_are_named_in_one_sentence(said, small_run: Path):
-    said(train=0.5, valid=3.0, moved=3.0)
+def test_methods_with_the_same_perturbed_images_share_one_sentence(hints, small_run: Path):
+    hints(train=0.5, valid=3.0, moved=3.0)
     folder = small_run / "predictions" / "teachers"
     (folder / "train+kd-gaussian.safetensors").write_bytes((folder / "train+kd-ods.safetensors").read_bytes())
     (sentence,) = (

@@ -19,14 +19,14 @@ Damage = Callable[[Path], object]
 
 
 def cut(path: Path) -> None:
-    """The first half, to the middle of a row's last number but one."""
+    """The first half of a table; it ends in the middle of a row's second-last number."""
     data = path.read_bytes()
     end = data.index(b"\n", len(data) // 2)
     path.write_bytes(data[: data.rindex(b",", 0, end) - 1])
 
 
 def cut_in_last_number(path: Path) -> None:
-    """The first half, to a row whose last number lacks a digit, but is one."""
+    """The first half of a table; its last number lacks a digit but is still a number."""
     data = path.read_bytes().replace(b"\r", b"")
     path.write_bytes(data[: data.index(b"\n", len(data) // 2) - 1])
 
@@ -49,7 +49,7 @@ def holding(text: str) -> Damage:
 
 
 def setting(key: str, value: Any) -> Damage:
-    """Another value for a dotted key of JSON."""
+    """Set a dotted key of a JSON file to another value."""
 
     def write(path: Path) -> None:
         table = facts = json.loads(path.read_text())
@@ -67,7 +67,7 @@ def other_tensors(path: Path) -> None:
 
 
 def of_rank(*shape: int, dtype: type = np.float32) -> Damage:
-    """Logits of another shape; the labels stay."""
+    """Replace the logits by some of another shape; the labels stay."""
 
     def write(path: Path) -> None:
         save_file(load_file(path) | {"logits": np.ones(shape, dtype)}, path)
@@ -76,7 +76,7 @@ def of_rank(*shape: int, dtype: type = np.float32) -> Damage:
 
 
 def labelled(labels: Any) -> Damage:
-    """Other labels; the logits stay."""
+    """Replace the labels; the logits stay."""
 
     def write(path: Path) -> None:
         save_file(load_file(path) | {"labels": np.array(labels)}, path)
@@ -94,7 +94,7 @@ def a_row_less(path: Path) -> None:
 
 
 def without_last_row(path: Path) -> None:
-    """Without the last row, which is a calibrated score of one seed; its other seed has none either."""
+    """Remove the last row, a calibrated score of one seed, and that of the other seed."""
     lines = path.read_text().splitlines(keepends=True)
     last = lines[-1].split(",")[0]
     gone = [line for line in lines if line.startswith(f"{last},") and ",calibrated," in line]
@@ -154,9 +154,9 @@ def test_a_damaged_file_is_one_sentence_that_names_it_and_nothing_is_written(
     with pytest.raises(SystemExit) as ended:
         main(["report", str(full_run)])
     assert ended.value.code == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert Path(name).name in said.replace(" ", "")  # a long path is cut in its middle
-    assert "Traceback" not in said
+    output = " ".join(capsys.readouterr().err.split())
+    assert Path(name).name in output.replace(" ", "")  # a long path is cut in its middle
+    assert "Traceback" not in output
     assert not (full_run / "report.html").exists()
     assert not (full_run / "figures").exists()
 
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_one_sentence_that_names_it_and_nothing_is_written(
         ("analysis/ood.csv", "'polyphony evaluate RUN --ood NAME' makes it again"),
     ],
 )
-def test_a_damaged_table_is_said_to_be_and_the_command_says_what_makes_it_again(
+def test_a_damaged_table_is_named_with_the_command_that_writes_it_again(
     full_run: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
 ):
     other_columns(full_run / name)
@@ -178,8 +178,8 @@ def test_a_damaged_table_is_said_to_be_and_the_command_says_what_makes_it_again(
         report_of(Run.open(full_run))
     with pytest.raises(SystemExit):
         main(["report", str(full_run)])
-    said = capsys.readouterr().err.replace("\n", "").replace(str(full_run), "RUN")
-    assert said.endswith(f"'): {words}")
+    output = capsys.readouterr().err.replace("\n", "").replace(str(full_run), "RUN")
+    assert output.endswith(f"'): {words}")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,6 @@ def test_there_is_advice_for_every_file(name: str, words: str):
     assert advice(Path("RUN", name)) == words
 
 
-def test_a_table_without_rows_is_one_that_was_not_made(full_run: Path):
+def test_a_table_without_rows_counts_as_missing(full_run: Path):
     (full_run / "analysis" / "snr.csv").write_text("perturbation,step_size,snr,samples\n")
     assert Run.open(full_run).table(GradientSnr) == []

@@ -1,4 +1,4 @@
-"""Methods judged over several runs: which are sets of one study, and how far apart methods are."""
+"""Methods compared over several runs: which runs are sets of one study, and paired differences."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def sets(tmp_path: Path, maker) -> list[Run]:
 @pytest.mark.parametrize("n", [2, 3, 12])
 def test_the_interval_of_paired_differences_is_scipys(n):
     one, other = np.random.default_rng(n).normal(size=(2, n))
-    found = metrics.paired(list(one - other))
+    result = metrics.paired(list(one - other))
     low, high = stats.ttest_rel(one, other).confidence_interval(0.95)
-    assert (found.n, found.mean) == (n, pytest.approx((one - other).mean()))
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert (result.n, result.mean) == (n, pytest.approx((one - other).mean()))
+    assert (result.mean - result.half, result.mean + result.half) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("values", [[0.5], [math.inf, 1.0]])
@@ -46,21 +46,21 @@ def test_one_pair_and_an_infinite_difference_have_no_interval(values):
 
 
 def test_runs_that_differ_in_seeds_alone_are_one_study(sets: list[Run]):
-    found = studies(sets)
-    assert [(study.name, len(study.runs)) for study in found] == [("a", 2), ("b-0", 1)]
-    assert len(found[0].scored("kd")) == 4
+    groups = studies(sets)
+    assert [(study.name, len(study.runs)) for study in groups] == [("a", 2), ("b-0", 1)]
+    assert len(groups[0].scored("kd")) == 4
     assert [study.name for study in studies(sets[:2])] == ["small"]
 
 
-def test_a_run_of_the_same_images_and_teachers_is_no_second_set(sets: list[Run]):
+def test_a_run_with_the_same_images_and_teachers_is_not_a_second_set(sets: list[Run]):
     path = sets[1].folder / "recipe.json"
     facts = json.loads(path.read_text())
-    facts["recipe"]["teachers"]["seed"] = 0  # and data.seed 1, which official splits do not heed
+    facts["recipe"]["teachers"]["seed"] = 0  # data.seed is 1, but official splits ignore it
     path.write_text(json.dumps(facts))
     assert len(studies([sets[0], Run.open(sets[1].folder)])) == 2
 
 
-def test_sets_of_unlike_size_have_a_mean_of_their_own(sets: list[Run]):
+def test_sets_of_different_sizes_count_as_one_value_each(sets: list[Run]):
     lines = (sets[0].folder / "scores.csv").read_text().splitlines()
     (sets[0].folder / "scores.csv").write_text("".join(f"{line}\n" for line in lines if ",1," not in line))
     (study,) = studies([Run.open(run.folder) for run in sets[:2]])
@@ -72,16 +72,16 @@ def test_sets_of_unlike_size_have_a_mean_of_their_own(sets: list[Run]):
 
 def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[Run]):
     (study, _) = studies(sets)
-    found = {(each.method, each.reference, each.quantity.name): each for each in differences(study)}
+    results = {(each.method, each.reference, each.quantity.name): each for each in differences(study)}
     ods, noise = ("kd-ods", "kd"), ("kd-gaussian", "kd")
-    assert {key[:2] for key in found} == {ods, noise, ("kd-ods", "kd-gaussian")}
+    assert {key[:2] for key in results} == {ods, noise, ("kd-ods", "kd-gaussian")}
     for column, name in (("nll", "nll"), ("acc", "acc")):
         rows = {
             method: [getattr(score, column) for run in sets[:2] for score in run.scored(method)]
             for method in ("kd", "kd-ods")
         }
         apart = np.subtract(rows["kd-ods"], rows["kd"])
-        each = found[*ods, name]
+        each = results[*ods, name]
         assert each.paired.mean == pytest.approx(apart.mean())
         assert each.paired.half == pytest.approx(stats.sem(apart) * stats.t.ppf(0.975, 3))
         assert each.ahead == int((apart < 0).sum() if column == "nll" else (apart > 0).sum())
@@ -92,10 +92,10 @@ def test_methods_are_compared_by_pairs_of_the_same_teachers_and_seed(sets: list[
         assert each.is_clear == all(clear)
     kept = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd-ods")]
     theirs = [score.kld / run.scored("teachers")[0].kld for run in sets[:2] for score in run.scored("kd")]
-    assert found[*ods, "kept"].paired.mean == pytest.approx(np.subtract(kept, theirs).mean())
+    assert results[*ods, "kept"].paired.mean == pytest.approx(np.subtract(kept, theirs).mean())
 
 
-def test_a_method_that_is_another_one_in_each_run_is_left_out_with_a_word(sets: list[Run]):
+def test_a_method_with_different_settings_in_some_runs_is_left_out_and_named(sets: list[Run]):
     path = sets[1].folder / "recipe.json"
     facts = json.loads(path.read_text())
     facts["recipe"]["methods"]["kd-ods"] |= {"epochs": 9}
@@ -118,7 +118,7 @@ def test_epochs_that_differ_are_named(sets: list[Run]):
     }
 
 
-def test_sets_of_teachers_are_not_taken_for_other_test_images(sets: list[Run]):
+def test_sets_of_one_study_get_no_warning_about_test_images(sets: list[Run]):
     assert "tested on different images" not in comparison(sets).html
 
 
@@ -128,21 +128,21 @@ def test_a_dee_past_the_curve_counts_without_a_mean(sets: list[Run], rescored, b
     for run in sets[:2]:
         rescored(run.folder, lambda row: {"dee": dees.get((row["model"], row["seed"]), 3.0)})
     (study,) = studies([Run.open(run.folder) for run in sets[:2]])
-    found = {(d.method, d.reference): d for d in differences(study) if d.quantity.name == "dee"}
-    each = found["kd-ods", "kd"]
+    results = {(d.method, d.reference): d for d in differences(study) if d.quantity.name == "dee"}
+    each = results["kd-ods", "kd"]
     assert (each.text, each.ahead, each.defined) == ("–", 2, 4)
     assert math.isnan(each.over_sets.half)
 
 
 def test_the_table_has_one_number_and_its_interval_a_cell(sets: list[Run]):
     (study, _) = studies(sets)
-    found = differences(study)
-    table = difference_table(found)
+    results = differences(study)
+    table = difference_table(results)
     assert table.header[1:] == [
         "NLL", "NLL, as predicted", "follows own teacher (nats)", "accuracy", "better in", "NLL over sets"
     ]  # fmt: skip
     (row,) = (row for row in table.rows if row[0].text == "kd-ods − kd")
-    nll = next(each for each in found if (each.words, each.quantity.name) == ("kd-ods − kd", "nll"))
+    nll = next(each for each in results if (each.words, each.quantity.name) == ("kd-ods − kd", "nll"))
     assert [row[1].text, row[5].text] == [nll.text, f"{nll.ahead} of {nll.defined}"]
     assert all(len(cell.text) <= 15 for cell in row[1:])  # so that it is readable on paper
     alone = difference_table(differences(studies([sets[2]])[0]))
@@ -157,12 +157,12 @@ def test_the_page_of_several_runs_has_the_differences_and_their_files(sets: list
     (row,) = (
         line for line in files["differences.csv"].decode().splitlines() if line.startswith("a,kd-ods,kd,nll,")
     )
-    found = {
+    results = {
         (each.method, each.quantity.name): each
         for each in differences(studies(sets)[0])
         if each.reference == "kd"
     }
-    assert float(row.split(",")[5]) == found["kd-ods", "nll"].paired.mean
+    assert float(row.split(",")[5]) == results["kd-ods", "nll"].paired.mean
 
 
 def test_differences_need_two_pairs(sets: list[Run], tmp_path: Path):

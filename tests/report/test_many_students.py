@@ -1,4 +1,4 @@
-"""Sixteen methods of every form: tables and figures that stay whole, and one network that is no collapse."""
+"""Sixteen methods of every form: tables and figures stay readable; a single network is not a collapse."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def test_the_table_has_naive_numbers_of_diversity(run: Run, many: Path):
 
 def test_one_network_with_a_distribution_has_its_information(run: Run, many: Path):
     """A Dirichlet's, against many draws from it."""
-    rng, found = np.random.default_rng(0), []
+    rng, samples = np.random.default_rng(0), []
     for seed in ("0", "1"):
         logits = load_file(many / "predictions" / "end2" / seed / "test.safetensors")["logits"][0]
         for alpha in np.exp(logits.astype(np.float64)):
             draws = np.clip(rng.dirichlet(alpha, 400), 1e-300, None)
-            found.append(entropy(draws.mean(0)) - entropy(draws).mean(0))
+            samples.append(entropy(draws.mean(0)) - entropy(draws).mean(0))
     shown = rows_of(members_table(run))["end2"]
-    assert float(shown["Mutual information"]) == pytest.approx(np.mean(found), abs=0.004)
+    assert float(shown["Mutual information"]) == pytest.approx(np.mean(samples), abs=0.004)
     assert float(shown["mean-KLD"]) > 0
     assert shown["Disagree"] == "–"
 
@@ -113,13 +113,13 @@ def test_one_network_has_no_divergence_in_the_main_table(run: Run):
 # The words
 
 
-def test_one_network_is_so_by_design_and_its_members_are_not_called_alike(run: Run):
-    found = verdict(run)
+def test_a_single_network_is_not_said_to_have_members_that_are_alike(run: Run):
+    result = verdict(run)
     single = [
-        name for name, words in found.students.items() if words.endswith("one network without members.")
+        name for name, words in result.students.items() if words.endswith("one network without members.")
     ]
     assert sorted(single) == sorted([*ONE_NETWORK, "end2"])
-    alike = " ".join(words for words in found.notes if "alike" in words)
+    alike = " ".join(words for words in result.notes if "alike" in words)
     assert not any(f" {name}" in alike for name in single)
 
 
@@ -140,7 +140,7 @@ def test_a_form_of_the_users_own_is_called_by_its_name_and_its_code_is_not_run(s
 
 
 @given(st.integers(0, 40), st.booleans())
-def test_panels_of_a_few_show_every_model_once_and_the_teachers_in_each(count: int, taught: bool):
+def test_panels_show_every_student_once_and_the_teachers_in_each(count: int, with_teachers: bool):
     others = [f"m{place}" for place in range(count)]
     look = assign([(name, None) for name in others])
     shown: list[list[str]] = []
@@ -148,18 +148,27 @@ def test_panels_of_a_few_show_every_model_once_and_the_teachers_in_each(count: i
     def draw(axes: Any, models: list[str]) -> None:
         shown.append(models)
 
-    panels = grouped("NLL", [*(["teachers"] if taught else []), *others], look, draw, 1.0)
+    panels = grouped("NLL", [*(["teachers"] if with_teachers else []), *others], look, draw, 1.0)
     for panel in panels:
         panel.draw(None)  # type: ignore[arg-type]
     assert [name for group in shown for name in group if name != "teachers"] == others
-    assert all(("teachers" in group) == taught for group in shown)
-    sizes = [len(group) - taught for group in shown]
+    assert all(("teachers" in group) == with_teachers for group in shown)
+    sizes = [len(group) - with_teachers for group in shown]
     assert max(sizes) <= LINES
     assert max(sizes) - min(sizes) <= 1
     assert [bool(panel.legend) for panel in panels] == [len(panels) > 1] * len(panels)
 
 
-def test_no_panel_of_lines_shows_too_many(run: Run):
+@pytest.mark.parametrize(("title", "first"), [("", "1 of 2"), ("NLL", "NLL, 1 of 2")])
+def test_panels_of_one_chart_are_numbered(title: str, first: str):
+    names = [f"m{place}" for place in range(LINES + 1)]
+    look = assign([(name, None) for name in names])
+    panels = grouped(title, names, look, lambda axes, models: None, 1.0)
+    assert panels[0].title == first
+    assert grouped(title, names[:1], look, lambda axes, models: None, 1.0)[0].title == title
+
+
+def test_no_panel_of_lines_has_too_many_models(run: Run):
     charts = [
         learning_curves(run),
         *corruption_boxes(run),
@@ -183,7 +192,7 @@ def test_learning_curves_show_diversity_where_logs_have_it(run: Run):
     assert means == pytest.approx([0.355 / n for n in (1, 2, 3, 4)])
 
 
-def test_members_are_shown_of_the_best_students_that_have_some(run: Run):
+def test_the_figure_of_members_has_the_best_students_with_members(run: Run):
     chart = member_predictions(run)
     assert isinstance(chart, Chart)
     nll = {m: np.mean([s.nll for s in run.scored(m)]) for m in run.methods}
@@ -193,9 +202,9 @@ def test_members_are_shown_of_the_best_students_that_have_some(run: Run):
 
 
 def test_methods_that_perturb_alike_share_a_panel(run: Run):
-    found = [names for names, _ in run.perturbed_training]
-    assert ["kd-ods", "mimo-ods", "hydra-ods"] in found
-    assert ["kd-ods-external"] in found
+    groups = [names for names, _ in run.perturbed_training]
+    assert ["kd-ods", "mimo-ods", "hydra-ods"] in groups
+    assert ["kd-ods-external"] in groups
     chart = teacher_diversity(run)
     assert isinstance(chart, Chart)
     assert "training, as in kd-ods, mimo-ods, hydra-ods" in [panel.title for panel in chart.panels]
@@ -222,8 +231,8 @@ def test_jacobians_are_compared_with_the_same_form_from_scratch(many: Path, tmp_
 
 
 def test_sixteen_methods_look_different(run: Run):
-    found = looks_of(run)
-    assert len({look.ink for look in found.values()}) == 17
+    looks = looks_of(run)
+    assert len({look.ink for look in looks.values()}) == 17
     many = assign([(f"m{place}", "ods") for place in range(40)])
     assert len({(look.ink, look.marker) for look in many.values()}) == 42
 
@@ -232,9 +241,9 @@ def test_sixteen_methods_look_different(run: Run):
 
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "cifar10-resnet32-adversarial"])
-def test_every_recipe_of_the_paper_is_known_by_its_content(name: str):
+def test_every_recipe_of_the_paper_is_recognised_by_its_settings(name: str):
     assert name in shipped()
-    found = experiments_of(read_recipe(name, ["name=mine"]))
-    assert found is not None
-    assert found.departures == ()
-    assert {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}.get(name, name) in found.names
+    paper = experiments_of(read_recipe(name, ["name=mine"]))
+    assert paper is not None
+    assert paper.departures == ()
+    assert {"cifar10-resnet32-adversarial": "cifar10-resnet32-be4"}.get(name, name) in paper.names

@@ -1,4 +1,4 @@
-"""The paper's numbers are typed here a second time, a few of every table, as they are printed."""
+"""The paper's numbers: a few of every table are typed here a second time, as printed."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_tuning_tables_are_as_printed():
 
 
 def experiments(base: str, *overrides: str) -> tuple[str, ...]:
-    """What a recipe is of the paper, by its settings alone."""
-    found = experiments_of(read_recipe(base, ["name=mine", *overrides]))
-    return found.names if found else ()
+    """The paper's experiments that a recipe reproduces, by its settings alone."""
+    paper = experiments_of(read_recipe(base, ["name=mine", *overrides]))
+    return paper.names if paper else ()
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "end2" not in name])
@@ -91,18 +91,18 @@ def test_a_recipe_of_several_forms_is_several_experiments():
     both = experiments(BE4, methods)
     assert both == (BE4, "cifar10-resnet32-end2-4")
     assert experiments("cifar10-resnet32-end2-16") == ("cifar10-resnet32-end2-16",)
-    found = PaperExperiments(both, "")
-    assert found.row("clean", "calibrated").nll == "0.188 ± 0.003"  # type: ignore[union-attr]
-    assert found.row("endd", "calibrated", form="dirichlet").nll == "0.260"  # type: ignore[union-attr]
-    assert found.row("endd", "calibrated") is None
-    assert found.row("clean", "calibrated", form="hydra") is None
+    paper = PaperExperiments(both, "")
+    assert paper.row("clean", "calibrated").nll == "0.188 ± 0.003"  # type: ignore[union-attr]
+    assert paper.row("endd", "calibrated", form="dirichlet").nll == "0.260"  # type: ignore[union-attr]
+    assert paper.row("endd", "calibrated") is None
+    assert paper.row("clean", "calibrated", form="hydra") is None
 
 
-def test_a_recipe_that_is_part_of_an_experiment_is_known_by_its_name_too():
-    found = experiments_of(read_recipe("cifar10-resnet32-adversarial", ["data.limit=500"]))
-    assert found is not None
-    assert found.names == (BE4,)
-    assert found.departures == ("only a part of the data is used",)
+def test_a_recipe_that_is_part_of_an_experiment_is_recognised_by_its_name():
+    paper = experiments_of(read_recipe("cifar10-resnet32-adversarial", ["data.limit=500"]))
+    assert paper is not None
+    assert paper.names == (BE4,)
+    assert paper.departures == ("only a part of the data is used",)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_recipe_that_is_part_of_an_experiment_is_known_by_its_name_too():
         ("student.step_size=match", "η is match, not 1/255"),
     ],
 )
-def test_other_settings_show_no_paper_unless_the_name_asks_for_it(setting: str, words: str):
+def test_other_settings_have_no_paper_numbers_unless_the_recipe_has_the_name(setting: str, words: str):
     assert experiments(BE4, setting) == ()
     named = experiments_of(read_recipe(BE4, [setting]))
     assert named is not None
@@ -198,17 +198,17 @@ def test_the_shipped_recipes_have_the_settings_of_the_papers_appendix(name: str)
         assert {key: getattr(part, key) for key in stated} == stated
         for key in ("optimizer", "momentum", "schedule", "warm_up", "clip"):
             assert getattr(part, key) == Schedule.model_fields[key].default
-    found = experiments_of(recipe)
-    assert found is not None
-    assert experiment in found.names
-    assert found.departures == ()
+    paper = experiments_of(recipe)
+    assert paper is not None
+    assert experiment in paper.names
+    assert paper.departures == ()
 
 
 def test_students_with_other_settings_are_not_those_of_the_papers_comparison_with_end2():
-    found = experiments_of(read_recipe("cifar10-resnet32-end2-4", ["student.temperature=1"]))
-    assert found is not None
-    assert found.names == ("cifar10-resnet32-end2-4",)
-    assert found.row("confods", "calibrated") is None
+    paper = experiments_of(read_recipe("cifar10-resnet32-end2-4", ["student.temperature=1"]))
+    assert paper is not None
+    assert paper.names == ("cifar10-resnet32-end2-4",)
+    assert paper.row("confods", "calibrated") is None
 
 
 def test_every_experiment_has_rows():

@@ -1,4 +1,4 @@
-"""The figures' numbers, against computations of their own."""
+"""The figures' numbers, against independent computations."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def naive_diversity(logits: np.ndarray, bins: int = 15) -> list[tuple[int, float
     """Count and mean KL of each bin, example by example and pair by pair."""
     probs = softmax(logits)
     members = len(probs)
-    found: list[list[float]] = [[] for _ in range(bins)]
+    klds: list[list[float]] = [[] for _ in range(bins)]
     for example in range(probs.shape[1]):
         p = probs[:, example]
         pairs = [(i, j) for i in range(members) for j in range(members) if i != j]
         kld = np.mean([(p[j] * np.log(p[j] / p[i])).sum() for i, j in pairs])
-        found[min(bins - 1, math.ceil(p.max(-1).min() * bins) - 1)].append(float(kld))
-    return [(len(each), float(np.mean(each)) if each else math.nan) for each in found]
+        klds[min(bins - 1, math.ceil(p.max(-1).min() * bins) - 1)].append(float(kld))
+    return [(len(each), float(np.mean(each)) if each else math.nan) for each in klds]
 
 
 def test_diversity_of_teachers_is_the_naive_one(small_run: Path):
@@ -123,10 +123,10 @@ STUDENTS = ("scratch", "kd", "kd-gaussian", "kd-ods")
 def test_the_picture_of_the_price_has_every_model_at_its_milliseconds_and_nll(full_run: Path):
     run = Run.open(full_run)
     rows = numbers(quality_for_price(run))
-    found = {row["model"]: (float(row["value"]), float(row["nll"])) for row in rows}
+    points = {row["model"]: (float(row["value"]), float(row["nll"])) for row in rows}
     models = dict(zip(run.models, ("3 teachers", "best teacher", *STUDENTS), strict=True))
     prices = {"teachers": 3.0, "best teacher": 1.0}
-    assert found == {
+    assert points == {
         label: (prices.get(model, 1.2), run.mean(model, "nll").mean) for model, label in models.items()
     }
 
@@ -221,8 +221,8 @@ def test_a_method_without_scores_is_left_out_of_jacobians(full_run: Path):
 
 def test_unknown_classes_are_not_shown_without_test_images(full_run: Path):
     (full_run / "predictions" / "teachers" / "test.safetensors").unlink()
-    (found,) = entropy_histograms(Run.open(full_run))
-    assert isinstance(found, Absent)
+    (figure,) = entropy_histograms(Run.open(full_run))
+    assert isinstance(figure, Absent)
 
 
 def test_the_jacobians_table_has_means_and_areas(full_run: Path):
@@ -240,7 +240,7 @@ def test_the_jacobians_table_has_means_and_areas(full_run: Path):
     assert cells["scratch"][3] == "–"
 
 
-def test_learning_curves_average_over_the_trainings_that_got_so_far():
+def test_learning_curves_average_over_the_trainings_that_reached_the_epoch():
     logs = [
         [{"epoch": 0, "valid_nll": 2.0}, {"epoch": 1, "valid_nll": 1.0}],
         [{"epoch": 0, "valid_nll": 4.0}],
@@ -280,20 +280,20 @@ MISSING: dict[str, Callable[[Run], object]] = {
 
 
 @pytest.mark.parametrize("words", MISSING)
-def test_what_was_not_measured_is_said_not_drawn(words: str, small_run: Path):
-    found = MISSING[words](Run.open(small_run))
-    assert isinstance(found, Absent)
-    assert words in found.why
+def test_what_was_not_measured_is_listed_as_missing(words: str, small_run: Path):
+    figure = MISSING[words](Run.open(small_run))
+    assert isinstance(figure, Absent)
+    assert words in figure.why
 
 
 def test_a_run_without_predictions_says_so(small_run: Path):
     for path in (small_run / "predictions").rglob("*.safetensors"):
         path.unlink()
     run = Run.open(small_run)
-    for found in (
+    for figure in (
         teacher_diversity(run),
         student_diversity(run),
         reliability_diagrams(run),
     ):
-        assert isinstance(found, Absent)
-        assert "not in the run folder" in found.why
+        assert isinstance(figure, Absent)
+        assert "not in the run folder" in figure.why

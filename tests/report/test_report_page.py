@@ -48,7 +48,7 @@ def test_hostile_names_stay_text(small_run: Path):
         assert not any(b"<script" in data for name, data in part.files().items() if name.endswith("svg"))
 
 
-def test_the_page_asks_for_nothing(reported: Path):
+def test_the_page_loads_nothing_from_elsewhere(reported: Path):
     page = Elements((reported / "report.html").read_text())
     links = [
         value
@@ -88,7 +88,7 @@ def test_a_report_is_a_page_and_every_figure_and_table_as_files(reported: Path):
     assert all(f'id="table-{table}"' in html for table in tables)
 
 
-def test_a_figure_of_ones_own_is_a_function_of_the_run_and_an_entry_of_the_list(small_run: Path):
+def test_a_users_own_figure_is_a_function_in_the_list_of_sections(small_run: Path):
     def own(run: Run) -> Chart:
         nlls = {method: run.mean(method, "nll").mean for method in run.methods}
         panel = Panel("", lambda axes: axes.bar(list(nlls), list(nlls.values())))
@@ -101,7 +101,7 @@ def test_a_figure_of_ones_own_is_a_function_of_the_run_and_an_entry_of_the_list(
     assert {"own.svg", "own.pdf", "own.csv"} <= set(report.files())
 
 
-def test_files_carry_no_date_and_pdfs_are_whole(reported: Path):
+def test_files_have_no_date_and_pdfs_are_complete(reported: Path):
     for path in (reported / "figures").iterdir():
         data = path.read_bytes()
         assert b"CreationDate" not in data, path
@@ -109,7 +109,7 @@ def test_files_carry_no_date_and_pdfs_are_whole(reported: Path):
         assert path.suffix != ".pdf" or (data.startswith(b"%PDF") and data.rstrip().endswith(b"%%EOF"))
 
 
-def test_letters_of_a_pdf_are_letters(monkeypatch: pytest.MonkeyPatch):
+def test_text_in_a_pdf_is_text_in_a_truetype_font(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(_SETTINGS, "pdf.fonttype", TRUETYPE)
     panel = Panel("", lambda axes: axes.plot([0, 1]))
     pdf = Chart("own", "", "", (panel,), Numbers((), ())).files()["own.pdf"]

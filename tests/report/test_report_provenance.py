@@ -10,7 +10,7 @@ GROUP = "Trainings reused from other runs"
 
 
 def take_over(mine: Path, other: Path) -> None:
-    """As `store.Stage.adopt` leaves it, of which only the folder's name matters here."""
+    """done.json as `store.Stage.adopt` writes it; only the folder's name matters here."""
     done = json.loads((mine / "done.json").read_text())
     (mine / "done.json").write_text(json.dumps(done | {"adopted": str(other)}))
 
@@ -33,5 +33,5 @@ def test_trainings_of_other_runs_are_counted_under_their_folders_names(small_run
     assert str(tmp_path) not in html
 
 
-def test_a_run_that_trained_all_itself_says_nothing_of_others(small_run: Path):
+def test_a_run_without_reused_trainings_does_not_mention_other_runs(small_run: Path):
     assert GROUP not in provenance(Run.open(small_run))

@@ -1,4 +1,4 @@
-"""Scores on corrupted images, and when the paper's may stand beside them."""
+"""Scores on corrupted images, and when the paper's numbers are beside them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def predicted(folder: Path, maker: Any, name: str, images: int) -> None:
 
 @pytest.fixture(autouse=True)
 def of_the_paper(monkeypatch):
-    """Every run is said to be one of the paper's experiments."""
+    """Makes every run count as one of the paper's experiments."""
     monkeypatch.setattr("polyphony.report.paper_tables.experiments_of", lambda recipe: PAPER)
 
 
 def table(folder: Path) -> PageTable:
-    (found,) = corrupted_tables(Run.open(folder))
-    return found
+    (table,) = corrupted_tables(Run.open(folder))
+    return table
 
 
 def papers(folder: Path) -> set[str]:
@@ -61,28 +61,28 @@ def test_scores_are_means_over_all_corruptions_and_severities(corrupted: Path):
     assert rows["kd"] == ["70.00 ± 0.00", "0.505 ± 0.007", "0.100 ± 0.000", "0.050 ± 0.000"]
 
 
-def test_the_papers_numbers_stand_beside_all_the_published_images(corrupted: Path):
+def test_the_papers_numbers_are_beside_scores_on_all_published_images(corrupted: Path):
     assert "1.485 ± 0.051" in papers(corrupted)
 
 
-def test_they_do_not_stand_beside_images_made_here(corrupted: Path, maker: Any):
+def test_the_papers_numbers_are_not_beside_regenerated_images(corrupted: Path, maker: Any):
     for path in (corrupted / "predictions" / "teachers").glob("corrupted-*"):
         path.rename(path.with_name(path.name.replace("cifar10-c", "cifar10-c-regenerated")))
     rename(corrupted, "cifar10-c", "cifar10-c-regenerated")
     assert papers(corrupted) == set()
 
 
-def test_they_do_not_stand_beside_the_first_images_alone(corrupted: Path, maker: Any):
+def test_the_papers_numbers_are_not_beside_a_part_of_the_images(corrupted: Path, maker: Any):
     predicted(corrupted, maker, "cifar10-c-fog-2", 500)
     assert papers(corrupted) == set()
 
 
-def test_they_do_not_stand_beside_images_nobody_knows_the_number_of(corrupted: Path):
+def test_the_papers_numbers_are_not_beside_an_unknown_number_of_images(corrupted: Path):
     (corrupted / "predictions" / "teachers" / "corrupted-cifar10-c-fog-2.safetensors").unlink()
     assert papers(corrupted) == set()
 
 
-def test_predictions_nobody_can_count_are_one_sentence(corrupted: Path):
+def test_unreadable_predictions_raise_one_sentence(corrupted: Path):
     path = corrupted / "predictions" / "teachers" / "corrupted-cifar10-c-fog-2.safetensors"
     for tensors in ({"logits": np.zeros((3, 4), np.float32)}, {"other": np.zeros(3, np.float32)}):
         save_file(tensors, path)

@@ -35,7 +35,7 @@ def test_every_colour_stands_out_on_light_and_on_dark(ink: Ink):
 
 
 def oklab(colour: str) -> np.ndarray:
-    """Where a colour is as the eye sees it (Ottosson 2020)."""
+    """A colour in OKLab, a perceptually uniform space (Ottosson 2020)."""
     channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     cones = np.array(
@@ -46,7 +46,7 @@ def oklab(colour: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("side", ["light", "dark"])
-def test_no_two_methods_have_colours_one_cannot_tell_apart(side: str):
+def test_any_two_methods_have_distinguishable_colours(side: str):
     inks = [look.ink for look in assign([(str(place), kind) for place, kind in enumerate(KINDS)]).values()]
     assert len(set(inks)) == 17  # the teachers and the best of them have one colour
     colours = [oklab(getattr(ink, side)) for ink in set(inks)]
@@ -55,12 +55,12 @@ def test_no_two_methods_have_colours_one_cannot_tell_apart(side: str):
 
 
 def test_methods_of_one_perturbation_look_different():
-    found = assign([("a", "ods"), ("b", "ods"), ("c", None), ("d", "unheard-of"), ("e", "clean")])
-    assert len({look.ink for look in found.values()}) == 6
-    assert len({look.marker for look in found.values()}) == 6
+    looks = assign([("a", "ods"), ("b", "ods"), ("c", None), ("d", "unheard-of"), ("e", "clean")])
+    assert len({look.ink for look in looks.values()}) == 6
+    assert len({look.marker for look in looks.values()}) == 6
 
 
-def test_a_perturbation_that_is_not_known_here_has_the_same_colour_in_every_run():
+def test_a_users_own_perturbation_has_the_same_colour_in_every_run():
     alone = assign([("mine", "my_module:Twist")])["mine"].ink
     others = [(str(place), kind) for place, kind in enumerate([None, "ods", "ods", "clean", "mixup"])]
     assert assign([*others, ("mine", "my_module:Twist")])["mine"].ink == alone
@@ -69,11 +69,11 @@ def test_a_perturbation_that_is_not_known_here_has_the_same_colour_in_every_run(
 
 def test_no_two_of_many_methods_look_the_same():
     for kinds in ([None, "clean", "gaussian", "ods"], [f"own-{place}" for place in range(20)]):
-        found = assign([(f"{kind}-{place}", kind) for kind in kinds for place in range(8)])
-        assert len({(look.ink, look.marker) for look in found.values()}) == len(found)
+        looks = assign([(f"{kind}-{place}", kind) for kind in kinds for place in range(8)])
+        assert len({(look.ink, look.marker) for look in looks.values()}) == len(looks)
 
 
-def test_more_methods_than_there_are_looks_have_one_too():
+def test_looks_repeat_if_there_are_too_many_methods():
     assert len(assign([(str(place), None) for place in range(300)])) == 302
 
 

@@ -33,7 +33,7 @@ def test_the_best_is_bold_only_where_no_paired_difference_may_be_zero():
     assert clear_winner(holes, larger=False) == "b"
 
 
-def test_nothing_is_bold_without_a_spread_or_a_rival():
+def test_nothing_is_bold_with_one_seed_or_one_method():
     assert clear_winner(seeds({"a": [1.0], "b": [2.0]}), larger=True) is None
     assert clear_winner(seeds({"a": [1.0, 1.1]}), larger=True) is None
     assert clear_winner(seeds({"a": [math.inf, 1.0], "b": [2.0, 2.1]}), larger=True) is None
@@ -50,11 +50,11 @@ def test_a_winner_beats_every_other_beyond_the_interval_of_the_difference(draws:
 
 @pytest.fixture
 def compared(small_run: Path, monkeypatch) -> Callable[..., Run]:
-    """The small run, which is said to be some of the paper's experiments."""
+    """The small run, which counts as some of the paper's experiments."""
 
     def run(*experiments: str) -> Run:
-        found = PaperExperiments(experiments, "")
-        monkeypatch.setattr("polyphony.report.paper_tables.experiments_of", lambda recipe: found)
+        paper = PaperExperiments(experiments, "")
+        monkeypatch.setattr("polyphony.report.paper_tables.experiments_of", lambda recipe: paper)
         return Run.open(small_run)
 
     return run
@@ -83,7 +83,7 @@ def test_the_papers_numbers_stand_beside_those_of_the_same_method(compared):
     assert cells["teachers (3 networks)"].paper == "0.167"
 
 
-def test_a_method_with_settings_of_its_own_has_no_paper_number(small_run: Path, compared):
+def test_a_method_with_its_own_settings_has_no_paper_number(small_run: Path, compared):
     path = small_run / "recipe.json"
     path.write_text(
         path.read_text().replace('{"perturb": "ods"}', '{"perturb": "ods", "step_size": "match"}')
@@ -117,7 +117,7 @@ def test_the_papers_own_tables_have_ours_beside_the_same_setting(small_run: Path
     assert paper_tables(compared("cifar100-wrn28x2-be4")) == []
 
 
-def test_a_recipe_that_is_none_of_the_papers_has_none_of_its_tables(small_run: Path):
+def test_a_recipe_that_is_not_the_papers_has_none_of_its_tables(small_run: Path):
     assert paper_tables(Run.open(small_run)) == []
 
 
@@ -130,7 +130,7 @@ def test_a_student_of_more_members_than_teachers_is_judged_by_all_of_them(small_
     assert run.pooled("teachers", "test").members == 3
 
 
-def test_one_teacher_is_spoken_of_as_one(small_run: Path):
+def test_one_teacher_is_singular(small_run: Path):
     path = small_run / "recipe.json"
     path.write_text(path.read_text().replace('"members": 3', '"members": 1'))
     (small_run / "analysis" / "dee.csv").unlink()  # which is of three

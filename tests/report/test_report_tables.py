@@ -42,11 +42,11 @@ def test_csv_keeps_every_digit(values: list[float]):
     assert [float(row["x"]) for row in csv.DictReader(io.StringIO(text))] == values
 
 
-def test_csv_leaves_what_is_missing_empty():
+def test_missing_values_are_empty_in_a_csv():
     assert Numbers(("a", "b", "c"), ((None, math.nan, 3),)).csv() == "a,b,c\n,,3\n"
 
 
-def test_numbers_for_people():
-    found = [value_text(v) for v in (0.12345, 9999.7, 12345.6, 0.0, math.inf, -math.inf, math.nan)]
-    assert found == ["0.1235", "10,000", "12,346", "0", "∞", "−∞", "–"]
+def test_numbers_as_text_for_the_page():
+    texts = [value_text(v) for v in (0.12345, 9999.7, 12345.6, 0.0, math.inf, -math.inf, math.nan)]
+    assert texts == ["0.1235", "10,000", "12,346", "0", "∞", "−∞", "–"]
     assert [value_text(v) for v in (None, 3, "x", 0.5)] == ["–", "3", "x", "0.5"]

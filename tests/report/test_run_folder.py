@@ -14,7 +14,7 @@ from polyphony.runs.scores import TEACHERS
 from polyphony.runs.store import StoreError
 
 
-def test_a_folder_that_is_no_evaluated_run_is_one_sentence(small_run: Path):
+def test_a_folder_that_is_not_an_evaluated_run_raises_one_sentence(small_run: Path):
     with pytest.raises(StoreError, match=r"predictions/recipe\.json is not there"):
         Run.open(small_run / "predictions")
     (small_run / "scores.csv").unlink()
@@ -22,13 +22,13 @@ def test_a_folder_that_is_no_evaluated_run_is_one_sentence(small_run: Path):
         Run.open(small_run)
 
 
-def test_scores_of_another_shape_are_one_sentence(small_run: Path):
+def test_scores_with_other_columns_raise_one_sentence(small_run: Path):
     (small_run / "scores.csv").write_text("model,seed\nkd,0\n")
     with pytest.raises(StoreError, match=r"is damaged \(it has no column"):
         Run.open(small_run)
 
 
-def test_scores_without_students_are_one_sentence(small_run: Path):
+def test_scores_without_students_raise_one_sentence(small_run: Path):
     lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
     (small_run / "scores.csv").write_text(
         "".join(line for line in lines if not line.startswith(("kd", "scr")))
@@ -37,14 +37,14 @@ def test_scores_without_students_are_one_sentence(small_run: Path):
         Run.open(small_run)
 
 
-def test_a_damaged_prediction_is_one_sentence(small_run: Path):
+def test_a_damaged_prediction_raises_one_sentence(small_run: Path):
     path = small_run / "predictions" / "kd" / "0" / "test.safetensors"
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(StoreError, match=r"test\.safetensors is damaged"):
         Run.open(small_run).predictions  # noqa: B018 (read when it is asked for)
 
 
-def test_scores_of_a_method_that_the_recipe_lacks_are_one_sentence(small_run: Path):
+def test_scores_of_a_method_that_the_recipe_lacks_raise_one_sentence(small_run: Path):
     path = small_run / "scores.csv"
     path.write_text(path.read_text().replace("kd-ods", "kd-other"))
     with pytest.raises(StoreError, match=r"scores\.csv is damaged \(recipe\.json has no method 'kd-other'\)"):
@@ -80,10 +80,10 @@ def test_calibrated_predictions_are_at_the_temperature_that_was_saved(small_run:
         (saved,) = (r["temperature"] for r in csv.DictReader(file) if (r["model"], r["seed"]) == ("kd", "1"))
     logits = load_file(small_run / "predictions" / "kd" / "1" / "test.safetensors")["logits"]
     mean = logsumexp(log_softmax(logits.astype(np.float64), axis=-1), axis=0) - np.log(3)
-    found = run.log_probs("kd", "calibrated")
-    assert found is not None
+    log_probs = run.log_probs("kd", "calibrated")
+    assert log_probs is not None
     np.testing.assert_allclose(
-        found.numpy()[len(mean) :], log_softmax(mean / float(saved), axis=-1), rtol=1e-9
+        log_probs.numpy()[len(mean) :], log_softmax(mean / float(saved), axis=-1), rtol=1e-9
     )
 
 
@@ -93,7 +93,7 @@ def test_a_log_that_ends_in_half_a_line_is_read_up_to_it(small_run: Path):
     assert [len(log) for log in Run.open(small_run).logs("kd")] == [4, 4]
 
 
-def test_a_missing_dee_makes_no_mean(small_run: Path, rescored):
+def test_a_missing_dee_gives_no_mean(small_run: Path, rescored):
     run = Run.open(rescored(small_run, lambda row: {"dee": ""}))
     assert math.isnan(run.mean("kd-ods", "dee").mean)
     assert run.dee("kd-ods") is None
@@ -119,13 +119,13 @@ def test_the_best_teacher_is_one_of_the_teachers(small_run: Path):
     run = Run.open(small_run)
     assert (run.models[1], run.baseline, run.members_of("best teacher")) == ("best teacher",) * 2 + (1,)
     saved = load_file(small_run / "predictions" / TEACHERS / "test.safetensors")["logits"]
-    found = run.pooled("best teacher", "test")
-    assert found is not None
-    np.testing.assert_array_equal(found.logits.numpy(), saved[1:2])
+    predictions = run.pooled("best teacher", "test")
+    assert predictions is not None
+    np.testing.assert_array_equal(predictions.logits.numpy(), saved[1:2])
     assert run.seconds("best teacher") == [20.0]
 
 
-def test_a_run_scored_before_there_was_a_best_teacher_opens(small_run: Path):
+def test_an_older_run_without_a_best_teacher_opens(small_run: Path):
     lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
     (small_run / "scores.csv").write_text("".join(line for line in lines if "best teacher" not in line))
     run = Run.open(small_run)
@@ -133,7 +133,7 @@ def test_a_run_scored_before_there_was_a_best_teacher_opens(small_run: Path):
     assert "best teacher" not in run.models
 
 
-def test_whom_members_follow_is_a_share_of_the_teachers_divergence(small_run: Path, rescored):
+def test_how_far_members_follow_is_a_share_of_the_teachers_mean_kld(small_run: Path, rescored):
     run = Run.open(small_run)
     most = run.scored(TEACHERS)[0].kld
     assert run.follows("kd") == pytest.approx(0.2 / most)  # the fixture's voice
@@ -149,7 +149,7 @@ def test_diversity_of_a_student_worse_than_one_teacher_is_not_praised(small_run:
     assert Run.open(worse).diversity_share("kd") is None
 
 
-def test_prices_are_those_of_the_smallest_batch_unless_told(full_run: Path):
+def test_prices_are_those_of_the_smallest_batch_by_default(full_run: Path):
     run = Run.open(full_run)
     assert (run.price("kd").batch, run.price("kd", 64).batch, run.price("kd", 7)) == (1, 64, None)
     assert run.times_one_teacher("kd") == pytest.approx(1.2)

@@ -50,7 +50,7 @@ TEACHERS = {"standard": 0.16, "calibrated": 0.15}
 
 
 def nll_at(point: Point, seed: int) -> float:
-    """Least at α = 0.9, τ = 4, with a spread over seeds of 0.002."""
+    """An NLL that is lowest at α = 0.9, τ = 4, with a spread over seeds of 0.002."""
     step = math.log(point.step_size * 255) if isinstance(point.step_size, float) else 0.0
     distance = (point.alpha - 0.9) ** 2 + math.log(point.temperature / 4) ** 2 / 20 + step**2 / 100
     return 0.17 + distance + 0.002 * (seed - 1)
@@ -68,7 +68,7 @@ def write_sweep(
     recipe: dict[str, Any] | None = None,
     **asked: Any,
 ) -> Path:
-    """A sweep's folder by its layout alone."""
+    """Write the files of a sweep's folder, without a sweep."""
     folder.mkdir(parents=True)
     perturb = asked.get("settings", {"perturb": "ods"})
     methods = {point.name: {**perturb, **point.settings()} for point in points}
@@ -135,7 +135,7 @@ def test_points_are_ranked_by_the_mean_calibrated_nll(tmp_path):
     assert run.values["temperature"] == [1.0, 2.0, 4.0, 8.0]
 
 
-def test_close_are_those_within_one_standard_deviation_of_the_best(tmp_path):
+def test_close_points_are_within_one_standard_deviation_of_the_best(tmp_path):
     run = SweepRun.open(write_sweep(tmp_path / "a", grid((0.86, 0.9, 0.95), (4.0,), (1 / 255,))))
     assert [each.settings["alpha"] for each in run.close] == [0.86]  # 0.0016 away; 0.95 is 0.0025
     alone = SweepRun.open(write_sweep(tmp_path / "b", grid(), seeds=(0,)))
@@ -143,7 +143,7 @@ def test_close_are_those_within_one_standard_deviation_of_the_best(tmp_path):
     assert alone.close == []
 
 
-def test_a_matched_step_comes_last_and_none_is_none(tmp_path):
+def test_a_matched_step_comes_last_and_a_missing_step_is_none(tmp_path):
     run = SweepRun.open(write_sweep(tmp_path / "a", grid(steps=(2 / 255, "match", 1 / 255))))
     assert run.values["step_size"] == [1 / 255, 2 / 255, "match"]
     assert SweepRun.open(write_sweep(tmp_path / "b", grid(steps=(None,)))).values["step_size"] == [None]
@@ -168,7 +168,7 @@ def test_points_that_diverged_are_those_without_rows(tmp_path):
     assert len(table.rows) == 23
 
 
-def test_where_the_next_value_diverged_there_is_nowhere_to_go_on(tmp_path):
+def test_no_advice_to_go_beyond_a_value_that_diverged(tmp_path):
     folder = write_sweep(tmp_path / "a", grid())
     lines = (folder / "sweep.csv").read_text().splitlines(keepends=True)
     (folder / "sweep.csv").write_text("".join(line for line in lines if "-t8-" not in line))
@@ -187,10 +187,10 @@ def test_the_line_can_be_pasted_into_a_recipe(tmp_path, settings, step):
     method = tomllib.loads(f"[methods]\n{run.line(run.best)}")["methods"]["kd-ods"]
     assert method.items() >= {**settings, "alpha": 0.85, "temperature": 4}.items()
     line = run.line(run.best).removeprefix("kd-ods = ")
-    found = read_recipe("digits", [f"methods={{mine={line}}}"]).distillation("mine")
-    assert found is not None
-    assert (found.alpha, found.temperature) == (0.85, 4.0)
-    assert found.step_size == (24 / 255 if step is None else step)
+    distillation = read_recipe("digits", [f"methods={{mine={line}}}"]).distillation("mine")
+    assert distillation is not None
+    assert (distillation.alpha, distillation.temperature) == (0.85, 4.0)
+    assert distillation.step_size == (24 / 255 if step is None else step)
 
 
 @given(
@@ -225,13 +225,13 @@ def test_most_values_go_down_and_fewest_make_panels(counts, expected):
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20))
 def test_shades_follow_the_order_of_quality(values):
-    found = strengths(sorted(values))
-    assert found == sorted(found, reverse=True)
-    assert found[0] == 1
-    assert all(0 <= strength <= 1 for strength in found)
+    shades = strengths(sorted(values))
+    assert shades == sorted(shades, reverse=True)
+    assert shades[0] == 1
+    assert all(0 <= strength <= 1 for strength in shades)
 
 
-def test_one_failed_point_does_not_make_all_others_look_alike():
+def test_one_failed_point_does_not_give_all_others_the_same_colour():
     first, _, third, _, failed = strengths([0.10, 0.11, 0.12, 0.13, 90.0])
     assert first - third > 0.2
     assert failed == 0
@@ -245,7 +245,7 @@ def page_of(folder: Path) -> str:
     return sweep_report(SweepRun.open(folder)).html
 
 
-def test_the_page_says_the_best_point_and_every_number_is_in_a_file(tmp_path):
+def test_the_page_names_the_best_point_and_every_number_is_in_a_file(tmp_path):
     folder = write_sweep(tmp_path / "a", grid())
     page = write_report([folder]).read_text()
     best = (
@@ -280,7 +280,7 @@ def test_the_papers_own_table_stands_beside_a_sweep_of_its_experiment(tmp_path):
     assert "for orientation only: here kd-ods was swept" in page
 
 
-def test_a_sweep_is_compared_whatever_the_students_own_setting(tmp_path):
+def test_a_sweep_is_compared_whatever_its_students_own_setting(tmp_path):
     points = grid((0.8, 0.9), (2.0, 4.0), (None,))
     elsewhere = PAPER_RECIPE | {"student": PAPER_RECIPE["student"] | {"alpha": 0.5, "step_size": 0.1}}
     page = page_of(write_sweep(tmp_path / "a", points, recipe=elsewhere))
@@ -302,7 +302,7 @@ def test_one_seed_one_parameter_one_point_and_a_search_have_pages_too(tmp_path):
     assert "is the smallest value tried" not in search
 
 
-def test_a_folder_that_cannot_be_reported_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_reported_raises_one_sentence(tmp_path):
     folder = write_sweep(tmp_path / "a", grid())
     with pytest.raises(StoreError, match="is a sweep, which has no test scores to compare"):
         write_report([folder, folder])

@@ -1,4 +1,4 @@
-"""Tables and figure of trust: every cell is the mean over seeds of the run's own tables."""
+"""Tables and figure on trust: every cell is the mean over seeds of the run's CSV files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CLASSES = ("ant", "bee", "cat", "dog")
 
 @pytest.fixture
 def run(small_run: Path, tmp_path: Path) -> Run:
-    """The small run with all tables of trust, and groups of its images."""
+    """The small run with all tables on trust, and groups of its images."""
     run = Run.open(small_run)
     (tmp_path / "g.csv").write_text("camera\n" + "old\nnew\nnew\n" * 40)
     add_groups(small_run, f"{tmp_path / 'g.csv'}:camera", 120)
@@ -82,12 +82,12 @@ def test_errors_of_calibration_are_means_over_seeds(run):
 
 def test_selective_prediction_is_that_of_scores_csv(run):
     table = selective_table(run)
-    found = {row["Model"]: row for row in cells(table)}
-    assert list(found) == run.models
+    by_model = {row["Model"]: row for row in cells(table)}
+    assert list(by_model) == run.models
     rows = [
         row for row in run.table(SelectiveScore) if (row.calibration, row.split) == ("calibrated", "valid")
     ]
-    for model, row in found.items():
+    for model, row in by_model.items():
         assert row["error ↓"] == f"{100 * fmean(1 - each.acc for each in run.scored(model)):.1f} %"
         areas = {
             score: fmean(r.aurc for r in rows if (r.model, r.score) == (model, score))
@@ -95,7 +95,7 @@ def test_selective_prediction_is_that_of_scores_csv(run):
         }
         best = {"doubt": "confidence", "entropy": "entropy", "mutual_information": "mutual information"}
         assert row["best order"] == best[min(areas, key=areas.get)]
-    assert found["kd"]["error at 80 % ↓"] == "–"  # early runs have no such column
+    assert by_model["kd"]["error at 80 % ↓"] == "–"  # early runs have no such column
 
 
 def test_sets_of_all_images_and_of_every_class(run):
@@ -140,7 +140,7 @@ def test_classes_and_groups_of_one_student(run):
         assert row["confusion"].rpartition(" (")[0] in pairs or not pairs
 
 
-def test_of_many_groups_the_lowest_are_shown_in_their_order():
+def test_a_table_of_many_groups_has_the_lowest_in_their_order():
     rows = {
         f"g{k}": [GroupedScore("kd", 0, "class", f"g{k}", 1, (k * 7 % 30) / 30, 0, 0, None, None, 0)]
         for k in range(30)
@@ -175,7 +175,7 @@ def test_the_curve_is_the_mean_over_seeds(run):
     assert chart.files()
 
 
-def test_a_run_of_before_has_none_of_the_tables(small_run):
+def test_an_older_run_has_none_of_the_tables(small_run):
     run = Run.open(small_run)
     assert [*set_tables(run), *group_tables(run)] == []
     assert not [*selective_table(run).rows, *unlabelled_table(run).rows]

@@ -1,4 +1,4 @@
-"""The verdict: what came out, against one teacher and all teachers, and what to change."""
+"""The verdict: the student against one teacher and all teachers, and what to change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyphony.report.verdict import ONE_SEED, best_and_ties, best_on_validation
 
 @pytest.fixture
 def scored(small_run: Path, rescored) -> Callable[..., Run]:
-    """The run with these scores of a model at every seed and split."""
+    """Returns the run with the given scores of a model at every seed and split."""
 
     def run(folder: Path = small_run, **models: dict[str, float]) -> Run:
         named = {n.replace("_", "-").replace("best-t", "best t"): cells for n, cells in models.items()}
@@ -50,7 +50,7 @@ def test_the_student_is_chosen_on_validation_images(small_run: Path, rescored):
     assert best_on_validation(run) == min(means, key=means.__getitem__) == "kd"
 
 
-def test_the_three_numbers_are_worth_price_and_whom_members_follow(full_run: Path, scored):
+def test_the_three_numbers_are_worth_price_and_how_far_members_follow(full_run: Path, scored):
     run = scored(full_run, kd_ods=GOOD, best_teacher=ONE, teachers={**ALL, "kld": 0.5})
     worth, price, follows = verdict(run).headlines
     assert worth.number == run.dee("kd-ods").text
@@ -63,16 +63,16 @@ def test_the_three_numbers_are_worth_price_and_whom_members_follow(full_run: Pat
 
 def test_a_student_worse_than_one_teacher_is_not_praised_for_diversity(scored):
     run = scored(kd_ods={"nll": 1.2, "dee": 0.5, "kld": 3.0}, best_teacher=ONE)
-    found = verdict(run)
-    words = " ".join([found.sentence, *found.notes, found.students["kd-ods"]])
+    result = verdict(run)
+    words = " ".join([result.sentence, *result.notes, result.students["kd-ods"]])
     assert "diversity" not in words
     assert "Worse than one teacher: " in words
-    assert "kd-ods" in next(note for note in found.notes if note.startswith("Worse"))
-    assert found.students["kd-ods"].startswith("Worse than your best network (NLL 1.200 against 0.412)")
+    assert "kd-ods" in next(note for note in result.notes if note.startswith("Worse"))
+    assert result.students["kd-ods"].startswith("Worse than your best network (NLL 1.200 against 0.412)")
 
 
 @pytest.mark.parametrize(("start", "words"), [("fresh", "start from a teacher"), ("teacher", "lower")])
-def test_advice_is_what_the_recipe_does_not_do_yet(scored, start, words, monkeypatch):
+def test_advice_names_what_the_recipe_does_not_do_yet(scored, start, words, monkeypatch):
     run = scored(kd_ods={"nll": 1.2, "dee": 0.5}, best_teacher=ONE)
     monkeypatch.setattr(type(run.recipe), "starts_from_teacher", lambda recipe, name: start == "teacher")
     (note,) = (note for note in verdict(run).notes if note.startswith("Worse"))
@@ -86,48 +86,48 @@ def test_a_student_better_than_one_teacher_gets_no_advice(scored):
     assert "alike" not in notes
 
 
-def test_members_that_are_alike_are_said_to_be_and_what_to_change(scored):
-    found = verdict(scored(kd={"kld": 0.01}, teachers={"kld": 0.5}, scratch={"kld": 0.01}))
-    (note,) = (note for note in found.notes if "alike" in note)
+def test_a_note_names_students_with_members_that_are_alike(scored):
+    result = verdict(scored(kd={"kld": 0.01}, teachers={"kld": 0.5}, scratch={"kld": 0.01}))
+    (note,) = (note for note in result.notes if "alike" in note)
     assert note.startswith("The members of kd are almost alike")
     assert 'perturb = "ods"' in note
-    assert found.students["kd"].endswith("its members are almost alike.")
+    assert result.students["kd"].endswith("its members are almost alike.")
 
 
-def test_a_student_from_scratch_is_not_said_to_follow_anybody(small_run: Path):
+def test_a_student_from_scratch_follows_no_teacher(small_run: Path):
     words = verdict(Run.open(small_run)).students["scratch"]
     assert words.endswith("trained on labels alone, so its members follow no teacher.")
 
 
-def test_teachers_that_do_not_disagree_leave_nothing_to_keep_or_follow(scored):
-    found = verdict(scored(teachers={"kld": 0.0}))
-    assert found.headlines[2].number == "–"
-    words = [found.sentence, *found.notes, *(each.meaning for each in found.headlines)]
+def test_there_is_nothing_to_follow_if_teachers_do_not_disagree(scored):
+    result = verdict(scored(teachers={"kld": 0.0}))
+    assert result.headlines[2].number == "–"
+    words = [result.sentence, *result.notes, *(each.meaning for each in result.headlines)]
     assert not any("nan" in each or "diversity" in each for each in words)
 
 
-def test_how_many_seeds_beat_the_best_teacher_is_said(small_run: Path, rescored):
+def test_a_note_counts_the_seeds_that_beat_the_best_teacher(small_run: Path, rescored):
     nlls = {("kd", "0"): 0.3, ("kd", "1"): 0.5, ("best teacher", "1"): 0.4}
     folder = rescored(small_run, lambda row: {"nll": nlls.get((row["model"], row["seed"]), 0.9)})
     assert "kd is better than your best network in 1 of 2 seeds." in verdict(Run.open(folder)).notes
 
 
-def test_one_seed_says_that_a_difference_may_be_chance(small_run: Path):
+def test_with_one_seed_a_note_says_that_a_difference_may_be_chance(small_run: Path):
     lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
     kept = [line for line in lines if ",1," not in line or line.startswith("best teacher")]
     (small_run / "scores.csv").write_text("".join(kept))
     assert verdict(Run.open(small_run)).notes[0] == ONE_SEED
 
 
-def test_a_run_scored_before_there_was_a_best_teacher_has_a_verdict(small_run: Path):
+def test_an_older_run_without_a_best_teacher_has_a_verdict(small_run: Path):
     lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
     (small_run / "scores.csv").write_text("".join(line for line in lines if "best teacher" not in line))
-    found = verdict(Run.open(small_run))
-    assert ". All 3 teachers together have " in found.sentence
-    assert "worth" in found.students["kd"]
+    result = verdict(Run.open(small_run))
+    assert ". All 3 teachers together have " in result.sentence
+    assert "worth" in result.students["kd"]
 
 
-def test_one_teacher_is_spoken_of_as_one(small_run: Path):
+def test_one_teacher_is_singular(small_run: Path):
     path = small_run / "recipe.json"
     path.write_text(path.read_text().replace('"members": 3', '"members": 1'))
     lines = (small_run / "scores.csv").read_text().splitlines(keepends=True)
@@ -157,7 +157,7 @@ def test_ties_are_students_whose_paired_difference_may_be_zero(draws: list[list[
             assert abs(p - 0.05) < 1e-6 or (str(place) in ties) == (p > 0.05)
 
 
-def test_seeds_that_not_all_have_do_not_make_a_student_the_best():
+def test_only_seeds_that_all_students_have_count():
     nlls = {"a": by_seed([0.50, 0.51, 0.10]), "b": by_seed([0.40, 0.409])}
     best, nll, ties = best_and_ties(nlls)
     assert (best, nll.n, ties) == ("b", 2, [])
@@ -171,7 +171,7 @@ def test_seeds_that_not_all_have_do_not_make_a_student_the_best():
         ((0.41, 0.4301), "and is clearly better than every other student: the 95 % interval"),
     ],
 )
-def test_the_student_of_least_nll_is_named_with_those_it_is_not_clearly_better_than(
+def test_the_best_student_is_named_with_its_ties(
     small_run: Path, rescored, others: tuple[float, float], words: str
 ):
     def change(row: dict[str, str]) -> dict[str, float]:
