@@ -141,5 +141,5 @@ def test_layers_are_those_named_and_what_they_match():
 def test_what_it_cannot_do_is_one_sentence():
     with pytest.raises(ValueError, match="rank must be greater than 0"):
         LoRAEnsemble(resnet(8, 10), 2, rank=0)
-    with pytest.raises(ValueError, match=r"no plain Linear: name the network's classifier as `head`"):
+    with pytest.raises(ValueError, match=r"not a plain Linear: name the network's classifier as `head`"):
         LoRAEnsemble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), 2)
