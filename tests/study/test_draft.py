@@ -251,7 +251,7 @@ def test_mirrored_images_are_shown_only_where_the_networks_know_them(place, caps
     lines = capsys.readouterr().out
     assert "a.pt on mirrored images: 0.0%, so students do not see mirrored images." in lines
     assert not read_recipe("own.toml").data.augment.flip
-    assert "Members share no layers, since they cannot branch off in the middle:" in lines  # there is one layer
+    assert "Members share no layers, since they cannot branch off in the middle:" in lines
     assert read_recipe("own.toml").form_table("kd").branch is None
 
 

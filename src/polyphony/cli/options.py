@@ -138,7 +138,9 @@ def runner(study: Study, where: Where) -> Runner:
     at_once = where.workers or default_workers(study.device, study.threads(), where.gpus_per_job or 1.0)
     if at_once == 1:
         return Here(study.threads())
-    threads = study.threads() if on_cpu else max(1, cores() // at_once)
+    threads = max(1, cores() // at_once)
+    if on_cpu:
+        threads = study.recipe.threads or min(threads, study.threads())
     return Processes(at_once, threads, visible_gpus(study.device))
 
 
