@@ -60,6 +60,12 @@ def test_weights_are_found_however_trainers_save_them(tmp_path, kind):
     assert all(torch.equal(value, network().state_dict()[name]) for name, value in other.state_dict().items())
 
 
+def test_a_key_of_safetensors_is_rejected(tmp_path):
+    safetensors.torch.save_file(network().state_dict(), tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match=r"a\.safetensors has one set of weights.*leave out '#ema'"):
+        load_weights(network(), tmp_path / "a.safetensors#ema")
+
+
 def test_safetensors_are_read(tmp_path):
     safetensors.torch.save_file(network().state_dict(), tmp_path / "a.safetensors")
     other = network()

@@ -103,6 +103,8 @@ def read_stored(path: Path) -> StoredWeights:
         packed = zipfile.is_zipfile(regular(file))
     if packed:
         open_zip(file, "file of weights").close()  # rejects zip bombs
+    if key and file.suffix == ".safetensors":
+        raise WeightsError(f"{file} has one set of weights, which has no key: leave out '#{key}'")
     try:
         if file.suffix == ".safetensors":
             return StoredWeights(safetensors.torch.load_file(file))

@@ -213,7 +213,7 @@ def _alike_note(run: Run) -> list[str]:
 def is_alike(run: Run, name: str) -> bool:
     """Whether a student's members have almost none of the teachers' diversity."""
     teachers = run.mean(TEACHERS, "kld").mean
-    return run.members_of(name) > 1 and run.mean(name, "kld").mean < ALIKE * teachers
+    return run.mean(name, "kld").mean < ALIKE * teachers and run.members_of(name) > 1
 
 
 # Each student
