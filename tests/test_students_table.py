@@ -51,7 +51,7 @@ def invent(folder: Path, tool: ModuleType) -> None:
         Score(name, seed, split, kind, *rng.uniform(0.1, 0.9, 4), *rng.uniform(1, 8, 1), rng.uniform(), 9)
         for name, each in seeds.items()
         for seed in each
-        for split in ("valid", "test")
+        for split in ("train", "valid", "test")
         for kind in CALIBRATIONS
     ]
     curve = [EnsembleNll("test", kind, size, 1 - size / 10 + 1) for kind in CALIBRATIONS for size in range(9)]
@@ -126,6 +126,7 @@ def test_the_quality_of_every_model_is_what_the_kept_scores_say(kept):
         kld = numbers(kept, model, "kld") / numbers(kept, "teachers", "kld")
         worse = numbers(kept, model, "nll").mean() > one_teacher or model in ("teachers", "best teacher")
         assert row["ACC % ↑"] == said(100 * numbers(kept, model, "acc"), 2)
+        assert row["ACC, training %"] == said(100 * numbers(kept, model, "acc", "train"), 1)
         assert row["NLL ↓"] == said(numbers(kept, model, "nll"), 3)
         assert row["NLL, as predicted ↓"] == said(numbers(kept, model, "nll", kind="standard"), 3)
         assert row["AURC ↓"] == said(numbers(kept, model, "aurc"), 4)

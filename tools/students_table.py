@@ -194,8 +194,9 @@ def quality_table(run: Run, models: Sequence[str]) -> PageTable:
     """The scores of every model on test images."""
     left_out = [name for name in run.methods if name not in models]
     caption = (
-        "Test scores, mean ± s.d. over n seeds of the student, calibrated by a temperature fitted on"
-        " validation images unless “as predicted”. DEE is that of the mean NLL, with the range over seeds."
+        "Test scores: mean ± s.d. over n seeds of the student. They are calibrated by a temperature fitted on"
+        " validation images, except those “as predicted”. ACC, training: accuracy on training images. DEE: of"
+        " the mean NLL, with the range over seeds."
         " Diversity kept: mean-KLD as a share of the teachers’; not shown for a student worse than one"
         " teacher. Voice: how much nearer member j is to teacher j than to the others, in nats. AUROC:"
         f" unknown images against test images, by the {SCORE} of the mean prediction."
@@ -216,6 +217,7 @@ def quality_row(run: Run, model: str) -> dict[str, Cell | str]:
     return {
         "Model": label(run, model),
         "ACC % ↑": spread([100 * each for each in column(run, model, "acc")], 2),
+        "ACC, training %": spread([100 * row.acc for row in run.scored(model, "train")], 1),
         "NLL ↓": spread(column(run, model, "nll"), 3),
         "NLL, as predicted ↓": spread(column(run, model, "nll", "standard"), 3),
         "DEE ↑": Cell(dee.text, range=dee.seeds) if dee else DASH,
