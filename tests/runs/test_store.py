@@ -256,9 +256,7 @@ def test_an_attempt_creates_its_folder_before_it_removes_others(tmp_path, monkey
 
     def remove_late(folder: Path) -> None:
         monkeypatch.setattr(files, "remove", remove)
-        claimed.append(
-            claim(tmp_path)
-        )  # of another process, while this one removes folders
+        claimed.append(claim(tmp_path))  # of another process, while this one removes folders
         remove(folder)
 
     monkeypatch.setattr(files, "remove", remove_late)

@@ -68,6 +68,13 @@ def test_jacobians_are_those_of_the_saved_models(analysed):
         assert float(row["cosine"]) == pytest.approx(float(torch.cosine_similarity(t, s, 0)), abs=1e-3)
 
 
+def test_the_step_of_an_analysis_may_be_set_in_the_perturbations_table(here, quiet, tmp_path):
+    own_step = {"perturb": {"kind": "ods", "step_size": "30/255"}, "temperature": 2}
+    study = Study(check(RECIPE | {"methods": {"kd-ods": own_step}}, "tiny"), tmp_path)
+    run_study(study, here, quiet)
+    assert analyses.ods_setting(study) == pytest.approx((30 / 255, 2))
+
+
 def test_snr_covers_both_perturbations_around_the_recipes_step(analysed):
     columns, rows = table(analysed, "snr")
     assert columns == ["perturbation", "step_size", "snr", "samples", "literal"]

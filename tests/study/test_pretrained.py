@@ -140,8 +140,8 @@ class Board:
         self.names.append(name)
 
 
-def run(folder: Path, *overrides: str, **how: Any) -> list[str]:
-    study, board = Study(read_recipe(folder / "own.toml", overrides), folder / "run"), Board()
+def run(folder: Path, *overrides: str, name: str = "run", **how: Any) -> list[str]:
+    study, board = Study(read_recipe(folder / "own.toml", overrides), folder / name), Board()
     run_study(study, Here(1), board, **how)
     return board.names
 
@@ -162,6 +162,12 @@ def test_they_are_kept_with_the_run_and_teach_a_student(folder):
     torch.save({name: value + 0.01 for name, value in network.items()}, folder / "a.pt")
     with pytest.raises(Exception, match=re.escape("was made with another weights")):
         run(folder)
+
+
+def test_pretrained_teachers_and_their_students_are_linked_from_another_run(folder):
+    run(folder)
+    names = run(folder, "methods={kd = {perturb = 'clean'}, kd-ods = {perturb = 'ods'}}", name="second")
+    assert [each for each in names if not each.startswith("predict")] == ["kd-ods, seed 0"]
 
 
 def test_a_student_of_another_network_depends_on_what_its_teachers_do_with_their_weights(folder, jobs_of):

@@ -15,14 +15,11 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from polyphony._util.files import end_with_parent
-from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import GoneError, Group, GroupError, group_from_environment, leave
 from polyphony.execute.board import Board, Failed, Finished, Relay
 from polyphony.execute.job import Job
 from polyphony.execute.processes import SHUTDOWN_SECONDS, context, next_event, sendable
 from polyphony.execute.runner import Here, run_job
-from polyphony.recipe import report_user_errors
-from polyphony.training.fit import Unwatched
 from polyphony.training.tally import DivergedError
 
 HOST = "127.0.0.1"
@@ -71,8 +68,7 @@ def follow(group: Group) -> None:
         job, threads = order
         torch.set_num_threads(threads)
         try:
-            with arithmetic(), report_user_errors():  # as `run_job` does
-                job.run(Unwatched())
+            run_job(job, Relay(lambda event: None))
         except GoneError:
             raise
         except (DivergedError, GroupError):

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 import torch
 
-from polyphony.compute.devices import arithmetic
+from polyphony.compute.devices import arithmetic, keep_freed_memory
 from polyphony.execute.board import Board, JobWatch
 from polyphony.execute.job import Graph, Job
 from polyphony.recipe import report_user_errors
@@ -39,6 +39,7 @@ class JobError(RuntimeError):
 
 def run_job(job: Job, board: Board) -> None:
     """Run one job in this process; errors from the user's code are raised as RecipeErrors."""
+    keep_freed_memory()
     board.started(job.name, job.epochs)
     with arithmetic(), report_user_errors():  # exact arithmetic, unless a training sets something else
         job.run(JobWatch(board, job.name))

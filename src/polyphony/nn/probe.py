@@ -165,10 +165,11 @@ def on_images(
 ) -> Result:
     """Call `use` with a stand-in and random images for this many members, and return its result.
 
-    Tries float64 and then float32, few rows and then more, and by default all sizes that the network may
+    Tries float64 (MPS has none) and then float32, few rows and then more, and by default all sizes that the network may
     accept, until a call succeeds. If none does, raises the first error in float32.
     """
-    for dtype in TOLERANCE:
+    device = next(network.parameters(), torch.empty(0)).device
+    for dtype in (each for each in TOLERANCE if device.type != "mps" or each != torch.float64):
         replica = stand_in(network, dtype)
         errors: list[Exception] = []  # the last dtype's are raised: float32, which networks normally use
         for rows, image_size in product(ROWS, sizes(network) if size is None else [size]):

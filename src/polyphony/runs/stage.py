@@ -214,7 +214,7 @@ class Stage:
                 return False
             if (stage := self.start(teachers)) is None:
                 return False
-            for name in (WEIGHTS, LOG):
+            for name in (WEIGHTS, LOG) if "epochs" in record else (WEIGHTS,):  # pretrained: without a log
                 share_file(folder / name, self.folder / name, stage.attempt)
             if sha256(read_bytes(self.folder / WEIGHTS)) != record["weights"]:
                 return False

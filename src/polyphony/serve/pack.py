@@ -84,11 +84,11 @@ def diversity(run: Run, description: Description) -> bytes | None:
     models = {"teachers": (TEACHERS, None), "student": (description.method, description.seed)}
     groups = []
     for label, (model, seed) in models.items():
-        predictions = run.predictions.get((model, seed, "test"))
+        predictions = run.ensemble(model, "test").get(seed)
         if predictions is None or not predictions.varies:
             return None
         colour = looks_of(run)[model].colour
-        groups.append(Group(f"{label}, test images", colour, predictions.first(run.members)))
+        groups.append(Group(f"{label}, test images", colour, predictions))
     return diversity_chart("diversity", "Diversity", "", groups).files()["diversity.svg"]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyphony._util.files import processor
 from polyphony.analysis import latencies
+from polyphony.recipe.sources import CODE_FOLDER
 from polyphony.runs.rows import Latency, to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
@@ -92,7 +93,8 @@ def load_teacher(run: Run, j: int) -> Student:
     }
     weights = TrainingFolder(run.folder / TEACHERS / str(j)).weights()
     named = {f"network.{name}": weight for name, weight in weights.items()}
-    return assemble(Description.read(config, run.folder), named, "cpu")
+    description = Description.read(config, run.folder).with_code(run.folder / CODE_FOLDER)
+    return assemble(description, named, "cpu")
 
 
 def in_onnxruntime(student: Student) -> Priced:

@@ -78,7 +78,9 @@ def ods_setting(study: Study) -> tuple[float, float]:
             settings = recipe.distillation(name)
             if method.label == kind and settings:
                 record = study.student(name, recipe.seeds[0]).record()
-                return float(record["step_size"]), settings.temperature
+                perturbation = settings.perturbation(record["step_size"] or 0.0)
+                assert isinstance(perturbation, ODS)
+                return perturbation.step_size, settings.temperature
     step_size = recipe.student.step_size
     return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
 
