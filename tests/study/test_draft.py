@@ -260,7 +260,7 @@ def test_a_path_that_is_no_text_is_one_sentence(place, capsys):
     shutil.copytree("pictures", os.fsdecode(b"odd \xe9"))
     init = ("init", os.fsdecode(b"odd \xe9"), "0.pt", "1.pt", "--network", "draft_nets:make")
     assert command(*init) == 2
-    assert "odd ? is no UTF-8" in capsys.readouterr().err
+    assert "odd ? is not UTF-8" in capsys.readouterr().err
 
 
 def fitted_nets(place, source, channels=1, classes=10, normalise=lambda x: x) -> list[str]:

@@ -165,8 +165,8 @@ def on_images(
 ) -> Result:
     """Call `use` with a stand-in and random images for this many members, and return its result.
 
-    Tries float64 (MPS has none) and then float32, few rows and then more, and by default all sizes that the network may
-    accept, until a call succeeds. If none does, raises the first error in float32.
+    Tries float64 (MPS has none) and then float32, few rows and then more, and by default all sizes that the
+    network may accept, until a call succeeds. If none does, raises the first error in float32.
     """
     device = next(network.parameters(), torch.empty(0)).device
     for dtype in (each for each in TOLERANCE if device.type != "mps" or each != torch.float64):

@@ -35,8 +35,8 @@ from polyphony.study.pretrained import (
 )
 from polyphony.study.study import Study
 
-LARGEST_SIDE = 224
-LONG = 100  # characters in a line
+DEFAULT_SIDE = 224  # of large pictures, in pixels
+LINE_LENGTH = 100
 LARGEST_BATCH, FEWEST_STEPS = 64, 8  # of an epoch
 STEPS, EPOCHS = 600, (10, 60)  # for a student that starts from a teacher
 SHARED, NEAR = 0.5, 0.1  # the share of multiply-adds that members share, and the spread of their factors
@@ -80,21 +80,21 @@ kd = {{ perturb = "clean", temperature = 4 }}
 ods-3 = {{ perturb = "ods", step_size = "3/255" }}
 """
 MORE = """\
-ods-12 = { perturb = "ods", step_size = "12/255" }
+ods-12 = {{ perturb = "ods", step_size = "12/255" }}
 # Members start far apart (factor_std = 0.5, as in the paper): more diverse, but needs longer training.
-ods-wide = { perturb = "ods", step_size = "3/255", form = WIDE }
+ods-wide = {{ perturb = "ods", step_size = "3/255", form = {wide} }}
 """
 LABELLED = """\
 # Without the images that have no labels, for comparison.
-ods-labelled = { perturb = "ods", step_size = "3/255", share = 0 }
+ods-labelled = {{ perturb = "ods", step_size = "3/255", share = 0 }}
 """
 FRESH = """\
 # From fresh weights: may be better where the teachers have memorised their training images.
-kd-fresh = { perturb = "clean", temperature = 4, start = "fresh", form = WIDE, epochs = LONG }
-ods-fresh = { perturb = "ods", step_size = "3/255", start = "fresh", form = WIDE, epochs = LONG }
+kd-fresh = {{ perturb = "clean", temperature = 4, start = "fresh", form = {wide}, epochs = {long} }}
+ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = {wide}, epochs = {long} }}
 """
-# Candidates beside the first four, and seeds; the first plan that fits the time is taken.
-PLANS = [((MORE, FRESH), 3), ((MORE,), 3), ((), 3), ((MORE, FRESH), 1), ((MORE,), 1), ((), 1)]
+# Candidates beside the first four, and seeds; the first set that fits the time is used.
+CANDIDATE_SETS = [((MORE, FRESH), 3), ((MORE,), 3), ((), 3), ((MORE, FRESH), 1), ((MORE,), 1), ((), 1)]
 FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
 FOR_TRANSFORMERS = """optimizer = "adamw"
 schedule = "cosine"
@@ -105,7 +105,7 @@ warm_up = 2"""
 
 
 @dataclass(frozen=True)
-class Setting:
+class DraftInputs:
     """What a recipe is written from."""
 
     networks: Networks
@@ -163,8 +163,8 @@ def draft(
     if unlabelled:
         count = len(read_unlabelled(unlabelled, tuple(networks.splits.train.images.shape[1:])))
         tell(f"{count:,} images without labels in {unlabelled}: half of each batch.")
-    setting = Setting(networks, source, side, channels, flip, file, unlabelled)
-    return affordable(setting, findings, minutes, tell)
+    inputs = DraftInputs(networks, source, side, channels, flip, file, unlabelled)
+    return recipe_within(inputs, findings, minutes, tell)
 
 
 def tell_images(splits: Splits, say: Say) -> None:
@@ -193,69 +193,79 @@ class Offer:
         return f"{self.methods} candidates with {counted(self.seeds, 'seed')}"
 
 
-def affordable(setting: Setting, findings: list[str], minutes: float, say: Say) -> str:
+def recipe_within(inputs: DraftInputs, findings: list[str], minutes: float, say: Say) -> str:
     """The text of the recipe with as many candidates and seeds as this machine can train in the time."""
-    plans = [(more, seeds) for more, seeds in PLANS if setting.convolves or FRESH not in more]
+    plans = [(more, seeds) for more, seeds in CANDIDATE_SETS if inputs.convolves or FRESH not in more]
     try:
-        seconds = estimated(setting, written(setting, (), *plans[0]))
+        seconds = estimated(inputs, recipe_text(inputs, (), *plans[0]))
     except RecipeError as fault:
-        if setting.shares_front:
+        if inputs.shares_front:
             say(f"Members share no layers, since they cannot branch off in the middle: {fault}.")
-            return affordable(replace(setting, shares_front=False), findings, minutes, say)
+            return recipe_within(replace(inputs, shares_front=False), findings, minutes, say)
         say(f"The time to train students cannot be estimated: {fault}.")  # the user will correct the recipe
-        return written(setting, findings, *plans[-1])
+        return recipe_text(inputs, findings, *plans[-1])
     offers = []
     for more, seeds in plans:
-        methods = tomllib.loads(written(setting, (), more, seeds))["methods"]
+        methods = tomllib.loads(recipe_text(inputs, (), more, seeds))["methods"]
         offers.append(Offer(more, seeds, len(methods), seeds * sum(seconds[name] for name in methods)))
     chosen = next((each for each in offers if each.seconds <= 60 * minutes), offers[-1])
     say(f"{chosen}: about {duration(chosen.seconds)} on this machine.")
     if chosen is not offers[0]:
         needed = offers[0].seconds
         say(f"{offers[0]} take {duration(needed)}: --minutes {math.ceil(needed / 60)}.")
-    return written(setting, findings, chosen.candidates, chosen.seeds)
+    return recipe_text(inputs, findings, chosen.candidates, chosen.seeds)
 
 
-def estimated(setting: Setting, text: str) -> dict[str, float]:
+def estimated(inputs: DraftInputs, text: str) -> dict[str, float]:
     """Seconds for a student of each method on this machine, with others in parallel."""
-    folder = setting.file.absolute().parent
-    recipe = check({"name": setting.file.stem, **tomllib.loads(text)}, setting.file.name, folder)
-    study = Study(recipe, folder, device=choose_device(), data_instead=setting.networks.splits)
+    folder = inputs.file.absolute().parent
+    recipe = check({"name": inputs.file.stem, **tomllib.loads(text)}, inputs.file.name, folder)
+    study = Study(recipe, folder, device=choose_device(), data_instead=inputs.networks.splits)
     at_once = default_workers(study.device, study.threads())
     return {cost.name: cost.seconds / at_once for cost in costs(study)}
 
 
-def written(setting: Setting, findings: Sequence[str], candidates: Sequence[str], seeds: int) -> str:
+def recipe_text(inputs: DraftInputs, findings: Sequence[str], candidates: Sequence[str], seeds: int) -> str:
     """The text of the recipe, with these candidates beside the first four."""
-    networks = setting.networks
+    networks = inputs.networks
     shape = networks.splits.train.images.shape
     batch = 2 ** int(math.log2(max(2, min(LARGEST_BATCH, shape[0] / FEWEST_STEPS))))
     fewest, most = EPOCHS
     epochs = min(most, max(fewest, round(STEPS * batch / shape[0])))
-    told = networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
-    more = setting.unlabelled and toml(str(setting.unlabelled.absolute()))
-    form = {"kind": "batch_ensemble", **({"branch": SHARED} if setting.shares_front else {})}
-    options = {"resolution": setting.side, "channels": setting.channels, "unlabelled": more}
-    text = TEMPLATE.format(
+    form = {"kind": "batch_ensemble", **({"branch": SHARED} if inputs.shares_front else {})}
+    labelled = [LABELLED] if inputs.unlabelled else []
+    return "".join([TEMPLATE, *labelled, *candidates]).format(
         members=len(networks.weights),
         findings="\n".join(f"# {printable(finding)}" for finding in findings),
-        file=printable(str(setting.file)),
+        file=printable(str(inputs.file)),
         seeds=toml(list(range(seeds))),
-        data=toml(setting.source),
-        read="".join(f"\n{key} = {value}" for key, value in options.items() if value is not None),
+        data=toml(inputs.source),
+        read="".join(f"\n{key} = {value}" for key, value in data_options(inputs).items()),
         pad=min(4, shape[-1] // 8),
-        flip=toml(setting.flip),
-        network=toml({"kind": told.pop("kind"), "name": told.pop("name"), **told}),
+        flip=toml(inputs.flip),
+        network=network_text(networks),
         weights=toml_paths([str(path.absolute()) for path in networks.weights]),
-        epochs=epochs,
-        batch=batch,
+        members_are=BRANCHED if inputs.shares_front else EVERYWHERE,
         form=toml(form | {"factor_std": NEAR}),
-        members_are=BRANCHED if setting.shares_front else EVERYWHERE,
-        rates=FOR_CONVOLUTIONS if setting.convolves else FOR_TRANSFORMERS,
+        wide=toml(form),
+        epochs=epochs,
+        long=LONGER * epochs,
+        batch=batch,
+        rates=FOR_CONVOLUTIONS if inputs.convolves else FOR_TRANSFORMERS,
     )
-    text += LABELLED if setting.unlabelled else ""
-    more_text = "".join(candidates)
-    return text + more_text.replace("LONG", str(LONGER * epochs)).replace("WIDE", toml(form))
+
+
+def data_options(inputs: DraftInputs) -> dict[str, object]:
+    """Keys of the recipe's [data] that are not at their defaults, as TOML."""
+    unlabelled = inputs.unlabelled and toml(str(inputs.unlabelled.absolute()))
+    options = {"resolution": inputs.side, "channels": inputs.channels, "unlabelled": unlabelled}
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def network_text(networks: Networks) -> str:
+    """The networks' table as TOML, kind and name first."""
+    keys = networks.table.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
+    return toml({"kind": keys.pop("kind"), "name": keys.pop("name"), **keys})
 
 
 def check_name(file: Path) -> None:
@@ -271,13 +281,15 @@ def check_text(path: Path) -> None:
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
-        raise RecipeError(f"{path} is no UTF-8, in which recipes are written: rename it") from None
+        raise RecipeError(f"{path} is not UTF-8, and a recipe must be: rename it") from None
 
 
 def toml_paths(paths: Sequence[str]) -> str:
     """Paths as TOML, in one line, or in several if that is too long."""
     line = toml(paths)
-    return line if len(line) <= LONG else "[\n" + "".join(f"    {toml(path)},\n" for path in paths) + "]"
+    return (
+        line if len(line) <= LINE_LENGTH else "[\n" + "".join(f"    {toml(path)},\n" for path in paths) + "]"
+    )
 
 
 def common_side(images: Path) -> int | None:
@@ -288,7 +300,7 @@ def common_side(images: Path) -> int | None:
     sizes = [picture_size(path) for path in islice(files, LOOKED_AT)]
     if len(set(sizes)) <= 1 and all(width == height for width, height in sizes):
         return None
-    return min(LARGEST_SIDE, median_low(min(size) for size in sizes))
+    return min(DEFAULT_SIDE, median_low(min(size) for size in sizes))
 
 
 def picture_size(path: Path) -> tuple[int, int]:
@@ -297,4 +309,4 @@ def picture_size(path: Path) -> tuple[int, int]:
         with Image.open(path) as picture:
             return picture.size
     except Exception:
-        return (LARGEST_SIDE, LARGEST_SIDE)
+        return (DEFAULT_SIDE, DEFAULT_SIDE)
