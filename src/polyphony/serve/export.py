@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from polyphony._util.files import atomic_path
 from polyphony._util.text import extra
-from polyphony.serve.graph import OUTPUTS, SET, ExportError, Levels, one_sentence, quiet, traced
+from polyphony.serve.graph import OUTPUTS, SET, ExportError, InputType, one_sentence, quiet, traced
 from polyphony.serve.student import Answers, Student
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ BATCHES = (1, 2, 7)  # batch sizes at which a file is compared with the student
 TOLERANCE = 1e-5  # of every number; divided by a temperature below one, which magnifies rounding errors
 HALF_TOLERANCE = 1e-2  # the same for weights in float16
 
-Run = Callable[
-    [Tensor], dict[str, Tensor]
-]  # runs a file on images, uint8 [n c h w]; returns its outputs by name
+# Runs an exported file on images, uint8 [n c h w]; returns its outputs by name.
+FileRunner = Callable[[Tensor], dict[str, Tensor]]
 
 
 def export_student(
-    student: Student, to: Path | str, images: Tensor, levels: Levels = "uint8", half: bool = False
+    student: Student, to: Path | str, images: Tensor, levels: InputType = "uint8", half: bool = False
 ) -> None:
     """Write a student as one file that takes any number of images: ONNX, or torch.export's .pt2.
 
@@ -64,7 +63,7 @@ def check_images(student: Student, images: Tensor) -> None:
         raise ExportError(f"the images to compare on must be uint8 [n, {sides}], one or more")
 
 
-def as_onnx(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
+def as_onnx(student: Student, levels: InputType, half: bool) -> tuple[bytes, FileRunner]:
     """An ONNX file, and a function that runs it."""
     with one_sentence(student, "written as ONNX"):
         program, words = traced(student, levels, half), f"{student.words}, by Polyphony"
@@ -120,7 +119,7 @@ def shorten_names(graph: onnx_ir.Graph) -> None:
             value.name = shorter
 
 
-def onnx_runner(data: bytes, levels: Levels) -> Run:
+def onnx_runner(data: bytes, levels: InputType) -> FileRunner:
     """A function that runs an ONNX file on the CPU."""
     import onnxruntime
 
@@ -134,7 +133,7 @@ def onnx_runner(data: bytes, levels: Levels) -> Run:
     return run
 
 
-def as_pt2(student: Student, levels: Levels, half: bool) -> tuple[bytes, Run]:
+def as_pt2(student: Student, levels: InputType, half: bool) -> tuple[bytes, FileRunner]:
     """A file of torch.export, and a function that runs it."""
     buffer = io.BytesIO()
     with quiet():
@@ -176,19 +175,19 @@ def compressed(archive: io.BytesIO) -> bytes:
     return buffer.getvalue()
 
 
-def pixels_of(images: Tensor, levels: Levels) -> Tensor:
+def pixels_of(images: Tensor, levels: InputType) -> Tensor:
     """Images, uint8 [n c h w], as the input of a file."""
     return images if levels == "uint8" else images.float() / 255
 
 
-def metadata(student: Student, levels: Levels) -> dict[str, str]:
+def metadata(student: Student, levels: InputType) -> dict[str, str]:
     """The metadata of a file. Values that are not strings become JSON."""
     config = student.description.to_config() | {"levels": levels}
     del config["proof"]  # only needed to build the network again
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in config.items()}
 
 
-def compare(student: Student, run: Run, images: Tensor, tolerance: float) -> None:
+def compare(student: Student, run: FileRunner, images: Tensor, tolerance: float) -> None:
     """Raise an ExportError if the outputs of a file differ from the student's answers."""
     allowed = tolerance / min(1.0, student.temperature)
     for batch in BATCHES:

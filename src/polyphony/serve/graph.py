@@ -24,7 +24,7 @@ from polyphony.metrics import DirichletPredictions
 from polyphony.nn.rank_one import is_plain
 from polyphony.serve.student import Answers, Student
 
-Levels = Literal["uint8", "float32"]
+InputType = Literal["uint8", "float32"]  # of the pixels that a file takes
 
 OUTPUTS = tuple(field.name for field in fields(Answers) if field.type == "Tensor")
 SET = "set"  # output of a student `with_sets`: whether each class is in the prediction set, bool [b k]
@@ -48,7 +48,7 @@ class AnswerGraph(nn.Module):
     set_temperature: Tensor  # of p in the sets
     set_log_prob: Tensor  # the smallest log p in a set
 
-    def __init__(self, student: Student, levels: Levels, half: bool = False) -> None:
+    def __init__(self, student: Student, levels: InputType, half: bool = False) -> None:
         super().__init__()
         self.ensemble = student.ensemble.folded().cpu().eval().requires_grad_(False)
         if half:
@@ -130,7 +130,7 @@ def above_log(log_a: Tensor) -> Tensor:
     return log_ratio - series - steps
 
 
-def traced(student: Student, levels: Levels, half: bool = False) -> ExportedProgram:
+def traced(student: Student, levels: InputType, half: bool = False) -> ExportedProgram:
     """The traced graph of a student. Nothing is computed twice: layers that members share run once.
 
     Raises an ExportError if PyTorch cannot trace it.

@@ -18,8 +18,8 @@ from polyphony.metrics.fidelity import rank_correlation
 from polyphony.runs.samples import Samples
 from polyphony.runs.scores import thresholds
 from polyphony.serve.description import Thresholds
-from polyphony.serve.export import Run, check_images, metadata, onnx_model, onnx_runner, pixels_of
-from polyphony.serve.graph import ExportError, Levels, one_sentence, traced
+from polyphony.serve.export import FileRunner, check_images, metadata, onnx_model, onnx_runner, pixels_of
+from polyphony.serve.graph import ExportError, InputType, one_sentence, traced
 from polyphony.serve.quantise import as_int8, choices, folded_model
 from polyphony.serve.student import Student
 
@@ -74,7 +74,7 @@ class Int8:
             beside.write_bytes(self.data)
 
 
-def quantise_student(student: Student, samples: Samples, levels: Levels = "uint8") -> Int8:
+def quantise_student(student: Student, samples: Samples, levels: InputType = "uint8") -> Int8:
     """A student's ONNX file with int8 weights and activations, by onnxruntime's static quantisation.
 
     The ranges of activations are measured on training images. The temperature and the thresholds of sets are
@@ -108,7 +108,7 @@ def with_placeholders(student: Student) -> Student:
 
 
 def best_choice(
-    model: onnx.ModelProto, plain: Run, samples: Samples, levels: Levels
+    model: onnx.ModelProto, plain: FileRunner, samples: Samples, levels: InputType
 ) -> tuple[str, onnx.ModelProto]:
     """Which layers stay in float32, and the int8 model: the first that is good enough, else the best."""
     reference = fitted_nll(plain, samples.valid)
@@ -124,7 +124,12 @@ def best_choice(
 
 
 def finished_file(
-    student: Student, in_float: str, model: onnx.ModelProto, plain: Run, samples: Samples, levels: Levels
+    student: Student,
+    in_float: str,
+    model: onnx.ModelProto,
+    plain: FileRunner,
+    samples: Samples,
+    levels: InputType,
 ) -> Int8:
     """The int8 file with its own temperature and thresholds, and both files' scores on test images."""
     from onnx import helper, numpy_helper
@@ -148,13 +153,13 @@ def finished_file(
     return Int8(model.SerializeToString(), in_float, *scores, correlation, images)
 
 
-def fitted_nll(run: Run, split: Split) -> float:
+def fitted_nll(run: FileRunner, split: Split) -> float:
     """The NLL of a file's predictions at the temperature that is fitted to them."""
     predictions, _ = answers(run, split)
     return predictions.quality(predictions.fit_temperature())["nll"]
 
 
-def answers(run: Run, split: Split) -> tuple[Predictions, torch.Tensor]:
+def answers(run: FileRunner, split: Split) -> tuple[Predictions, torch.Tensor]:
     """A file's predictions on images, and the mutual information of each image."""
     batches = [run(images) for images in split.images.split(BATCH)]
     members = torch.cat([batch["members"] for batch in batches], 1).double()
