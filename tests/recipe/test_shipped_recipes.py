@@ -53,7 +53,7 @@ def tiny(name: str) -> Study:
     small = {"batch": 2, "epochs": 1, "warm_up": 0}
     recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update=small)})
     splits = tiny_splits(recipe.data, 2 * recipe.student.batch)
-    return Study(recipe, Path("nowhere"), data_instead=splits)
+    return Study(recipe, Path("nowhere"), splits_override=splits)
 
 
 SMALLEST = {"resnet": {"depth": 8, "width": 4}, "wide_resnet": {"depth": 10, "widen": 1}}
@@ -133,7 +133,7 @@ def test_two_steps_change_every_weight_and_leave_predictions(name, method):
     assert unchanged == []
     trained = recipe.form(method).trained(student)
     predictions = predict(trained, splits.test)
-    assert predictions.logits.shape == (study.members(method), 1, len(splits.classes))
+    assert predictions.logits.shape == (study.predicting_members(method), 1, len(splits.classes))
     assert predictions.logits.isfinite().all()
 
 

@@ -212,7 +212,7 @@ def test_the_estimate_is_near_what_a_training_takes(tmp_path):
     study = Study(read_recipe("digits", settings), tmp_path)
     estimate = costs(study)[0].seconds
     model, splits = Single(study.network(study.recipe.teachers.network_of(0))), study.data()
-    plan = study.plan(study.recipe.teachers)
+    plan = study.training_plan(study.recipe.teachers)
     seconds = []
     for _ in range(2):  # the first in a process takes longer
         start = time.process_time()

@@ -205,7 +205,7 @@ def test_a_teacher_is_what_fit_makes_of_the_same_generators(finished):
     study = finished[0]
     network = study.network(study.recipe.teachers.network, generator("teacher weights", 1))
     model = Single(network)
-    plan = study.plan(study.recipe.teachers)
+    plan = study.training_plan(study.recipe.teachers)
     splits = study.data()
     fit(model, CrossEntropy(), splits.train, splits.valid, plan, generator("teacher", 1))
     saved = study.teacher(1).weights()

@@ -155,7 +155,7 @@ def test_a_recipe_says_so_and_keys_stay(tiny_digits, tmp_path: Path):
         Study(read_recipe("digits", [*tiny_digits, f"compile={value}"]), tmp_path)
         for value in ("false", "true")
     )
-    assert compiled.plan(compiled.recipe.teachers).compile
-    assert not plain.plan(plain.recipe.teachers).compile
+    assert compiled.training_plan(compiled.recipe.teachers).compile
+    assert not plain.training_plan(plain.recipe.teachers).compile
     keys = [plan(study, fingerprints(study))[0].key for study in (compiled, plain)]
     assert keys[0] == keys[1]

@@ -232,12 +232,12 @@ def one_to_one(study: Study) -> list[str]:
     """The methods whose students have one independent member for each teacher."""
     forms = {name: study.recipe.form(name) for name in study.recipe.methods}
     independent = [name for name, form in forms.items() if form.one_to_one and not form.mixes_members]
-    return [name for name in independent if study.members(name) == study.recipe.members]
+    return [name for name in independent if study.predicting_members(name) == study.recipe.members]
 
 
 def with_factors(study: Study) -> list[str]:
     """The methods whose students' members differ by rank-one factors."""
-    several = [name for name in study.recipe.methods if study.members(name) > 1]
+    several = [name for name in study.recipe.methods if study.predicting_members(name) > 1]
     return [name for name in several if any(True for _ in factors(study.blank_student(name)))]
 
 

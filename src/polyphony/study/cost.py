@@ -111,7 +111,7 @@ def sketch_on(device: str, study: Study) -> Sketch:
     """A study's models on a device."""
     splits = replace(study.data(), train=study.data().train[:1])
     splits.train.statistics  # noqa: B018 (computes and caches them, outside the device context)
-    study, counting = replace(study, data_instead=splits), Counting()
+    study, counting = replace(study, splits_override=splits), Counting()
     recipe, table = study.recipe, study.recipe.teachers.network_of
 
     def folded(j: int) -> nn.Module:
@@ -200,7 +200,7 @@ def estimate_trainings(study: Study, sketch: Sketch) -> list[Cost]:
 
     def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
         prediction, step = count_prediction(model), counting.of(partial(training_step, model, loss, x))
-        batch, valid = study.plan(schedule).batch, len(study.data().valid)
+        batch, valid = study.training_plan(schedule).batch, len(study.data().valid)
         share = study.unlabelled_share(name) if name in study.recipe.methods else 0.0
         images = round(len(study.data().train) * batch / labelled_rows(batch, share))
         seconds = speed.seconds(step, images, batch) + speed.seconds(prediction, valid, BATCH)

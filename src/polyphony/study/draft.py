@@ -220,7 +220,7 @@ def estimated(inputs: DraftInputs, text: str) -> dict[str, float]:
     """Seconds for a student of each method on this machine, with others in parallel."""
     folder = inputs.file.absolute().parent
     recipe = check({"name": inputs.file.stem, **tomllib.loads(text)}, inputs.file.name, folder)
-    study = Study(recipe, folder, device=choose_device(), data_instead=inputs.networks.splits)
+    study = Study(recipe, folder, device=choose_device(), splits_override=inputs.networks.splits)
     at_once = default_workers(study.device, study.threads())
     return {cost.name: cost.seconds / at_once for cost in costs(study)}
 

@@ -114,7 +114,7 @@ class TrainTeacher(Training):
         number = teachers.number(self.j)
         rng = generator("teacher", number)
         model = Single(study.network(teachers.network_of(self.j), generator("teacher weights", number)))
-        log = self.fit(stage, model, CrossEntropy(), study.plan(teachers), rng, watch)
+        log = self.fit(stage, model, CrossEntropy(), study.training_plan(teachers), rng, watch)
         return self.finish(stage, model.network, log, {})
 
     def import_weights(self, stage: Stage, files: Sequence[Path], watch: Watch) -> None:
@@ -176,7 +176,7 @@ class TrainStudent(Training):
         study, rng = self.study, generator("student", self.seed)
         student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
         loss, step_size = self.loss(student)
-        plan = study.plan(study.recipe.schedule(self.method))
+        plan = study.training_plan(study.recipe.schedule(self.method))
         plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
         log = self.fit(stage, student, loss, plan, rng, watch)
         proof = study.proof(self.method, student)

@@ -39,7 +39,7 @@ def run_study(
 
     Raises a ChangedError if the folder has results with other keys; `redo` removes them instead.
     """
-    check_plans(study)
+    check_batches(study)
     refuse_sweep(study.folder)
     prints = fingerprints(study)
     jobs = plan(study, prints)
@@ -54,11 +54,11 @@ def run_study(
     return Outcome(len(session.ran), len(session.skipped), session.adopted, rows)
 
 
-def check_plans(study: Study) -> None:
+def check_batches(study: Study) -> None:
     """Raise a RecipeError if a batch is larger than the data, before a folder is created."""
     for table in (study.recipe.teachers, study.recipe.student):
         if isinstance(table, Schedule):
-            study.plan(table)
+            study.training_plan(table)
 
 
 @dataclass

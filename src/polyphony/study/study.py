@@ -31,13 +31,12 @@ class Study:
     folder: Path
     data_root: Path | None = None
     device: str = "cpu"
-    data_instead: Splits | None = field(
-        default=None, repr=False
-    )  # replaces the recipe's data, to count costs
+    # Replaces the recipe's data, for example to count costs.
+    splits_override: Splits | None = field(default=None, repr=False)
 
     def data(self) -> Splits:
         """The data of the recipe, read once and cached."""
-        return self.data_instead or load_splits(self.recipe.data, self.data_root)
+        return self.splits_override or load_splits(self.recipe.data, self.data_root)
 
     @property
     def teacher_count(self) -> int:
@@ -65,7 +64,7 @@ class Study:
     def student(self, name: str, seed: int) -> TrainingFolder:
         return TrainingFolder(self.folder / "students" / name / str(seed))
 
-    def plan(self, schedule: Schedule) -> Plan:
+    def training_plan(self, schedule: Schedule) -> Plan:
         """The plan of a training; raises a RecipeError if the schedule's batch is larger than the data."""
         if schedule.batch > len(self.data().train):
             raise RecipeError(
@@ -146,13 +145,13 @@ class Study:
         student.load_state_dict(trained.weights())
         return student.to(self.device)
 
-    def members(self, name: str) -> int:
+    def predicting_members(self, name: str) -> int:
         """How many members a method's student predicts with."""
         return self.recipe.form(name).predictors(self.recipe.members)
 
     def outlined(self) -> Study:
         """The study with blank images in the official number; raises a DataError if that is unknown."""
-        return replace(self, data_instead=outline(self.recipe.data.name, self.recipe.data))
+        return replace(self, splits_override=outline(self.recipe.data.name, self.recipe.data))
 
 
 @lru_cache(maxsize=1)

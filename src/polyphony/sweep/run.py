@@ -22,7 +22,7 @@ from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.leftovers import resolve_conflicts
 from polyphony.study.plan import FORMAT, Upto, jobs_upto, plan, predictions_of, valid_predictions
 from polyphony.study.provenance import write_provenance
-from polyphony.study.run import Session, check_plans
+from polyphony.study.run import Session, check_batches
 from polyphony.study.saved import write_table
 from polyphony.study.score_table import by_calibration
 from polyphony.study.study import Study
@@ -68,7 +68,7 @@ class Sweep:
         """Raise a FolderError or a RecipeError if the sweep cannot run, before anything is written."""
         if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
             raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
-        check_plans(self.study([self.plan.own]))
+        check_batches(self.study([self.plan.own]))
         if trials is not None:
             check_search(self.plan)
 
