@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 
 GPU_SPEED = 2e13  # operations a second that a large GPU is assumed to sustain in float32
 LONGEST_NAME = 0.4  # of the terminal's width, in a table that does not fit
-LEAST_IMPORTANT = (
-    "of seeds",
-    "Params",
-    "ms",
-    "ECE ↓",
-    "Follows",
-    "DEE ↑",
-)  # columns, in the order of removal
+# Columns to remove from a table that does not fit, the first one first.
+LEAST_IMPORTANT = ("of seeds", "Params", "ms", "ECE ↓", "Follows", "DEE ↑")
 
 console = Console()  # results
 errors = Console(stderr=True)

@@ -29,9 +29,8 @@ def cached(name: str, path: Path, options: tuple[object, ...], read: Callable[[]
     with suppress(Exception):
         return restore(file)  # a missing or damaged file raises; then the source is read
     contents = read()
-    with suppress(
-        OSError, RuntimeError
-    ):  # a full disk, or a limit on mapped memory: the next start is slower
+    # If the disk is full or mapped memory is limited, the next start is slower.
+    with suppress(OSError, RuntimeError):
         clear_leftovers(file.parent)  # files of killed processes
         keep(contents, file)
         for old in file.parent.glob(f"*-{source}-*.safetensors"):

@@ -99,11 +99,8 @@ FASHION_MNIST = _dataset(
     "Fashion-MNIST: 28×28 photographs of clothes",
     homepage="https://github.com/zalandoresearch/fashion-mnist",
     terms="MIT",
-    folders=(
-        "fashion-mnist",
-        "FashionMNIST/raw",
-        "/usr/share/datasets/fashion-mnist",
-    ),  # the last is Debian's
+    # The last folder is Debian's.
+    folders=("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
     classes=CLOTHES.split(","),
     address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     files="""f4a8712d7a061bf5bd6d2ca38dc4d50a 8d4fb7e6c68d591d4c3dfef9ec88bf0d 26421880

@@ -52,9 +52,8 @@ def choices(model: onnx.ModelProto) -> list[tuple[str, list[str]]]:
         for node in nodes
         if node.op_type in WEIGHTED and node.input[1] in shapes
     }
-    weighted = [
-        name for name, shape in weights.items() if len(shape) != 3
-    ]  # onnxruntime cannot quantise stacked weights
+    # onnxruntime cannot quantise stacked weights.
+    weighted = [name for name, shape in weights.items() if len(shape) != 3]
     if not weighted:
         raise ExportError("the network has no convolution or linear layer that could become int8")
     before, after = reached_from(nodes, weights), reached_from(nodes, weights, backwards=True)

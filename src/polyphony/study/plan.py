@@ -26,13 +26,8 @@ FORMAT = 3  # raise it when training or a default changes, so that no old result
 RECIPE_EXCLUDED = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
 SCHEDULE_EXCLUDED = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
 METHOD_EXCLUDED = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
-METHOD_SETTINGS = {
-    "alpha",
-    "temperature",
-    "step_size",
-    "passes",
-    "share",
-}  # of one method, or in [student] of all
+# Settings of one method, or in [student] of all methods.
+METHOD_SETTINGS = {"alpha", "temperature", "step_size", "passes", "share"}
 
 
 class Upto(IntEnum):
