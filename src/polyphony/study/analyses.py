@@ -27,8 +27,14 @@ from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Tab
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.stage import locked
 from polyphony.runs.store import Spec, spec_key
-from polyphony.study.evaluation import ANALYSIS_FORMAT, model_hashes, models_key, trained_hash, weight_hashes
 from polyphony.study.jobs import TRAIN_SUBSET
+from polyphony.study.model_hashes import (
+    ANALYSIS_FORMAT,
+    model_hashes,
+    models_key,
+    trained_hash,
+    weight_hashes,
+)
 from polyphony.study.saved import SavedRows, SavedTensors, write_table
 from polyphony.study.study import Study
 from polyphony.training.fit import Watch

@@ -26,9 +26,16 @@ from polyphony.runs.predictions import CORRUPTED, UNKNOWN, prediction_path
 from polyphony.runs.rows import CorruptedScore, TableRow, UnknownScore
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 from polyphony.runs.stage import Stage, TrainingFolder, locked
-from polyphony.runs.store import ChangedError, FileError, spec_key
+from polyphony.runs.store import ChangedError, spec_key
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.jobs import Predict, prediction_name
+from polyphony.study.model_hashes import (
+    ANALYSIS_FORMAT,
+    model_hashes,
+    models_key,
+    trained_hash,
+    weight_hashes,
+)
 from polyphony.study.plan import plan, predictions_of
 from polyphony.study.saved import Saved, SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.score_table import best_member, with_best_teacher
@@ -38,7 +45,6 @@ from polyphony.training.predict import predict
 
 Kind = TypeVar("Kind", bound=TableRow)
 CHOICE_STRIDE = 5  # every fifth unknown image is used to choose the best score
-ANALYSIS_FORMAT = 1  # raise it when an analysis of trained models changes, so that old results are not used
 ROWS_FORMAT = 1  # raise it when the same predictions give other rows
 
 
@@ -298,25 +304,6 @@ def corrupted_scores(
     return rows
 
 
-def weight_hashes(study: Study) -> dict[Model, list[str]]:
-    """The hashes of all models' weights; raises a FileError if a model is not trained yet."""
-    return {(model, seed): model_hashes(study, model, seed) for model, seed in study.models}
-
-
-def model_hashes(study: Study, model: str, seed: int | None) -> list[str]:
-    """The hashes of one model's weights; raises a FileError if it is not trained yet."""
-    if seed is not None:
-        return [trained_hash(study.student(model, seed))]
-    return [trained_hash(study.teacher(j)) for j in range(study.recipe.members)]
-
-
-def trained_hash(trained: TrainingFolder) -> str:
-    """The hash of the weights of a training; raises a FileError if it is not finished."""
-    if not trained.is_finished():
-        raise FileError(trained.folder, "is not fully trained")
-    return str(trained.record()["weights"])
-
-
 def check_trained(study: Study) -> None:
     """Raise unless every teacher and every student is trained with the settings of the recipe."""
     stages = [job.result for job in plan(study, fingerprints(study)) if isinstance(job.result, Stage)]
@@ -361,9 +348,3 @@ def load_predictions(
         if model[0] == TEACHERS and best is not None:
             alone = {split: teachers.member(best) for split, teachers in predictions.items()}
             yield (BEST_TEACHER, best), alone
-
-
-def models_key(study: Study) -> str:
-    """The hash of the weights of all models and of the test images."""
-    weights = [[model, seed, hashes] for (model, seed), hashes in weight_hashes(study).items()]
-    return spec_key({"format": ANALYSIS_FORMAT, "weights": weights, "test": study.data().test.fingerprint})
