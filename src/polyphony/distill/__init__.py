@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from polyphony.distill.distribution import DistillDistribution, DistillProxy
-from polyphony.distill.labels import CrossEntropy
 from polyphony.distill.latent_factor import DistillFactors
 from polyphony.distill.match import match_step_size
-from polyphony.distill.one_to_one import Distill, DistillMean, Passes
+from polyphony.distill.one_to_one import CrossEntropy, Distill, DistillMean, Passes
 
 __all__ = [
     "CrossEntropy",

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from polyphony._util.settings import Count, Positive, Share, Temperature, check
 from polyphony.distill import losses
-from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.one_to_one import all_teacher_logits
 from polyphony.distill.perturb import Clean, Perturbation
 from polyphony.ensembles import DeepEnsemble, Dirichlet, Ensemble
@@ -34,7 +33,7 @@ class DistributionLoss(TwoPart):
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
         x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
-        return x_tilde, *labelled_share(y, self.unlabelled)
+        return x_tilde, losses.labelled_share(y, self.unlabelled)
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class DistillDistribution(DistributionLoss):
 
     def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
         temperature = self.temperature_at(check_dirichlet(student, offset=0).steps)
-        x_tilde, *labelled = draws
+        x_tilde, labelled = draws
         teachers = F.log_softmax(all_teacher_logits(self.teachers, x_tilde).float() / temperature, dim=-1)
         targets = losses.smooth(teachers, self.smoothing)
         log_alpha = student(x_tilde[None])
@@ -79,7 +78,7 @@ class DistillDistribution(DistributionLoss):
             return temperature**2 * nll, nll
 
         loss, nll = losses.limit_gradient(likelihood, log_alpha, self.gradient_limit)
-        acc = accuracy(log_alpha, y[None], *labelled)
+        acc = losses.accuracy(log_alpha, y[None], labelled)
         return {"loss": loss, "nll": nll, "temperature": temperature, "acc": acc}
 
     def temperature_at(self, step: Tensor) -> Tensor:
@@ -105,11 +104,11 @@ class DistillProxy(DistributionLoss):
 
     def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
         check_dirichlet(student, offset=1)
-        x_tilde, *labelled = draws
+        x_tilde, labelled = draws
         teachers = F.log_softmax(all_teacher_logits(self.teachers, x_tilde).float(), dim=-1)
         log_alpha = student(x_tilde[None])
         loss = losses.proxy_dirichlet(log_alpha[0], teachers)
-        return {"loss": loss, "acc": accuracy(log_alpha, y[None], *labelled)}
+        return {"loss": loss, "acc": losses.accuracy(log_alpha, y[None], labelled)}
 
 
 def check_dirichlet(student: Ensemble, offset: float) -> Dirichlet:

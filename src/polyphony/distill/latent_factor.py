@@ -16,8 +16,8 @@ from torch import Tensor
 from polyphony._util.settings import Count, NotNegative, Share, check
 from polyphony.compute.devices import full_precision
 from polyphony.compute.parallel import gather
+from polyphony.distill import losses
 from polyphony.distill.distribution import DistributionLoss
-from polyphony.distill.labels import accuracy
 from polyphony.distill.one_to_one import all_teacher_logits
 from polyphony.ensembles import Ensemble, LatentFactor
 from polyphony.training.graphs import Draws
@@ -62,7 +62,7 @@ class DistillFactors(DistributionLoss):
 
     def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
         student = check_latent_factor(student, self.teachers.members)
-        x_tilde, *labelled = draws
+        x_tilde, labelled = draws
         first_phase = student.steps < self.first * self.steps
         mean, features = student.parts(x_tilde)
         with full_precision(x.device):
@@ -77,7 +77,7 @@ class DistillFactors(DistributionLoss):
             error = expected_square(residual, features, lower, z)
             mmd = discrepancy(latents.flatten(1)) * first_phase
         loss = (square + error) / 2 + self.penalty * mmd
-        acc = accuracy(mean[None], y[None], *labelled)
+        acc = losses.accuracy(mean[None], y[None], labelled)
         return {"loss": loss, "square": square, "error": error, "mmd": mmd, "acc": acc}
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Losses as pure functions of logits [m b k]: means over members and examples.
+"""Losses and accuracy as functions of logits [m b k]: means over members and examples.
 
 Losses of a Dirichlet student take its log concentrations [b k] and the teachers' log-probabilities [M b k].
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from polyphony._util.text import SettingError
+from polyphony.compute.parallel import gather
 from polyphony.data.splits import UNLABELLED
 from polyphony.metrics.probabilities import mean_log_probs
 
@@ -32,6 +33,23 @@ def cross_entropy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None
     check_labels(logits, labels, lowest=UNLABELLED)
     total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
     return total / labels.numel() / labelled
+
+
+def accuracy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
+    """Share of correct predictions, over members and examples. [m b k], [m b] → []
+
+    `labelled` is the share of examples that have a label: pass it to ignore the others, whose label is −1.
+    """
+    correct = (logits.detach().argmax(-1) == labels).float().mean()
+    return correct if labelled is None else correct / labelled
+
+
+def labelled_share(y: Tensor, unlabelled: bool) -> Tensor | None:
+    """The share of a batch that has a label, or None if it cannot have unlabelled images. [b] → []
+
+    It counts the rows of all processes: a mean over all rows, divided by it, is the mean over labelled rows.
+    """
+    return gather((y >= 0).float()).mean() if unlabelled else None
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

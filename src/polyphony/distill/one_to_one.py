@@ -1,4 +1,4 @@
-"""Algorithm 1: member j learns from teacher j, or every member from the teachers' mean."""
+"""Algorithm 1: member j learns from teacher j. Other losses: the teachers' mean, or labels alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,30 @@ from torch import Tensor
 from polyphony._util.settings import Share, Temperature, check
 from polyphony.compute.parallel import gather
 from polyphony.distill import losses
-from polyphony.distill.labels import accuracy, labelled_share
 from polyphony.distill.perturb import ODS, Clean, Perturbation
 from polyphony.ensembles import Assignment, DeepEnsemble, Ensemble, SameRows, member_rows
 from polyphony.training.graphs import Draws, TwoPart
 
 Passes = Literal["one", "two"]  # of the student in a step: one for both losses, or one for each
+
+
+@dataclass(frozen=True)
+class CrossEntropy(TwoPart):
+    """Mean cross-entropy of all members: the loss of teachers, and of students without teachers.
+
+    Examples:
+        >>> model, rng = Single(resnet(8, classes=10)), torch.Generator()
+        >>> sorted(CrossEntropy()(model, torch.rand(2, 3, 32, 32), torch.tensor([3, 5]), rng))
+        ['acc', 'loss']
+    """
+
+    def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
+        return (student.assign(len(x), rng, x.device),)
+
+    def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
+        (assignment,) = draws
+        logits, labels = student(member_rows(x, assignment)), member_rows(y, assignment)
+        return {"loss": losses.cross_entropy(logits, labels), "acc": losses.accuracy(logits, labels)}
 
 
 @dataclass(frozen=True)
@@ -58,18 +76,19 @@ class Distill(TwoPart):
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
         assignment = student.assign(len(x), rng, x.device)
         x_tilde = self.perturb(x, y, self.teachers, student, self.temperature, rng)
-        return assignment, x_tilde, *labelled_share(y, self.unlabelled)
+        return assignment, x_tilde, losses.labelled_share(y, self.unlabelled)
 
     def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
-        assignment, x_tilde, *labelled = draws
+        assignment, x_tilde, labelled = draws
         x = x_tilde if self.passes == "one" else x  # inputs of the cross-entropy
         labels = member_rows(y, assignment)
         clean = student(member_rows(x, assignment))
         perturbed = clean if x_tilde is x else student(member_rows(x_tilde, assignment))
-        ce = losses.cross_entropy(clean, labels, *labelled)
+        ce = losses.cross_entropy(clean, labels, labelled)
         kd = self.imitation(perturbed, x_tilde, assignment)
         loss = (1 - self.alpha) * ce + self.alpha * kd
-        return {"loss": loss, "ce": ce, "kd": kd, "acc": accuracy(clean, labels, *labelled)}
+        acc = losses.accuracy(clean, labels, labelled)
+        return {"loss": loss, "ce": ce, "kd": kd, "acc": acc}
 
     def imitation(self, logits: Tensor, x: Tensor, assignment: Assignment) -> Tensor:
         """The distillation loss: `logits` are the student's on its rows of x. [m rows k], [b c h w] → []"""

@@ -19,7 +19,7 @@ from polyphony._util.text import SettingError, UserError, first_line
 from polyphony.compute.parallel import Group
 from polyphony.ensembles import Ensemble, call_network, evaluating, networks_called_by
 
-Draws = tuple[Any, ...]  # tensors, and which rows each member gets (`ensembles.Assignment`)
+Draws = tuple[Any, ...]  # tensors or None, and which rows each member gets (`ensembles.Assignment`)
 
 BACKEND = "inductor"  # of torch.compile
 MAX_GRAPHS = 256  # of one function: one for each batch size and each kind of teacher
