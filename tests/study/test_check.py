@@ -24,7 +24,9 @@ def test_another_device_passes(name):
 
 def test_a_device_that_computes_something_else_fails(say, monkeypatch):
     real = check.gradients
-    monkeypatch.setattr(check, "CHECKS", {"a step's gradients": check.step, "broken": lambda device: 1 / 0})
+    monkeypatch.setattr(
+        check, "CHECKS", {"a step's gradients": check.check_step, "broken": lambda device: 1 / 0}
+    )
     wrong = {torch.float32: 1.01, torch.float64: 1.0}
     monkeypatch.setattr(check, "gradients", lambda device, dtype: wrong[dtype] * real(device, dtype))
     said = say("check", "--device", "cpu")

@@ -55,7 +55,7 @@ STUDY = {  # the recipe of the small study
 DATA = {"valid": 32, "test": 64, "augment": {"pad": 0, "flip": False}}
 TIMED_SECONDS = 3.0
 TIMED_BATCH = {"cpu": 16}  # other devices use the paper's batch
-Verdict = tuple[str, str, bool]  # the measured value and the limit as text, and whether the check passed
+CheckVerdict = tuple[str, str, bool]  # the measured value and the limit as text, and whether the check passed
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ def run_checks(device: str) -> Iterator[CheckResult]:
         yield CheckResult(name, *verdict)
 
 
-def members(device: str) -> Verdict:
+def check_members(device: str) -> CheckVerdict:
     """A student's logits, for both ways to compute rank-one layers, against float64 on the CPU."""
-    exact, x = student().double(), images(MEMBERS * 4).double().unflatten(0, (MEMBERS, -1))
+    exact, x = small_student().double(), random_images(MEMBERS * 4).double().unflatten(0, (MEMBERS, -1))
     set_way(exact, "activations")
-    tested, worst = student().to(device), 0.0
+    tested, worst = small_student().to(device), 0.0
     ways: tuple[Way, ...] = ("weights", "activations")
     with torch.no_grad(), evaluating(exact), evaluating(tested):
         expected = exact(x)
@@ -93,9 +93,9 @@ def members(device: str) -> Verdict:
     return within(worst, 1e-4)
 
 
-def direction(device: str) -> Verdict:
+def check_direction(device: str) -> CheckVerdict:
     """The ODS direction against autograd through the softmax, for a confident teacher."""
-    teachers, x = confident_teachers(), images(8)
+    teachers, x = confident_teachers(), random_images(8)
     pixels, logits = logits_of_one(copy.deepcopy(teachers).double(), x.double(), rng := seeded())
     guide = 2 * torch.rand(len(x), CLASSES, generator=rng).double() - 1
     (exact,) = torch.autograd.grad((guide * (logits / TEMPERATURE).softmax(-1)).sum(), pixels)
@@ -105,7 +105,7 @@ def direction(device: str) -> Verdict:
     return within(float(1 - cosines.min()), 1e-4)
 
 
-def step(device: str) -> Verdict:
+def check_step(device: str) -> CheckVerdict:
     """The gradients of a distillation step with ConfODS, against float64 on the CPU."""
     expected, measured = gradients("cpu", torch.float64), gradients(device, torch.float32)
     return within(relative_error(measured, expected), 1e-3)
@@ -113,14 +113,14 @@ def step(device: str) -> Verdict:
 
 def gradients(device: str, dtype: torch.dtype) -> Tensor:
     """All gradients of a step as one vector."""
-    model, teachers = student().to(device, dtype).train(), confident_teachers().to(device, dtype)
+    model, teachers = small_student().to(device, dtype).train(), confident_teachers().to(device, dtype)
     loss = Distill(teachers, temperature=TEMPERATURE, perturb=ODS(scale_by_confidence=True))
-    x, y = send(images(8).to(dtype), device), send(torch.arange(8) % CLASSES, device)
+    x, y = send(random_images(8).to(dtype), device), send(torch.arange(8) % CLASSES, device)
     loss(model, x, y, seeded())["loss"].backward()
     return torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
-def resume(device: str) -> Verdict:
+def check_resume(device: str) -> CheckVerdict:
     """Compares a training that is resumed after half of its epochs with an uninterrupted one, bit for bit."""
     checkpoint = MemoryCheckpoint()
     expected = train_student(device, checkpoint)
@@ -131,7 +131,7 @@ def resume(device: str) -> Verdict:
 
 def train_student(device: str, checkpoint: MemoryCheckpoint) -> dict[str, Tensor]:
     """The weights of a trained student, on the CPU."""
-    model, data = student(), stripes(32)
+    model, data = small_student(), stripes(32)
     loss = Distill(confident_teachers().to(device), perturb=ODS())
     fit(model, loss, data, data, PLAN, seeded(), device=device, checkpoint=checkpoint)
     return {name: value.cpu() for name, value in model.state_dict().items()}
@@ -150,7 +150,7 @@ class MemoryCheckpoint:
         self.states.append(copy.deepcopy(state))
 
 
-def study(device: str) -> Verdict:
+def check_study(device: str) -> CheckVerdict:
     """Runs a small study of easy images, whose accuracy must be well above chance."""
     with tempfile.TemporaryDirectory() as folder:
         data, path = stripes(160), Path(folder) / "stripes.npz"
@@ -164,7 +164,7 @@ def study(device: str) -> Verdict:
     return f"{text} correct", "over 50%", min(accuracies.values()) > 0.5
 
 
-def speed(device: str) -> Verdict:
+def measure_speed(device: str) -> CheckVerdict:
     """Measures images per second of the paper's CIFAR-10 distillation: ResNet-32, four members, ConfODS."""
     batch = TIMED_BATCH.get(device, 128)
     model = BatchEnsemble(resnet(32, 10, rng=seeded()), 4, rng=seeded()).to(device)
@@ -186,17 +186,17 @@ def speed(device: str) -> Verdict:
     return f"{rate:.3g} images a second", "any", True
 
 
-CHECKS: dict[str, Callable[[str], Verdict]] = {
-    "members": members,
-    "ODS direction": direction,
-    "a step's gradients": step,
-    "resume": resume,
-    "a small study": study,
-    "speed": speed,
+CHECKS: dict[str, Callable[[str], CheckVerdict]] = {
+    "members": check_members,
+    "ODS direction": check_direction,
+    "a step's gradients": check_step,
+    "resume": check_resume,
+    "a small study": check_study,
+    "speed": measure_speed,
 }
 
 
-def student() -> BatchEnsemble:
+def small_student() -> BatchEnsemble:
     """A small student, with the same weights in each call."""
     return BatchEnsemble(resnet(8, CLASSES, width=8, rng=seeded(1)), MEMBERS, rng=seeded(2))
 
@@ -209,7 +209,7 @@ def confident_teachers() -> DeepEnsemble:
     return DeepEnsemble(networks).folded()
 
 
-def images(count: int) -> Tensor:
+def random_images(count: int) -> Tensor:
     """Random pixels, not close to black or white. [b c h w]"""
     return 0.25 + 0.5 * torch.rand(count, 3, SIDE, SIDE, generator=seeded(3))
 
@@ -231,6 +231,6 @@ def relative_error(measured: Tensor, expected: Tensor) -> float:
     return float((measured.cpu().double() - expected).norm() / expected.norm())
 
 
-def within(error: float, allowed: float) -> Verdict:
+def within(error: float, allowed: float) -> CheckVerdict:
     """The verdict on an error that must not exceed a limit."""
     return f"differs by {error:.1g}", f"{allowed:.0g}", math.isfinite(error) and error <= allowed
