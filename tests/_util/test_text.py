@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyphony._util.text import count, counted, duration, listed, sentence
+from polyphony._util.text import counted, duration, listed, one_line, short_number
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ def test_durations_have_a_readable_unit(seconds: float, text: str):
 
 @pytest.mark.parametrize(("things", "text"), [(473_324, "473.3 k"), (36_615_868, "36.62 M"), (512, "512")])
 def test_counts_are_short(things: int, text: str):
-    assert count(things) == text
+    assert short_number(things) == text
 
 
 def test_counted_things_have_a_plural():
@@ -26,11 +26,11 @@ def test_lists_end_in_and():
 
 
 def test_a_sentence_is_one_short_printable_line() -> None:
-    assert sentence("a.npz is\n no  file") == "a.npz is no file"
-    assert sentence("\x1b[2J \udc80") == "?[2J ?"
-    long = sentence(f"/data/{'x' * 5000}.npz has the label {'9' * 5000}, outside 0..9; replace it")
+    assert one_line("a.npz is\n no  file") == "a.npz is no file"
+    assert one_line("\x1b[2J \udc80") == "?[2J ?"
+    long = one_line(f"/data/{'x' * 5000}.npz has the label {'9' * 5000}, outside 0..9; replace it")
     assert len(long) <= 300
     assert long.startswith("/data/xxx")
     assert "has the label 999" in long
     assert long.endswith("outside 0..9; replace it")
-    assert len(sentence("many short words " * 1000)) == 300
+    assert len(one_line("many short words " * 1000)) == 300

@@ -84,7 +84,7 @@ class Settings(BaseModel):
             setting = error.errors()[0]["loc"][:1]
             # A setting that allows several types has an error for each: report the last.
             fault = [fault for fault in error.errors() if fault["loc"][:1] == setting][-1]
-            raise SettingError(sentence(fault, type(self).__name__, type(self).model_fields)) from None
+            raise SettingError(setting_message(fault, type(self).__name__, type(self).model_fields)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # lets pydantic skip it for tables
 
@@ -135,7 +135,7 @@ def check(kind: Any, **values: Any) -> None:
             raise SettingError(complaint(name, error.errors()[0])) from None
 
 
-def sentence(fault: ErrorDetails, owner: str, names: Collection[str]) -> str:
+def setting_message(fault: ErrorDetails, owner: str, names: Collection[str]) -> str:
     """Pydantic's error of a setting as one sentence. `names` are the settings that the owner has."""
     name = str(fault["loc"][0]) if fault["loc"] else ""
     match fault["type"]:

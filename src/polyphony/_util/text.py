@@ -17,12 +17,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def count(things: float) -> str:
+def short_number(number: float) -> str:
     """ "1.86 M", "77.0 k", "512" """
     for size, letter in ((1e6, "M"), (1e3, "k")):
-        if things >= size:
-            return f"{things / size:.{2 if letter == 'M' else 1}f} {letter}"
-    return f"{things:.0f}"
+        if number >= size:
+            return f"{number / size:.{2 if letter == 'M' else 1}f} {letter}"
+    return f"{number:.0f}"
 
 
 def counted(number: int, thing: str) -> str:
@@ -59,14 +59,14 @@ class UserError(Exception):
     """An error that the user can fix; its message is one sentence."""
 
     def __init__(self, fault: str) -> None:
-        super().__init__(sentence(fault))
+        super().__init__(one_line(fault))
 
 
 class SettingError(UserError, ValueError):
     """A setting is invalid; the message names the setting and its limit."""
 
 
-def sentence(fault: str) -> str:
+def one_line(fault: str) -> str:
     """An error message as one printable line of at most 300 characters; long values are shortened."""
     line = printable(" ".join(fault.split()))
     if len(line) > LONGEST:

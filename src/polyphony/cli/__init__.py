@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in words:
             traceback.print_exc()
         verb = next((word for word in words if not word.startswith("-")), "")
-        complain(sentence(error, verb))
+        complain(error_message(error, verb))
         sys.exit(code)
 
 
@@ -76,7 +76,7 @@ def call(arguments: Sequence[str]) -> None:
             raise
 
 
-def sentence(error: Exception, verb: str) -> str:
+def error_message(error: Exception, verb: str) -> str:
     """The error as one sentence. The library says what is wrong; this function adds what to type."""
     if isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
         command = " ".join(["polyphony", *(error.command_chain or ())])

@@ -16,8 +16,7 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 from rich.text import Text
 
-from polyphony._util.text import count, counted, cut, duration
-from polyphony._util.text import sentence as one_sentence
+from polyphony._util.text import counted, cut, duration, one_line, short_number
 
 if TYPE_CHECKING:
     from polyphony.recipe import Recipe
@@ -39,7 +38,7 @@ chatter = Console()  # progress; --quiet silences it
 
 def complain(sentence: str) -> None:
     """Print an error in one line of at most 300 characters."""
-    print_to(errors, one_sentence(f"polyphony: {sentence}"), "bold red")
+    print_to(errors, one_line(f"polyphony: {sentence}"), "bold red")
 
 
 def working(text: str) -> Status:
@@ -201,7 +200,7 @@ def cells(run: Run, model: str) -> dict[str, str]:
 
     price, dee, follows = run.price(model), run.dee(model), run.follows(model)
     name = f"{run.members} {TEACHERS}" if model == TEACHERS else model
-    cost = {"ms": f"{price.milliseconds:.3g}"} if price else {"Params": count(run.params(model))}
+    cost = {"ms": f"{price.milliseconds:.3g}"} if price else {"Params": short_number(run.params(model))}
     acc, ece = (run.text(model, column).partition(" ±")[0] for column in ("acc", "ece"))
     return {
         "Model": name,

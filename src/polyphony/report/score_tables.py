@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from polyphony import metrics
-from polyphony._util.text import count, counted, duration
+from polyphony._util.text import counted, duration, short_number
 from polyphony.report.paper import printed
 from polyphony.report.paper_tables import paper_row
 from polyphony.report.tables import DASH, Cell, PageTable, by, number, share, slug
@@ -101,7 +101,7 @@ def _price_row(run: Run, model: str, batches: Sequence[int]) -> dict[str, str]:
         "Model": label(run, model),
         "Form": _form(run, model),
         "Members": str(run.members_of(model)),
-        "Parameters": count(run.params(model)),
+        "Parameters": short_number(run.params(model)),
         "File": megabytes(price.bytes) if price and price.bytes else DASH,
         **{heading: f"{row.milliseconds:.3g}" if row else DASH for heading, row in by_batch.items()},
         "× one teacher": f"{times:.2f}" if times else DASH,
