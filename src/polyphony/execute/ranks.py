@@ -23,7 +23,7 @@ from polyphony.execute.runner import Here, run_job
 from polyphony.training.tally import DivergedError
 
 HOST = "127.0.0.1"
-Order = tuple[Job, int] | None  # a job and its number of threads for the other processes; None: the end
+RankJob = tuple[Job, int] | None  # a job for all processes and its number of threads; None: the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Together(Here):
         run_job(job, board)
 
 
-def broadcast(group: Group, order: Order) -> Order:
-    """Send the order of the first process to all processes. Returns this order in each of them."""
-    return group.from_first(lambda: order)
+def broadcast(group: Group, rank_job: RankJob) -> RankJob:
+    """Send the job of the first process to all processes. Returns this job in each of them."""
+    return group.from_first(lambda: rank_job)
 
 
 def run_together(command: Callable[[], None]) -> None:
@@ -64,8 +64,8 @@ def follow(group: Group) -> None:
     Raises errors that only this process has: it then ends, and torchrun ends the others, which would wait for
     it otherwise. Errors that all processes raise at the same place are ignored, since a sweep continues.
     """
-    while (order := broadcast(group, None)) is not None:
-        job, threads = order
+    while (rank_job := broadcast(group, None)) is not None:
+        job, threads = rank_job
         torch.set_num_threads(threads)
         try:
             run_job(job, Relay(lambda event: None))
