@@ -28,7 +28,7 @@ from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
 from polyphony.training.collapse import Row
 from polyphony.training.fit import Loss, Plan, Watch, fit
-from polyphony.training.predict import predict, unchanged
+from polyphony.training.predict import predict
 
 TRAIN_SUBSET = 5000  # training images that models predict on, instead of all
 
@@ -293,7 +293,7 @@ class Predict:
     def run(self, result: SavedPredictions, watch: Watch) -> None:
         model = self.study.load_model(self.model, self.seed, self.teacher_count)
         student = self.perturbing_student
-        before = student.trained_perturbation() if student else unchanged
+        before = student.trained_perturbation() if student else None
         result.save(predict(model, self.images.read(self.study.data()), before=before))
         watch.epoch({})
 

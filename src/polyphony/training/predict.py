@@ -17,11 +17,7 @@ from polyphony.metrics import Predictions
 
 BATCH = 250  # images in a batch, if memory allows
 GROWTH = 64  # bytes that a network may use for each byte of its images as floats
-CHANGE_BYTES = 2**30  # memory that decides the batch of `before`: the same on every machine
-
-
-def unchanged(x: Tensor, y: Tensor) -> Tensor:
-    return x
+PERTURB_BYTES = 2**30  # memory that decides the batch of `before`: the same on every machine
 
 
 def batch_for(ensemble: Ensemble, shape: Sequence[int]) -> int:
@@ -41,7 +37,7 @@ def predict(
     split: Split,
     *,
     batch: int | None = None,
-    before: Callable[[Tensor, Tensor], Tensor] = unchanged,
+    before: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Predictions:
     """The logits of all members on every image, in eval mode and float32.
 
@@ -49,8 +45,9 @@ def predict(
         ensemble: Teachers or a student, on any device.
         split: Images and labels.
         batch: Images at a time (default: as many as fit in memory).
-        before: Changes pixels `[b c h w]`, given their labels `[b]`, before the prediction. Its default
-            batch depends only on the size of the images, so that its draws are the same on every machine.
+        before: Perturbs pixels `[b c h w]`, given their labels `[b]`, before the prediction (default: None). Its
+            default batch depends only on the size of the images, so that its draws are the same on every
+            machine.
 
     Returns:
         Logits `[m n k]` and labels `[n]`, on the CPU.
@@ -63,13 +60,14 @@ def predict(
     """
     shape = split.images.shape[1:]
     size = batch_for(ensemble, shape) if batch is None else batch
-    before_size = _images_in(CHANGE_BYTES, shape) if batch is None and before is not unchanged else size
+    before_size = _images_in(PERTURB_BYTES, shape) if batch is None and before is not None else size
     check(Count, batch=size)
     blocks = []
     with torch.no_grad(), evaluating(ensemble):
         parts = zip(split.images.split(before_size), split.labels.split(before_size), strict=True)
         for images, labels in parts:
-            x = before(pixels(send(images, ensemble.device)), send(labels, ensemble.device))
+            x = pixels(send(images, ensemble.device))
+            x = x if before is None else before(x, send(labels, ensemble.device))
             for rows in x.split(size):
                 blocks.append(ensemble.ask_all(rows).float().cpu())
     return ensemble.predicts(torch.cat(blocks, dim=1), split.labels.cpu())
