@@ -166,7 +166,7 @@ def test_the_proxy_distillation_reads_softmax_of_the_teachers_and_softplus_of_th
     ("make", "offset"),
     [
         (lambda t, p: DistillDistribution(t, 9, perturb=p, temperature=4.0), 0.0),
-        (lambda t, p: DistillProxy(t, p, temperature=4.0), 1.0),
+        (lambda t, p: DistillProxy(t, perturb=p, temperature=4.0), 1.0),
     ],
     ids=["end2", "proxy"],
 )

@@ -100,8 +100,6 @@ class DistillProxy(DistributionLoss):
     the authors add 10⁻⁷ to twice the divergence, we clamp it at 10⁻⁶.
     """
 
-    perturb: Perturbation = Clean()  # here also a positional argument
-
     def compute(self, student: Ensemble, x: Tensor, y: Tensor, draws: Draws) -> dict[str, Tensor]:
         check_dirichlet(student, offset=1)
         x_tilde, labelled = draws
