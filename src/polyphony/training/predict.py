@@ -45,9 +45,8 @@ def predict(
         ensemble: Teachers or a student, on any device.
         split: Images and labels.
         batch: Images at a time (default: as many as fit in memory).
-        before: Perturbs pixels `[b c h w]`, given their labels `[b]`, before the prediction (default: None). Its
-            default batch depends only on the size of the images, so that its draws are the same on every
-            machine.
+        before: Perturbs pixels `[b c h w]`, given their labels `[b]`, before the prediction. Its default
+            batch depends only on the size of the images, so that its draws are the same on every machine.
 
     Returns:
         Logits `[m n k]` and labels `[n]`, on the CPU.
