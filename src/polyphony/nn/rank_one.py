@@ -33,14 +33,14 @@ class MemberLayer(nn.Module):
         if self.turn == NO_TURN:
             raise RuntimeError("a member layer was called outside `InTurn.forward`")
         if self.turn is not None:
-            return self.one(x, self.turn)
-        return self.all(x.movedim(self.dim, 0)).movedim(0, self.dim) if self.dim else self.all(x)
+            return self.run_one(x, self.turn)
+        return self.run_all(x.movedim(self.dim, 0)).movedim(0, self.dim) if self.dim else self.run_all(x)
 
-    def all(self, x: Tensor) -> Tensor:
+    def run_all(self, x: Tensor) -> Tensor:
         """Every member on its own rows. [(m b) …] → [(m b) …]"""
         raise NotImplementedError
 
-    def one(self, x: Tensor, j: int) -> Tensor:
+    def run_one(self, x: Tensor, j: int) -> Tensor:
         """Member j on all rows. [b …] → [b …]"""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class MemberWeights(MemberLayer):
         bias = self._parameters["bias"]
         return self.member_weights(slice(j, j + 1))[0], None if bias is None else bias[j]
 
-    def all(self, x: Tensor) -> Tensor:
+    def run_all(self, x: Tensor) -> Tensor:
         return self.by_weights(x)
 
     def by_weights(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class MemberWeights(MemberLayer):
         blocks = zip(split_rows(x, self.members), self.member_weights().unbind(), biases, strict=True)
         return torch.cat([self.run(*block) for block in blocks])
 
-    def one(self, x: Tensor, j: int) -> Tensor:
+    def run_one(self, x: Tensor, j: int) -> Tensor:
         return self.run(x, *self.member(j))
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -135,7 +135,7 @@ class RankOne(MemberWeights):
         """W ∘ s_j r_jᵀ of some members. [m o i …]"""
         return self.shared.weight * self.scales(rows_of(self.r, of), rows_of(self.s, of))
 
-    def all(self, x: Tensor) -> Tensor:
+    def run_all(self, x: Tensor) -> Tensor:
         on_cpu = x.device.type in ("cpu", "meta")
         by_weights = self.way == "weights" or (self.way == "auto" and on_cpu)
         if by_weights or not is_plain(self.shared):  # another forward may use the weight in any way
@@ -187,10 +187,10 @@ class MemberBatchNorm(MemberLayer):
         self.members = members
         self.norms = nn.ModuleList(copy.deepcopy(norm) for _ in range(members))
 
-    def all(self, x: Tensor) -> Tensor:
-        return torch.cat([self.one(rows, j) for j, rows in enumerate(split_rows(x, self.members))])
+    def run_all(self, x: Tensor) -> Tensor:
+        return torch.cat([self.run_one(rows, j) for j, rows in enumerate(split_rows(x, self.members))])
 
-    def one(self, x: Tensor, j: int) -> Tensor:
+    def run_one(self, x: Tensor, j: int) -> Tensor:
         out: Tensor = self.norms[j](x)
         return out
 
