@@ -10,14 +10,18 @@ from torch import Tensor, nn
 
 from polyphony.nn.networks import Normalize
 
-Order = Literal["rgb", "bgr"]  # of the channels of an image
+ChannelOrder = Literal["rgb", "bgr"]
 
 
 class Adapted(nn.Module):
     """A network with its preprocessing in front: pixels [b c h w] in [0, 1] → logits [b k]."""
 
     def __init__(
-        self, network: nn.Module, normalize: Normalize, size: tuple[int, int] | None, order: Order = "rgb"
+        self,
+        network: nn.Module,
+        normalize: Normalize,
+        size: tuple[int, int] | None,
+        order: ChannelOrder = "rgb",
     ) -> None:
         super().__init__()
         self.normalize, self.size, self.order, self.network = normalize, size, order, network
@@ -36,7 +40,7 @@ def adapt(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     size: int | tuple[int, int] | None = None,
-    order: Order = "rgb",
+    order: ChannelOrder = "rgb",
 ) -> Adapted:
     """Adapt a classifier to take pixels in [0, 1] and return logits. [b c h w] → [b k]
 

@@ -13,7 +13,7 @@ from torch import nn
 from polyphony._util.settings import Settings
 from polyphony.ensembles import evaluating
 from polyphony.nn import Adapted, Size, adapt
-from polyphony.nn.adapter import Order
+from polyphony.nn.adapter import ChannelOrder
 from polyphony.recipe.python import PythonTable, as_recipe_error, seeded
 from polyphony.recipe.table import RecipeError
 
@@ -70,7 +70,7 @@ class ForeignTable(NetworkTable):
     """Standard deviation of the pixels."""
     size: Side | None = None
     """Side in pixels: images are resized to it before the network."""
-    order: Order | None = None
+    order: ChannelOrder | None = None
     """Order of the colour channels that the network expects."""
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ class ForeignTable(NetworkTable):
             network = self.make_network(classes, channels)
         settings = self.expects(network) | self.preprocessing()
         mean, std = (repeated(settings.get(key, (default,)), channels) for key, default in PLAIN.items())
-        order: Order = "rgb" if channels % 3 else settings.get("order", "rgb")  # grey images have none
+        order: ChannelOrder = "rgb" if channels % 3 else settings.get("order", "rgb")  # grey images have none
         return adapt(network, mean, std, settings.get("size"), order)
 
     def fitted(

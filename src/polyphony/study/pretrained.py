@@ -19,7 +19,7 @@ from polyphony.data import Options, Split, Splits, load
 from polyphony.ensembles import Single
 from polyphony.metrics import Predictions
 from polyphony.nn import Adapted
-from polyphony.nn.adapter import Order
+from polyphony.nn.adapter import ChannelOrder
 from polyphony.nn.weights import (
     WeightsError,
     file_and_key,
@@ -159,7 +159,7 @@ class Preprocessing:
     size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    order: Order | None = None
+    order: ChannelOrder | None = None
 
     def network(self, table: ForeignTable) -> ForeignTable:
         """The table with the user's options; raises a RecipeError if only one of mean and std is set."""
