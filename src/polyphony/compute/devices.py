@@ -37,10 +37,8 @@ def choose_device(name: str = "auto") -> str:
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a tensor to a device. For CUDA it is pinned first, so that the copy does not block."""
     target = torch.device(device).type
-    if tensor.device.type != "cpu" or target in (
-        "cpu",
-        "mps",
-    ):  # a copy to MPS that does not block may read freed memory
+    # A copy to MPS that does not block may read freed memory.
+    if tensor.device.type != "cpu" or target in ("cpu", "mps"):
         return tensor.to(device)
     return (tensor.pin_memory() if target == "cuda" else tensor).to(device, non_blocking=True)
 

@@ -36,9 +36,9 @@ class Ensemble(nn.Module):
     members: int
     expects_diversity: bool = True  # whether `fit` warns if members become equal
     predicts: type[Predictions] = Predictions  # the class of its predictions: how logits are interpreted
-    scales_gradients: bool = (
-        False  # whether the M-fold rate of `own_parameters` only offsets gradients of 1/M
-    )
+    # Whether the M-fold learning rate of `own_parameters` only makes up for the 1/M of a mean over members in
+    # the loss. If so, AdamW uses the base rate: its steps do not depend on the scale of gradients.
+    scales_gradients: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -101,13 +101,13 @@ class NetworkRunner:
     """Runs a network for an ensemble; tests it with the first images of each size, dtype and device.
 
     The memory format is channels_last, or contiguous if the network fails with channels_last, as networks
-    with `view(b, -1)` do. If the rows of several members are one batch, [(m b) …], `folded` is the number of
-    members: a call raises a ConversionError if a member does not compute what it computes alone. Images of
+    with `view(b, -1)` do. If the rows of several members are one batch, [(m b) …], `member_count` is their
+    number: a call raises a ConversionError if a member does not compute what it computes alone. Images of
     `size` need no such test: the conversion was tested with them.
     """
 
-    def __init__(self, network: nn.Module, folded: int = 1, size: Size | None = None) -> None:
-        self.folded, self.size = folded, size
+    def __init__(self, network: nn.Module, member_count: int = 1, size: Size | None = None) -> None:
+        self.member_count, self.size = member_count, size
         self.call: Call = call_network
         self.tested: set[tuple[object, ...]] = set()  # size, dtype and device of images that worked
         crashes = any(isinstance(layer, nn.Conv2d) and may_crash(layer) for layer in network.modules())
@@ -118,7 +118,7 @@ class NetworkRunner:
         network.to(memory_format=memory_format)  # type: ignore[call-overload]
         self.memory_format = memory_format
 
-    def members(self, network: nn.Module, x: Tensor) -> Tensor:
+    def run_members(self, network: nn.Module, x: Tensor) -> Tensor:
         """The outputs of a converted network; its front runs once if all members see the same rows.
 
         [m b c h w] → [m b k]
@@ -133,8 +133,8 @@ class NetworkRunner:
         if (kind := (size, rows.dtype, rows.device)) in self.tested:
             return self.run(network, rows, shared)
         check_device(network, rows)
-        if self.folded > 1 and size != self.size:
-            check_members(network, self.folded, size)
+        if self.member_count > 1 and size != self.size:
+            check_members(network, self.member_count, size)
         try:
             outputs = self.first_run(network, rows, shared)
         except RuntimeError as error:

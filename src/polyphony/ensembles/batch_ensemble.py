@@ -27,7 +27,7 @@ class MembersInside(Ensemble):
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
-        return self.run.members(self.network, x)
+        return self.run.run_members(self.network, x)
 
     def member(self, j: int) -> nn.Module:
         """A copy of member j as a plain network: [b c h w] → [b k]."""

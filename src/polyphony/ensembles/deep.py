@@ -91,6 +91,7 @@ class Separate(Networks):
 
     def folded(self) -> DeepEnsemble:
         """Faster copies in eval mode, with BatchNorm folded into convolutions where possible."""
+        # Copies first: a DeepEnsemble freezes its networks, and `fold_norms` may return the network itself.
         return DeepEnsemble([fold_norms(copy.deepcopy(network).eval()) for network in self.networks])
 
 

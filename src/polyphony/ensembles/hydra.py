@@ -41,9 +41,8 @@ class Hydra(Ensemble):
         self.heads = Heads(classifier, members, factor_std, rng)
         self.trunk = with_head(network, self.head, nn.Identity())
         self.run = NetworkRunner(self.trunk, members)
-        self.checked = (
-            False  # becomes True when the first images show that the classifier is the network's end
-        )
+        # Becomes True when the first images show that the classifier is the network's end.
+        self.checked = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
