@@ -13,7 +13,16 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from polyphony._util.files import writing
-from polyphony.data.files import DataError, Inflated, bound, damaged, read_bytes, regular, there, walk
+from polyphony.data.files import (
+    DataError,
+    Inflated,
+    as_data_error,
+    bound,
+    path_exists,
+    read_bytes,
+    regular,
+    walk,
+)
 
 
 def full_name(path: Path, name: str) -> str:
@@ -51,7 +60,7 @@ def tree(path: Path) -> Tree:
     files = {info.filename.partition("/")[2]: info for info in archive.infolist() if not info.is_dir()}
 
     def read(name: str) -> bytes:
-        with damaged(f"{path}: {name}", "file", "download the archive again"):
+        with as_data_error(f"{path}: {name}", "file", "download the archive again"):
             return archive.read(files[name])
 
     return Tree(path, tuple(sorted(files)), read)
@@ -59,7 +68,7 @@ def tree(path: Path) -> Tree:
 
 def open_zip(path: Path, what: str = "zip archive") -> zipfile.ZipFile:
     """Open a zip file; DataError if it is invalid, or has a suspicious name, compression or total size."""
-    with damaged(path, what, "get it again"):
+    with as_data_error(path, what, "get it again"):
         archive = zipfile.ZipFile(regular(path))
     for info in archive.infolist():
         _check_name(path, info.filename)
@@ -79,7 +88,7 @@ def read_files(path: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     Raises a DataError that names the files that are missing or unreadable.
     """
     missing = set(names)
-    from_folder = ((name, read_bytes(path / name)) for name in names if there(path / name))
+    from_folder = ((name, read_bytes(path / name)) for name in names if path_exists(path / name))
     for name, content in from_folder if path.is_dir() else _from_tar(path, names):
         missing.discard(name)
         yield name, content
@@ -88,7 +97,7 @@ def read_files(path: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_tar(path: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    with damaged(path, "tar archive"):
+    with as_data_error(path, "tar archive"):
         for entry, stream in _tar_entries(path):
             name = PurePosixPath(entry).name
             if name in names:
@@ -102,7 +111,7 @@ def unpack(archive: Path, folder: str, root: Path) -> None:
     for the archive.
     """
     with writing(root / folder), tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
-        with damaged(archive, "archive"):
+        with as_data_error(archive, "archive"):
             for name, stream in _tar_entries(archive, bound(archive)):
                 _write(Path(scratch, name), stream)
         if not Path(scratch, folder).is_dir():

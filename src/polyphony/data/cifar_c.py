@@ -15,7 +15,7 @@ import torch
 from numpy.lib.format import open_memmap
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
-from polyphony.data.files import DataError, damaged, read_bytes, regular, there
+from polyphony.data.files import DataError, as_data_error, path_exists, read_bytes, regular
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
@@ -36,22 +36,22 @@ def read(path: Path, options: Options) -> Contents:
     all_labels = as_labels(labels, len(labels), any_class, file)
     parts = {name: _split(path / f"{name}.npy", all_labels) for name in CORRUPTIONS}
     classes = tuple(map(str, all_labels.unique().tolist()))
-    return Contents(classes, parts, "regenerated" if there(path / MARK) else "unverified")
+    return Contents(classes, parts, "regenerated" if path_exists(path / MARK) else "unverified")
 
 
 def source(path: Path) -> str | None:
     """The fingerprint of the test split that the images were made from; None if it is not recorded."""
     file = path / MARK
-    if not there(file):
+    if not path_exists(file):
         return None
-    with damaged(file, "JSON file", f"remove {path} and make the images again"):
+    with as_data_error(file, "JSON file", f"remove {path} and make the images again"):
         facts = json.loads(read_bytes(file))
         return str(facts["fingerprint"]) if "fingerprint" in facts else None
 
 
 def mapped(file: Path) -> np.ndarray[Any, np.dtype[Any]]:
     """The array of an .npy file, memory-mapped copy-on-write; DataError if it is invalid."""
-    with damaged(file, ".npy file", "get it again"), warnings.catch_warnings(action="ignore"):
+    with as_data_error(file, ".npy file", "get it again"), warnings.catch_warnings(action="ignore"):
         array: np.memmap[Any, np.dtype[Any]] = open_memmap(regular(file), mode="c")
         if array.offset + array.nbytes != file.stat().st_size:
             raise ValueError("its size differs from its header")

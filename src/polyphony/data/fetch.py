@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from polyphony._util.files import LOCK, writing
 from polyphony.data.archives import unpack
 from polyphony.data.dataset import Download
-from polyphony.data.files import DataError, file_md5, there
+from polyphony.data.files import DataError, file_md5, path_exists
 
 Progress = Callable[[int], None]  # called with the number of bytes downloaded so far
 
@@ -53,7 +53,7 @@ def _locked(download: Download, root: Path) -> Iterator[None]:
 def _make(download: Download, root: Path, progress: Progress) -> None:
     """Make the folder or file of a download, from the user's copy of the file or from its address."""
     file = root / download.path
-    is_users = there(file)  # then it is checked, used and not removed
+    is_users = path_exists(file)  # then it is checked, used and not removed
     if not is_users:
         _fetch_file(download, file, progress)
     elif file_md5(file) != download.md5:
@@ -67,7 +67,7 @@ def _make(download: Download, root: Path, progress: Progress) -> None:
 def _fetch_file(download: Download, file: Path, progress: Progress) -> None:
     """Download to a .part file, and rename it if size and MD5 are right. A .part file is continued."""
     part = file.with_name(file.name + ".part")
-    if there(part) and not part.is_file():
+    if path_exists(part) and not part.is_file():
         raise DataError(f"{part} is not a regular file; remove it to download there")
     try:
         if not part.exists() or part.stat().st_size < download.size:

@@ -67,7 +67,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def damaged(where: object, what: str, advice: str = "download it again") -> Iterator[None]:
+def as_data_error(where: object, what: str, advice: str = "download it again") -> Iterator[None]:
     """Raise any error of a library that reads a file as a DataError: "`where` is not a valid `what`"."""
     try:
         yield
@@ -81,7 +81,7 @@ def damaged(where: object, what: str, advice: str = "download it again") -> Iter
         ) from error
 
 
-def there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Whether the path exists; False without permission to look."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists would raise without permission)
 
@@ -144,7 +144,7 @@ class Inflated(io.RawIOBase):
 
 def unpacked(path: Path) -> bytes:
     """The content of a file, unpacked if it is a .gz."""
-    with damaged(path, ".gz file"), Inflated(path) as stream:
+    with as_data_error(path, ".gz file"), Inflated(path) as stream:
         return b"".join(iter(stream.read, b""))
 
 

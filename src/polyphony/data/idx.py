@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place, as_labels
-from polyphony.data.files import DataError, there, unpacked
+from polyphony.data.files import DataError, path_exists, unpacked
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
@@ -34,7 +34,7 @@ def _split(path: Path, prefix: str, classes: int) -> Split:
 def read_idx(path: Path, dimensions: int) -> tuple[Path, np.ndarray[Any, np.dtype[np.uint8]]]:
     """The file that was read (`path` or `path`.gz), and its array; DataError if it is invalid."""
     packed = path.with_name(path.name + ".gz")
-    file = path if there(path) or not there(packed) else packed
+    file = path if path_exists(path) or not path_exists(packed) else packed
     content = unpacked(file)
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < header:

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from polyphony._util.files import cores
 from polyphony.data.files import DataError, most_unpacked
-from polyphony.data.splits import room
+from polyphony.data.splits import image_buffer
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -77,7 +77,7 @@ def decode_all(
         return decode(read(name), where(name), size)
 
     shape = (3, size[1], size[0]) if size else picture(names[0]).shape
-    out = room(len(names), *shape)
+    out = image_buffer(len(names), *shape)
     array, hide_bar = out.numpy(), not sys.stderr.isatty()
     pictures = _in_order(picture, names, CHUNK // math.prod(shape))
     bar = track(pictures, title, len(names), console=Console(stderr=True), transient=True, disable=hide_bar)

@@ -12,7 +12,15 @@ from polyphony._util.text import suggestion
 from polyphony.data.cache import cached
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.dataset import Contents, Dataset, Place, validated
-from polyphony.data.files import DataError, MissingDataError, data_root, file_md5, readable, there, unpacked
+from polyphony.data.files import (
+    DataError,
+    MissingDataError,
+    data_root,
+    file_md5,
+    path_exists,
+    readable,
+    unpacked,
+)
 from polyphony.data.options import (
     Options,
     converted,
@@ -93,7 +101,7 @@ def identify(source: str) -> Dataset:
     """The data set with this name, or the user's own data at this path; DataError if there is neither."""
     if source in DATASETS:
         return DATASETS[source]
-    if source and there(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
+    if source and path_exists(Path(source)) and (Path(source).is_dir() or source.endswith(".npz")):
         return own(Path(source))
     if Path(source).name != source:
         raise DataError(f"there is no folder and no .npz file {source!r}")
@@ -112,7 +120,7 @@ def locate(dataset: Dataset, root: Path) -> tuple[Place, Path]:
 
 def first_place(dataset: Dataset, root: Path) -> Place | None:
     """The first form of a data set that exists below the root, or None."""
-    return next((place for place in dataset.places if not place.path or there(root / place.path)), None)
+    return next((place for place in dataset.places if not place.path or path_exists(root / place.path)), None)
 
 
 def contents(dataset: Dataset, place: Place, path: Path, options: Options = EVERYTHING) -> Contents:
@@ -209,6 +217,6 @@ def check(dataset: Dataset, place: Place, path: Path, contents: Contents) -> tup
 def _checksum(file: Path) -> str | None:
     """The MD5 of a file, or of the content of its .gz; None if neither exists."""
     packed = file.with_name(file.name + ".gz")
-    if there(file):
+    if path_exists(file):
         return file_md5(file)
-    return md5(unpacked(packed), usedforsecurity=False).hexdigest() if there(packed) else None
+    return md5(unpacked(packed), usedforsecurity=False).hexdigest() if path_exists(packed) else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyphony._util.settings import Count, Settings, Whole
 from polyphony.data.files import DataError
-from polyphony.data.splits import Split, room
+from polyphony.data.splits import Split, image_buffer
 
 LARGEST_SIDE = 8192  # pixels
 CHUNK = 1024  # images at a time
@@ -174,7 +174,7 @@ def converted(split: Split, options: Options) -> Split:
     if side is not None and images.shape[-2:] != (side, side):
         images = area_average(images, side, side)
     if channels is not None and images.shape[1] != channels:
-        source, images = images, room(len(images), channels, *images.shape[2:])
+        source, images = images, image_buffer(len(images), channels, *images.shape[2:])
         for chunk, target in zip(source.split(CHUNK), images.split(CHUNK), strict=True):
             target.copy_(with_channels(chunk, channels))
     return split if images is split.images else Split(images, split.labels)
@@ -183,7 +183,7 @@ def converted(split: Split, options: Options) -> Split:
 def area_average(images: Tensor, height: int, width: int) -> Tensor:
     """Resize: a new pixel is the rounded mean over its area. uint8 [n c h w] → [n c height width]"""
     rows, columns = _overlaps(images.shape[-2], height), _overlaps(images.shape[-1], width)
-    out = room(len(images), images.shape[1], height, width)
+    out = image_buffer(len(images), images.shape[1], height, width)
     largest = images.shape[1] * max(images.shape[2], height) * max(images.shape[3], width)
     step = max(1, min(1024, (1 << 26) // largest))  # bounds the float copies
     for start in range(0, len(images), step):

@@ -16,7 +16,7 @@ from polyphony.data import cifar_c
 from polyphony.data.archives import open_zip, tree
 from polyphony.data.cache import cached
 from polyphony.data.dataset import Contents, Dataset, Place, as_labels
-from polyphony.data.files import DataError, damaged, read_bytes, readable, there
+from polyphony.data.files import DataError, as_data_error, path_exists, read_bytes, readable
 from polyphony.data.images import SUFFIXES, decode_all, is_picture
 from polyphony.data.options import Options, area_average, channels_first, with_channels
 from polyphony.data.splits import Split
@@ -40,7 +40,7 @@ def own(path: Path) -> Dataset:
     The folder may also hold corrupted images that Polyphony made.
     """
     path = path.resolve()
-    if there(path / cifar_c.MARK):
+    if path_exists(path / cifar_c.MARK):
         place = Place(str(path), cifar_c.read, cached=False)
     elif path.is_dir():
         place = Place(str(path), read_folder, options=("resolution",))
@@ -141,7 +141,10 @@ def _arrays(path: Path) -> dict[str, Array]:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in names:
-                with damaged(f"{path}: {name}", "plain array", "save it again"), archive.open(info) as stream:
+                with (
+                    as_data_error(f"{path}: {name}", "plain array", "save it again"),
+                    archive.open(info) as stream,
+                ):
                     arrays[name] = read_array(stream, allow_pickle=False)
                     if stream.read(1):
                         raise ValueError("its size differs from its header")
@@ -160,7 +163,7 @@ def _names(path: Path, classes: Array | None) -> tuple[str, ...]:
         raise DataError(
             f"{path}: classes is {classes.dtype} {list(classes.shape)}; it must be a list of names"
         )
-    with damaged(f"{path}: classes", "list of names", "save it again"):
+    with as_data_error(f"{path}: classes", "list of names", "save it again"):
         names = tuple(classes.astype(str).tolist())
     duplicates = [name for name, count in Counter(names).items() if count > 1]
     if duplicates:
@@ -184,7 +187,7 @@ def read_unlabelled(path: Path, shape: tuple[int, ...]) -> Split:
     Pictures are cropped, then resized to the shape; arrays are only resized. Labels in the file are ignored.
     Raises a DataError if the path or its images are missing.
     """
-    if not there(path) or not (path.is_dir() or path.suffix == ".npz"):
+    if not path_exists(path) or not (path.is_dir() or path.suffix == ".npz"):
         raise DataError(f"data.unlabelled is {path}, which is not a folder or an .npz file; correct the path")
     path = path.resolve()
 

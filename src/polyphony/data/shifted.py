@@ -9,7 +9,7 @@ from pathlib import Path
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.cifar_c import SEVERITIES, read, source
 from polyphony.data.dataset import validated
-from polyphony.data.files import MissingCorruptedError, data_root, there
+from polyphony.data.files import MissingCorruptedError, data_root, path_exists
 from polyphony.data.load import EVERYTHING, arrange, contents, identify, locate
 from polyphony.data.options import Options, area_average, converted, first_images, with_channels
 from polyphony.data.splits import Split
@@ -75,10 +75,10 @@ def corrupted(name: str, root: Path | None = None, options: Options = EVERYTHING
     """
     base = data_root(root)
     official, regenerated = DATASETS.get(f"{name}-c"), base / regenerated_folder(name)
-    if official is not None and there(base / official.places[0].path):
+    if official is not None and path_exists(base / official.places[0].path):
         place, folder = locate(official, base)
         data = contents(official, place, folder)
-    elif there(regenerated):
+    elif path_exists(regenerated):
         folder, data = regenerated, validated(read(regenerated, options), regenerated)
     else:
         names = f"{official.places[0].path} or {regenerated.name}" if official else regenerated.name

@@ -16,7 +16,15 @@ import numpy as np
 import torch
 
 from polyphony.data.dataset import Contents, Dataset, Download, Place
-from polyphony.data.files import LARGEST, DataError, MissingDataError, bound, damaged, read_bytes, there
+from polyphony.data.files import (
+    LARGEST,
+    DataError,
+    MissingDataError,
+    as_data_error,
+    bound,
+    path_exists,
+    read_bytes,
+)
 from polyphony.data.options import Options
 from polyphony.data.splits import Split
 
@@ -31,7 +39,7 @@ def read_mat(path: Path, names: Sequence[str]) -> dict[str, Array]:
     content = memoryview(read_bytes(path))
     arrays: dict[str, Array] = {}
     spare = min(bound(path), LARGEST)  # bytes that may still be unpacked
-    with damaged(path, ".mat file"):
+    with as_data_error(path, ".mat file"):
         if bytes(content[124:128]) != b"\x00\x01IM":
             raise ValueError("not of version 5")
         for kind, body in _elements(content[128:]):
@@ -86,9 +94,9 @@ def read(path: Path, options: Options) -> Contents:
     if not path.is_dir():
         return Contents(CLASSES, {"test": read_split(path)})
     files = {part: path / f"{part}_32x32.mat" for part in ("train", "test")}
-    if not there(files["test"]):
+    if not path_exists(files["test"]):
         raise MissingDataError(f"{files['test']} is missing: put it there", "svhn")
-    return Contents(CLASSES, {part: read_split(file) for part, file in files.items() if there(file)})
+    return Contents(CLASSES, {part: read_split(file) for part, file in files.items() if path_exists(file)})
 
 
 def read_split(path: Path) -> Split:

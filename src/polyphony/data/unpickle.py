@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from polyphony.data.files import DataError, damaged
+from polyphony.data.files import DataError, as_data_error
 
 MOST = 1_000_000  # instructions in a file; official files have at most about 200,000
 NAMES = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1
@@ -119,7 +119,7 @@ def unpickle(content: bytes, where: str) -> dict[str, Any]:
 
     `where` names the file in messages.
     """
-    with damaged(where, "CIFAR file"):
+    with as_data_error(where, "CIFAR file"):
         for count, (instruction, _, _) in enumerate(pickletools.genops(content), 1):
             if count > MOST:
                 raise DataError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyphony._util.text import first_line
 from polyphony.data import DataError
 from polyphony.data.archives import open_zip
-from polyphony.data.files import damaged, regular, there
+from polyphony.data.files import as_data_error, path_exists, regular
 
 USUAL_KEYS = ("state_dict", "model", "model_state_dict", "network", "net")  # of weights, preferred first
 MAX_DEPTH = 3  # of nested dicts
@@ -81,7 +81,7 @@ def is_plain(value: Tensor) -> bool:
 
 def file_and_key(path: Path) -> tuple[Path, str]:
     """Split "a.pt#ema" into the file "a.pt" and the key "ema"; the key is "" if a file "a.pt#ema" exists."""
-    if "#" not in path.name or there(path):
+    if "#" not in path.name or path_exists(path):
         return path, ""
     name, _, key = path.name.rpartition("#")
     return path.with_name(name), key
@@ -99,7 +99,7 @@ def read_stored(path: Path) -> StoredWeights:
     usual key is returned. Raises a WeightsError or a DataError if the file is damaged or the choice unclear.
     """
     file, key = file_and_key(path)
-    with damaged(file, "file of weights", "save it again"):
+    with as_data_error(file, "file of weights", "save it again"):
         packed = zipfile.is_zipfile(regular(file))
     if packed:
         open_zip(file, "file of weights").close()  # rejects zip bombs

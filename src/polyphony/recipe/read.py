@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from polyphony._util.settings import Settings, complaint
 from polyphony._util.shipped import shipped
 from polyphony._util.text import suggestion
-from polyphony.data.files import there
+from polyphony.data.files import path_exists
 from polyphony.recipe.schema import TEACHER_TAGS, Recipe
 from polyphony.recipe.table import RecipeError
 
@@ -60,12 +60,12 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool
 def find(source: str | Path) -> Path:
     """The file of a recipe, from a path that exists or the name of a shipped recipe; raises a RecipeError."""
     path = Path(source)
-    if there(path) and path.is_file():
+    if path_exists(path) and path.is_file():
         return path
     recipes = shipped()
     if str(source) in recipes:
         return recipes[str(source)]
-    if there(path):
+    if path_exists(path):
         raise RecipeError(f"'{source}' is not a file: a recipe is a TOML file")
     hint = suggestion(path.stem, recipes, "shipped are")
     if path.suffix == ".toml" or path.name != str(source):

@@ -20,7 +20,7 @@ from pydantic import (
 from polyphony._util.settings import MOST_MEMBERS, Settings, Share, Temperature
 from polyphony.data import Augmentation, Options
 from polyphony.data.catalogue import DATASETS
-from polyphony.data.files import there
+from polyphony.data.files import path_exists
 from polyphony.distill import Passes
 from polyphony.nn.rank_one import Way
 from polyphony.recipe.foreign import NetworkTable
@@ -49,7 +49,7 @@ class Data(Options):
     @classmethod
     def _resolve_path(cls, name: str, info: ValidationInfo) -> str:
         path = beside(name, info)
-        return path if name not in DATASETS and there(Path(path)) else name
+        return path if name not in DATASETS and path_exists(Path(path)) else name
 
     @field_validator("unlabelled")
     @classmethod

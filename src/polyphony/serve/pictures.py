@@ -14,7 +14,7 @@ from torch import Tensor
 from polyphony._util.text import first_line
 from polyphony.data import DataError, pixels
 from polyphony.data.archives import tree
-from polyphony.data.files import damaged, read_bytes
+from polyphony.data.files import as_data_error, read_bytes
 from polyphony.data.images import SUFFIXES, decode, decode_all, fitted, is_picture
 from polyphony.data.options import area_average, channels_first, with_channels
 from polyphony.data.splits import Resize, describe
@@ -95,7 +95,7 @@ def _from_picture(picture: Picture, shape: Shape, resize: Resize) -> Tensor:
     if isinstance(picture, str | Path):
         levels = decode(read_bytes(Path(picture)), str(picture), size)
     elif isinstance(picture, Image.Image):
-        with damaged("a picture", "picture", "replace it"):
+        with as_data_error("a picture", "picture", "replace it"):
             levels = fitted(picture, "a picture", size)
     elif isinstance(picture, np.ndarray | Tensor):
         return _from_array(picture[None], shape, resize)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from polyphony.data.files import readable, regular, there
+from polyphony.data.files import path_exists, readable, regular
 from polyphony.nn.weights import file_and_key
 from polyphony.recipe import PretrainedTeachers
 from polyphony.runs.store import Spec
@@ -47,7 +47,7 @@ def pretrained_hash(study: Study, j: int, file: Path, valid: str) -> str:
     If the file is missing, the hash comes from the run's copy, provided that nothing else has changed.
     """
     copy = study.teacher(j)
-    if not there(file_and_key(file)[0]) and copy.is_finished():
+    if not path_exists(file_and_key(file)[0]) and copy.is_finished():
         spec = copy.record()["spec"]
         if spec == pretrained_spec(study, j, valid, spec.get("weights", "")):
             return str(spec["weights"])

@@ -14,7 +14,7 @@ from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import group_from_environment
 from polyphony.compute.seeds import generator
 from polyphony.data import Split, Splits
-from polyphony.data.files import there
+from polyphony.data.files import path_exists
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
@@ -119,7 +119,7 @@ class TrainTeacher(Training):
 
     def import_weights(self, stage: Stage, files: Sequence[Path], watch: Watch) -> None:
         """Check pretrained weights on validation images and save them; raises if they do not fit the data."""
-        refuse_copies([path for path in files if there(file_and_key(path)[0])])
+        refuse_copies([path for path in files if path_exists(file_and_key(path)[0])])
         splits, path = self.study.data(), files[self.j]
         network = self.study.network(self.study.recipe.teachers.network_of(self.j))
         predictions = answers(network, path, splits.valid, self.study.device)
