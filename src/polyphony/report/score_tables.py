@@ -16,7 +16,7 @@ from polyphony.runs.predictions import CORRUPTED
 from polyphony.runs.rows import CorruptedScore, FactorDistance, Latency, UnknownScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.scores import HEADINGS, TEACHERS, BySeed, by_shared_seeds, differ, mean_text
-from polyphony.runs.store import damaged
+from polyphony.runs.store import damaged_file
 
 _LARGER_IS_BETTER = {name: "↑" in text for name, text in HEADINGS.items() if "↑" in text or "↓" in text}
 _HOW = {
@@ -211,6 +211,6 @@ def _is_official(run: Run, name: str, rows: Sequence[CorruptedScore]) -> bool:
     for (model, _), scored in by(rows, "model", "seed").items():
         if len(scored) != len(conditions):
             why = f"it has {len(scored)} scores of a seed of {model}, not {len(conditions)}"
-            raise damaged(run.folder / CorruptedScore.file, why)
+            raise damaged_file(run.folder / CorruptedScore.file, why)
     splits = (f"{CORRUPTED}{name}-{kind}-{severity}" for kind, severity in conditions)
     return not name.endswith("-regenerated") and all(run.images(s) == _PAPERS_IMAGES for s in splits)

@@ -14,7 +14,7 @@ from polyphony.report.tables import by
 from polyphony.runs.rows import SweepScore, TeacherScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.scores import JUDGE, TEACHERS
-from polyphony.runs.store import FileError, SweepFacts, damaged, read_object
+from polyphony.runs.store import FileError, SweepFacts, damaged_file, read_object
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 OTHER = "standard"  # the calibration that is shown too, but does not rank the points
@@ -80,7 +80,7 @@ class SweepRun(Run):
         for name, rows in by(self.table(SweepScore), "model").items():
             kinds = by(rows, "calibration")
             if not {JUDGE, OTHER} <= kinds.keys():
-                raise damaged(self.folder / SweepScore.file, f"{name} lacks a calibration")
+                raise damaged_file(self.folder / SweepScore.file, f"{name} lacks a calibration")
             settings = {parameter: getattr(rows[0], parameter) for parameter in PARAMETERS}
             scores = {kind: _scores(kinds[kind]) for kind in (JUDGE, OTHER)}
             points.append(ScoredPoint(name, settings, scores))

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyphony.data.splits import describe
 from polyphony.metrics import DirichletPredictions, Predictions
 from polyphony.runs.scores import TEACHERS
-from polyphony.runs.store import damaged, open_tensors, read_tensors, write_atomically
+from polyphony.runs.store import damaged_file, open_tensors, read_tensors, write_atomically
 
 KIND = "logits"  # key of the kind in the file's metadata; missing for `Predictions`
 KINDS = {cls.kind: cls for cls in (Predictions, DirichletPredictions)}
@@ -50,16 +50,16 @@ def read_predictions(path: Path) -> Predictions:
         logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
         kind = (file.metadata() or {}).get(KIND, Predictions.kind)
     if logits.dim() != 3 or not logits.numel() or not logits.is_floating_point():
-        raise damaged(path, f"its logits are {describe(logits)}, not members, images and classes")
+        raise damaged_file(path, f"its logits are {describe(logits)}, not members, images and classes")
     if not bool(logits.isfinite().all()):
-        raise damaged(path, "its logits are not all numbers")
+        raise damaged_file(path, "its logits are not all numbers")
     if labels.shape != logits.shape[1:2] or labels.is_floating_point():
-        raise damaged(path, f"its labels are {describe(labels)}, not those of {logits.shape[1]} images")
+        raise damaged_file(path, f"its labels are {describe(labels)}, not those of {logits.shape[1]} images")
     has_classes = not path.stem.startswith((UNKNOWN, UNLABELLED))  # other data sets have other classes
     if has_classes and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[2]:
-        raise damaged(path, f"its labels are not all among {logits.shape[2]} classes")
+        raise damaged_file(path, f"its labels are not all among {logits.shape[2]} classes")
     if kind not in KINDS:
-        raise damaged(path, f"'{kind}' is an unknown kind of predictions")
+        raise damaged_file(path, f"'{kind}' is an unknown kind of predictions")
     return KINDS[kind](logits, labels)
 
 
@@ -68,7 +68,7 @@ def count_images(path: Path) -> int:
     with open_tensors(path) as file:
         shape = file.get_slice("logits").get_shape()
     if len(shape) != 3:
-        raise damaged(path, f"its logits are {shape}, not members, images and classes")
+        raise damaged_file(path, f"its logits are {shape}, not members, images and classes")
     return int(shape[1])
 
 
@@ -86,5 +86,5 @@ def read_views(path: Path) -> dict[str, Tensor]:
         model.dim() == 4 and (model.shape[0], model.shape[2]) == (2, len(images)) for model in models
     )
     if not (are_images and same_shape and predicted and TEACHERS in tensors):
-        raise damaged(path, "it does not hold images and the members' predictions on them")
+        raise damaged_file(path, "it does not hold images and the members' predictions on them")
     return tensors

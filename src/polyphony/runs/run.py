@@ -24,7 +24,7 @@ from polyphony.runs.predictions import (
 )
 from polyphony.runs.rows import EnsembleNll, Latency, Score, Temperature
 from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text, select
-from polyphony.runs.store import Done, Facts, FileError, Row, damaged, read_log, read_object, read_table
+from polyphony.runs.store import Done, Facts, FileError, Row, damaged_file, read_log, read_object, read_table
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Run:
         """Raise a FileError if a table names models that the recipe does not have."""
         for model in models:
             if model not in (TEACHERS, BEST_TEACHER, *self.recipe.methods):
-                raise damaged(path, f"recipe.json has no method '{model}'")
+                raise damaged_file(path, f"recipe.json has no method '{model}'")
 
     @cached_property
     def facts(self) -> Facts:
@@ -67,7 +67,7 @@ class Run:
         try:
             return check(self.facts.recipe, path.name, code=False)
         except RecipeError as error:
-            raise damaged(path, error) from None
+            raise damaged_file(path, error) from None
 
     @property
     def members(self) -> int:
@@ -188,7 +188,7 @@ class Run:
         curves = {kind: [row for row in rows if row.calibration == kind] for kind in CALIBRATIONS}
         for kind, curve in curves.items() if rows else ():
             if [row.size for row in curve] != list(range(self.teacher_count + 1)):
-                raise damaged(self.folder / EnsembleNll.file, f"the {kind} curve has other sizes")
+                raise damaged_file(self.folder / EnsembleNll.file, f"the {kind} curve has other sizes")
         return {kind: [row.nll for row in curve] for kind, curve in curves.items() if curve}
 
     @cached_property
@@ -202,7 +202,7 @@ class Run:
             ensemble = saved.first(self.members) if model == TEACHERS else saved
             expected = members.setdefault(model, saved.members), classes
             if (ensemble.members, ensemble.logits.shape[2]) != expected:
-                raise damaged(path, "it has other members or classes than the rest")
+                raise damaged_file(path, "it has other members or classes than the rest")
         return result
 
     def _prediction_files(self) -> Iterator[tuple[str, int | None, Path]]:
@@ -239,7 +239,7 @@ class Run:
         """The temperatures that the study fitted on validation images, by model and seed."""
         result = {(row.model, row.seed): row.temperature for row in self.table(Temperature)}
         if not all(temperature > 0 for temperature in result.values()):
-            raise damaged(self.folder / Temperature.file, "a temperature is not above 0")
+            raise damaged_file(self.folder / Temperature.file, "a temperature is not above 0")
         return result
 
     def log_probs(self, model: str, calibration: str) -> Tensor | None:

@@ -13,7 +13,7 @@ import safetensors.torch
 from polyphony._util.text import first_line
 from polyphony.data.splits import Split, Splits
 from polyphony.runs.predictions import saved_key
-from polyphony.runs.store import damaged, read_tensors, write_atomically
+from polyphony.runs.store import damaged_file, read_tensors, write_atomically
 
 FILE = "samples.safetensors"
 COUNTS = {"train": 512, "valid": 2000, "test": 2000}  # the largest number of images of a split
@@ -61,4 +61,4 @@ def read_samples(folder: Path) -> Samples | None:
             **{name: Split(tensors[f"{name}.images"], tensors[f"{name}.labels"]) for name in COUNTS}
         )
     except (KeyError, ValueError) as error:
-        raise damaged(path, first_line(error)) from error
+        raise damaged_file(path, first_line(error)) from error

@@ -57,7 +57,7 @@ class FileError(StoreError):
         return FileError, (self.path, self.words), self.__dict__  # for pickle, so that processes can send it
 
 
-def damaged(path: Path, why: object) -> FileError:
+def damaged_file(path: Path, why: object) -> FileError:
     """The FileError to raise for a damaged file."""
     return FileError(path, f"is damaged ({why})")
 
@@ -100,7 +100,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(regular(path), framework="pt") as file:
             yield file
     except (safetensors.SafetensorError, OSError) as error:
-        raise damaged(path, first_line(error)) from error
+        raise damaged_file(path, first_line(error)) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -167,7 +167,7 @@ def read_object(path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        raise damaged(path, explain(error.errors()[0])) from None
+        raise damaged_file(path, explain(error.errors()[0])) from None
 
 
 def read_table(run: Path, kind: type[Row]) -> list[Row]:
@@ -176,7 +176,7 @@ def read_table(run: Path, kind: type[Row]) -> list[Row]:
     try:
         return from_csv(read_bytes(path).decode(), kind)
     except ValueError as error:
-        raise damaged(path, first_line(error)) from error
+        raise damaged_file(path, first_line(error)) from error
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -185,7 +185,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
         text = read_bytes(path).decode()
         return [_epoch(json.loads(line)) for line in text[: text.rfind("\n") + 1].splitlines()]
     except ValueError as error:
-        raise damaged(path, first_line(error)) from error
+        raise damaged_file(path, first_line(error)) from error
 
 
 def _epoch(row: Any) -> dict[str, float]:

@@ -15,7 +15,7 @@ from polyphony._util.text import first_line
 from polyphony.metrics import Predictions
 from polyphony.runs.predictions import read_predictions, save_predictions, saved_key
 from polyphony.runs.rows import TableRow, columns, to_csv
-from polyphony.runs.store import FileError, damaged, read_json, write_atomically
+from polyphony.runs.store import FileError, damaged_file, read_json, write_atomically
 
 Kind = TypeVar("Kind", bound=TableRow)
 Saved = Mapping[tuple[str, int | None, str], Predictions]  # by model, seed and split
@@ -62,7 +62,7 @@ def load_rows(path: Path, start: str, kind: type[Kind]) -> list[Kind]:
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
         return [kind(**{name: row[name] for name in columns(kind) if name in row}) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(path, first_line(error)) from error
+        raise damaged_file(path, first_line(error)) from error
 
 
 def write_table(folder: Path, kind: type[Kind], rows: Iterable[Kind]) -> Path:

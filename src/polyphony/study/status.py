@@ -10,7 +10,7 @@ from pathlib import Path
 from polyphony._util.files import is_alive
 from polyphony._util.text import first_line
 from polyphony.runs.rows import Score, SweepScore
-from polyphony.runs.store import StoreError, damaged, read_bytes, read_json
+from polyphony.runs.store import StoreError, damaged_file, read_bytes, read_json
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.leftovers import leftovers
 from polyphony.study.plan import plan, score_predictions, trainings, valid_predictions
@@ -106,7 +106,7 @@ def last_start(started: Path) -> tuple[str | None, int | None, str | None]:
         if since is not None:
             datetime.fromisoformat(since).timestamp()
     except (TypeError, ValueError, OverflowError) as error:
-        raise damaged(started, first_line(error)) from error
+        raise damaged_file(started, first_line(error)) from error
     if not isinstance(host, str | None) or not isinstance(pid, int | None):
-        raise damaged(started, "it names no host and process")
+        raise damaged_file(started, "it names no host and process")
     return host, pid, since

@@ -17,7 +17,7 @@ from polyphony._util.text import UserError, suggestion
 from polyphony.metrics import APS, SetMeasure, lac, set_quality
 from polyphony.runs.rows import GroupedScore, SelectiveScore, SetScore, Temperature, Threshold, csv_text
 from polyphony.runs.scores import thresholds
-from polyphony.runs.store import damaged, write_atomically
+from polyphony.runs.store import damaged_file, write_atomically
 from polyphony.study.saved import Saved, write_table
 from polyphony.study.study import Model
 
@@ -135,7 +135,7 @@ def read_groups(folder: Path) -> Mapping[str, Sequence[str]]:
     try:
         return read_columns(path)
     except GroupsError as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_file(path, str(error)) from error
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
