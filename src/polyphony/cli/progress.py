@@ -186,12 +186,13 @@ class TensorBoard:
 
     def catch_up(self, run: Path) -> None:
         """Write the logs of earlier trainings that are missing in the folder."""
+        from polyphony.runs.stage import LOG
         from polyphony.runs.store import read_log
         from polyphony.study.plan import trainings
         from polyphony.study.status import stored_study
 
         for job in trainings(stored_study(run)):
-            log = job.folder / "log.jsonl"
+            log = job.folder / LOG
             if log.exists() and not (self.folder / job.name).exists():
                 for row in read_log(log):
                     self.write(job.name, row)

@@ -14,7 +14,7 @@ from polyphony.report.tables import by
 from polyphony.runs.rows import SweepScore, TeacherScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.scores import JUDGE, TEACHERS
-from polyphony.runs.store import FileError, SweepFacts, damaged_file, read_object
+from polyphony.runs.store import SWEEP_FILE, FileError, SweepFacts, damaged_file, read_object
 
 SYMBOLS = {"alpha": "α", "temperature": "τ", "step_size": "η"}
 OTHER = "standard"  # the calibration that is shown too, but does not rank the points
@@ -46,7 +46,7 @@ class SweepRun(Run):
     @classmethod
     def holds(cls, folder: Path) -> bool:
         """Whether a folder is the folder of a sweep, finished or not."""
-        return (folder / "sweep.json").is_file()
+        return (folder / SWEEP_FILE).is_file()
 
     @classmethod
     def open(cls, folder: Path) -> SweepRun:
@@ -62,7 +62,7 @@ class SweepRun(Run):
     @cached_property
     def sweep(self) -> SweepFacts:
         """sweep.json: the recipe's name, the method, and how its settings were searched."""
-        return read_object(self.folder / "sweep.json", SweepFacts)
+        return read_object(self.folder / SWEEP_FILE, SweepFacts)
 
     @property
     def method(self) -> str:

@@ -24,6 +24,7 @@ from polyphony.runs.predictions import (
 )
 from polyphony.runs.rows import EnsembleNll, Latency, Score, Temperature
 from polyphony.runs.scores import BEST_TEACHER, CALIBRATIONS, TEACHERS, Dee, mean_of, score_text, select
+from polyphony.runs.stage import DONE, LOG
 from polyphony.runs.store import Done, Facts, FileError, Row, damaged_file, read_log, read_object, read_table
 
 
@@ -282,13 +283,13 @@ class Run:
 
     def logs(self, model: str) -> list[list[dict[str, float]]]:
         """The training logs of a model, one row per epoch."""
-        return [read_log(path) for path in self._of_trainings(model, "log.jsonl")]
+        return [read_log(path) for path in self._of_trainings(model, LOG)]
 
     @cached_property
     def trainings(self) -> dict[str, list[Done]]:
         """done.json of each finished training, by model."""
         return {
-            model: [read_object(path, Done) for path in self._of_trainings(model, "done.json")]
+            model: [read_object(path, Done) for path in self._of_trainings(model, DONE)]
             for model in self.trained
         }
 

@@ -24,6 +24,7 @@ from polyphony.runs.rows import TableRow, from_csv
 Spec = dict[str, Any]
 Row = TypeVar("Row", bound=TableRow)
 Model = TypeVar("Model", bound=BaseModel)
+SWEEP_FILE = "sweep.json"  # exists only in the folder of a sweep
 
 
 class StoreError(UserError, RuntimeError):

@@ -20,6 +20,7 @@ from polyphony.runs.rows import Latency, Score, SetScore, headings
 from polyphony.runs.run import Run
 from polyphony.runs.samples import Samples
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS, score_text
+from polyphony.runs.stage import WEIGHTS as TRAINED_WEIGHTS
 from polyphony.runs.store import StoreError
 from polyphony.serve.description import Description
 from polyphony.serve.export import export_student
@@ -65,7 +66,7 @@ def pack_student(
     with atomic_folder(to) as beside:
         (beside / CONFIG).write_text(json.dumps(student.description.to_config(), indent=1) + "\n")
         trained = trained_student(run, description.method, description.seed).folder
-        shutil.copyfile(trained / "weights.safetensors", beside / WEIGHTS)
+        shutil.copyfile(trained / TRAINED_WEIGHTS, beside / WEIGHTS)
         keep_code(student.description, beside)
         export_student(student, beside / GRAPH, samples.test.images)
         if quantised:

@@ -16,7 +16,7 @@ from polyphony.compute.parallel import group_from_environment
 from polyphony.recipe import NetworkTable, Recipe, RecipeError, check
 from polyphony.recipe.python import changed_code, keep_code
 from polyphony.recipe.sources import CODE_FOLDER
-from polyphony.runs.store import ChangedError, FileError, StoreError, read_json, write_json
+from polyphony.runs.store import SWEEP_FILE, ChangedError, FileError, StoreError, read_json, write_json
 from polyphony.study.fingerprints import Fingerprints
 from polyphony.study.leftovers import remove_computed
 from polyphony.study.study import Study
@@ -116,7 +116,7 @@ def stored_recipe(folder: Path, code: bool = True) -> Recipe:
 
 def refuse_sweep(folder: Path) -> None:
     """Raise a StoreError for the folder of a sweep, which must not use test images."""
-    if (folder / "sweep.json").exists():
+    if (folder / SWEEP_FILE).exists():
         raise StoreError(
             f"{folder} holds a sweep, which must not use test images:"
             " put its best point into a recipe and study that in another folder"

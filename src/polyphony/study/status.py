@@ -10,7 +10,8 @@ from pathlib import Path
 from polyphony._util.files import is_alive
 from polyphony._util.text import first_line
 from polyphony.runs.rows import Score, SweepScore
-from polyphony.runs.store import StoreError, damaged_file, read_bytes, read_json
+from polyphony.runs.stage import DONE, LOG, STARTED
+from polyphony.runs.store import SWEEP_FILE, StoreError, damaged_file, read_bytes, read_json
 from polyphony.study.fingerprints import fingerprints
 from polyphony.study.leftovers import leftovers
 from polyphony.study.plan import plan, score_predictions, trainings, valid_predictions
@@ -52,7 +53,7 @@ def run_status(folder: Path) -> Status:
     The status of a search counts the points that optuna has proposed so far.
     """
     study = stored_study(folder)
-    is_sweep = (folder / "sweep.json").exists()
+    is_sweep = (folder / SWEEP_FILE).exists()
     paths = [work.path for work in (valid_predictions if is_sweep else score_predictions)(study)]
     table = (SweepScore if is_sweep else Score).file
     states = [training_status(work.name, work.epochs, work.folder) for work in trainings(study)]
@@ -67,14 +68,14 @@ def stored_study(folder: Path) -> Study:
 def run_leftovers(folder: Path, data_root: Path | None) -> list[Path]:
     """The results in a folder of a study or sweep that its recipe no longer names."""
     study = Study(stored_recipe(folder), folder, data_root)
-    is_sweep = (folder / "sweep.json").exists()
+    is_sweep = (folder / SWEEP_FILE).exists()
     predictions = valid_predictions(study) if is_sweep else None
     return leftovers(folder, plan(study, fingerprints(study), predictions))
 
 
 def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
     """The state of one training. done.json is checked last, since the training may end meanwhile."""
-    done, started = folder / "done.json", folder / "started.json"
+    done, started = folder / DONE, folder / STARTED
     status = TrainingStatus(name, "missing", 0, epochs)
     try:
         status = unfinished_status(name, epochs, folder)
@@ -88,7 +89,7 @@ def training_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
 
 def unfinished_status(name: str, epochs: int, folder: Path) -> TrainingStatus:
     """The state of a training that has started and is not done; raises if it has no started.json."""
-    started, log = folder / "started.json", folder / "log.jsonl"
+    started, log = folder / STARTED, folder / LOG
     host, pid, since = last_start(started)
     finished = read_bytes(log).count(b"\n") if log.exists() else 0
     ended = host is None or (host == platform.node() and (pid is None or not is_alive(pid)))

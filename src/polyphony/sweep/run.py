@@ -17,7 +17,7 @@ from polyphony.recipe.points import Point, SweepPlan
 from polyphony.runs.rows import SweepScore, TeacherScore
 from polyphony.runs.scores import JUDGE, TEACHERS
 from polyphony.runs.stage import locked
-from polyphony.runs.store import FolderError, read_json, write_json
+from polyphony.runs.store import SWEEP_FILE, FolderError, read_json, write_json
 from polyphony.study.fingerprints import Fingerprints, fingerprints
 from polyphony.study.leftovers import resolve_conflicts
 from polyphony.study.plan import FORMAT, Upto, jobs_upto, plan, predictions_of, valid_predictions
@@ -66,7 +66,7 @@ class Sweep:
 
     def check(self, trials: int | None) -> None:
         """Raise a FolderError or a RecipeError if the sweep cannot run, before anything is written."""
-        if (self.folder / "recipe.json").exists() and not (self.folder / "sweep.json").exists():
+        if (self.folder / "recipe.json").exists() and not (self.folder / SWEEP_FILE).exists():
             raise FolderError(f"{self.folder} holds a study, and a sweep needs a folder of its own")
         check_batches(self.study([self.plan.own]))
         if trials is not None:
@@ -162,7 +162,7 @@ class ActiveSweep:
 
     def begin(self, points: Sequence[Point]) -> None:
         """Write sweep.json and recipe.json; sweep.csv is removed if it is of another sweep."""
-        path = self.sweep.folder / "sweep.json"
+        path = self.sweep.folder / SWEEP_FILE
         if path.exists() and read_json(path) != self.facts:
             (self.sweep.folder / "sweep.csv").unlink(missing_ok=True)
         write_json(path, self.facts)
