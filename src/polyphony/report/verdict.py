@@ -51,9 +51,8 @@ def verdict(run: Run) -> Verdict:
 
 def best_on_validation(run: Run) -> str:
     """The method with the lowest mean calibrated NLL on validation images; the first if none has scores."""
-    scores = {name: run.scored(name, "valid") for name in run.methods}
-    nlls = {name: statistics.fmean(row.nll for row in rows) for name, rows in scores.items() if rows}
-    return min(nlls or run.methods, key=lambda name: nlls.get(name, 0.0))
+    nlls = {name: statistics.fmean(run.valid_nll(name).values() or [math.inf]) for name in run.methods}
+    return min(nlls, key=nlls.__getitem__)
 
 
 def _sentence(run: Run, name: str) -> str:

@@ -126,6 +126,10 @@ class Run:
         """A model's rows of scores.csv, one per seed."""
         return select(self.scores, model, split, calibration)
 
+    def valid_nll(self, model: str) -> dict[int, float]:
+        """A model's calibrated NLL on validation images by seed."""
+        return {row.seed: row.nll for row in self.scored(model, "valid") if row.seed is not None}
+
     def mean(self, model: str, column: str) -> MeanSd:
         """Mean and standard deviation over seeds of a column of the calibrated test scores."""
         return mean_of(self.scored(model), column)

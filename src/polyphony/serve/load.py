@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 import safetensors
 import safetensors.torch
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from polyphony._util.text import first_line, suggestion
+from polyphony._util.text import counted, first_line, suggestion
 from polyphony.recipe.networks import TransformersNetwork
 from polyphony.recipe.python import PythonTable, own_code
 from polyphony.recipe.sources import CODE_FOLDER
@@ -153,26 +154,30 @@ class Choice:
 
 
 def choose(run: Run, method: str | None, seed: int | None) -> Choice:
-    """The student of a method and seed (default: lowest calibrated validation NLL).
+    """The student of a method and seed. Raises a StoreError if the run does not have it.
 
-    Raises a StoreError if the run does not have it.
+    Default: the method with the lowest calibrated validation NLL, as a mean over seeds; of its seeds, the
+    one with the lowest.
     """
     if method is not None and method not in run.methods:
         raise StoreError(f"{run.folder} has no method '{method}'; {suggestion(method, run.methods)}")
     if seed is not None and seed not in run.recipe.seeds:
         raise StoreError(f"{run.folder} has no seed {seed}; it has {', '.join(map(str, run.recipe.seeds))}")
-    scored = [row for name in run.methods if method in (None, name) for row in run.scored(name, "valid")]
-    nll = {(row.model, row.seed): row.nll for row in scored if row.seed is not None}
-    ranked = sorted((student for student in nll if seed in (None, student[1])), key=nll.__getitem__)
-    if not ranked:
+    methods = run.methods if method is None else [method]
+    nlls = {name: {j: nll for j, nll in run.valid_nll(name).items() if seed in (None, j)} for name in methods}
+    means = {name: fmean(by_seed.values()) for name, by_seed in nlls.items() if by_seed}
+    if not means:
         raise FileError(run.folder / Score.file, "has no validation scores of that student")
-    best = ranked[0]
-    part = 0 if method is None else 1  # 0: the method was chosen; 1: only the seed
-    others = [student for student in ranked if student[part] != best[part]]
-    if not others:
-        return Choice(*best)
-    next_best = f"{('method', 'seed')[part]} {others[0][part]}: {nll[others[0]]:.4f}"
-    return Choice(*best, f"lowest calibrated validation NLL, {nll[best]:.4f} (next {next_best})")
+    best, *others = sorted(means, key=means.__getitem__)
+    first, *other_seeds = sorted(nlls[best], key=nlls[best].__getitem__)
+    if others:
+        mean = f" (mean over {counted(len(nlls[best]), 'seed')})" if other_seeds else ""
+        next_best = f"{means[best]:.4f}{mean} (next method {others[0]}: {means[others[0]]:.4f})"
+    elif other_seeds:
+        next_best = f"{nlls[best][first]:.4f} (next seed {other_seeds[0]}: {nlls[best][other_seeds[0]]:.4f})"
+    else:
+        return Choice(best, first)
+    return Choice(best, first, f"lowest calibrated validation NLL, {next_best}")
 
 
 def trained_student(run: Run, method: str, seed: int) -> TrainingFolder:
