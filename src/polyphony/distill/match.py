@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from polyphony import metrics
 from polyphony.data import Splits
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.ensembles import DeepEnsemble
@@ -47,13 +46,13 @@ def match_step_size(
         >>> 0 < match_step_size(lambda step: ODS(step_size=step), teachers, digits, 1.0, rng) < 10
         True
     """
-    goal = share * metrics.mean_kld(predict(teachers, splits.valid.some(MATCH_IMAGES)).logits)
+    goal = share * predict(teachers, splits.valid.some(MATCH_IMAGES)).mean_kld()
     draws = rng.get_state()
 
     def disagreement(step_size: float) -> float:
         rng.set_state(draws)
         before = applied(make(step_size), teachers, None, temperature, rng)
-        return metrics.mean_kld(predict(teachers, splits.train.some(MATCH_IMAGES), before=before).logits)
+        return predict(teachers, splits.train.some(MATCH_IMAGES), before=before).mean_kld()
 
     low, high = (math.log(size) for size in STEP_SIZES)
     for _ in range(MATCH_STEPS):

@@ -13,7 +13,7 @@ from polyphony.metrics.predictions import DirichletPredictions, Predictions
 from polyphony.metrics.probabilities import ensemble_log_probs
 from polyphony.metrics.quality import accuracy, nll
 from polyphony.metrics.statistics import MeanSd, mean_sd, paired
-from polyphony.metrics.uncertainty import DiversityBins, disagreement, entropy, mean_kld
+from polyphony.metrics.uncertainty import DiversityBins, disagreement, entropy
 
 __all__ = [
     "APS",
@@ -31,7 +31,6 @@ __all__ = [
     "ensemble_log_probs",
     "entropy",
     "lac",
-    "mean_kld",
     "mean_sd",
     "nll",
     "paired",

@@ -64,11 +64,6 @@ def pairwise_kld(log_probs: Tensor) -> Tensor:
     return (covariance.clamp_min(0.0) / (members - 1)).masked_fill(infinite, math.inf)
 
 
-def mean_kld(logits: Tensor) -> float:
-    """`pairwise_kld` averaged over examples. [m n k] → scalar, in nats"""
-    return float(pairwise_kld(member_log_probs(logits)).mean())
-
-
 def disagreement(logits: Tensor) -> float:
     """Share of pairs of members that predict different classes; 0 for one member. [m n k] → scalar"""
     members, _, classes = logits.shape

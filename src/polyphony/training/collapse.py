@@ -9,6 +9,7 @@ from torch import Tensor
 from polyphony import metrics
 from polyphony.ensembles import Ensemble
 from polyphony.metrics.probabilities import member_log_probs
+from polyphony.metrics.uncertainty import pairwise_kld
 from polyphony.nn import factor_distance, factors
 
 Row = dict[str, float]  # one epoch of a training's log
@@ -30,7 +31,7 @@ def spread(model: Ensemble, logits: Tensor, labels: Tensor) -> Row:
     row = {
         "valid_member_acc": 1 - error,
         "valid_disagreement": metrics.disagreement(logits),
-        "valid_kld": metrics.mean_kld(logits),
+        "valid_kld": float(pairwise_kld(members).mean()),
     }
     return row | {"factor_distance": factor_distance(model)} if list(factors(model)) else row
 
