@@ -72,7 +72,7 @@ class PythonTable(Settings):
             return [inspect.getsource(module), *map(source, helpers)]
 
     def first_version_source(self) -> str:
-        """The hash of the sources' text, which version 0.1.0 recorded instead of syntax trees."""
+        """The hash of the sources' text, which early runs recorded instead of syntax trees."""
         return hashlib.sha256("\0".join(text for text in self.texts() if text.strip()).encode()).hexdigest()
 
     @property

@@ -220,7 +220,7 @@ def describe(run: Run, method: str, seed: int) -> tuple[Description, dict[str, T
 def check_code(trained: TrainingFolder, description: Description) -> None:
     """Raise a ChangedError if the network or form, or the user's code for them, has changed since training.
 
-    Runs of version 0.1.0 hold no copy of the code, only a hash of its text.
+    Early runs hold no copy of the code, only a hash of its text.
     """
     form = description.form.spec()
     now = {"network": description.network.spec(), **({"form": form} if form else {})}
