@@ -164,7 +164,7 @@ class Preprocessing:
     def network(self, table: ForeignTable) -> ForeignTable:
         """The table with the user's options; raises a RecipeError if only one of mean and std is set."""
         if (self.mean is None) != (self.std is None):
-            raise RecipeError("--mean and --std go together: give both or neither")
+            raise RecipeError("mean and std go together: give both or neither")
         options = {"mean": self.mean, "std": self.std, "order": self.order}
         return table.model_copy(update={key: value for key, value in options.items() if value is not None})
 
