@@ -185,3 +185,26 @@ def test_the_best_student_is_named_with_its_ties(
     (note,) = (note for note in notes if note.startswith("On test images"))
     assert note.startswith("On test images kd has the lowest NLL (0.210 ± 0.014)")
     assert words in note
+
+
+@pytest.mark.parametrize(("spread", "is_named"), [(0.03, True), (0.0, False)])
+def test_a_cheaper_student_is_named_unless_it_is_clearly_worse(full_run: Path, rescored, spread, is_named):
+    def cells(row: dict[str, str]) -> dict[str, float]:
+        mean = {"kd-ods": 0.40, "kd": 0.41}.get(row["model"], 0.9)
+        noise = spread * (-1) ** int(row["seed"] or 0) if row["model"] == "kd" else 0.0
+        return {"nll": mean + noise + 0.001 * int(row["seed"] or 0) ** 2} if row["split"] == "valid" else GOOD
+
+    folder = rescored(full_run, cells)
+    prices = (folder / "analysis" / "latency.csv").read_text().splitlines()
+    prices = [line.replace(",1.2,", ",0.6,") if line.startswith("kd,") else line for line in prices]
+    (folder / "analysis" / "latency.csv").write_text("\n".join(prices) + "\n")
+    run = Run.open(folder)
+    assert best_on_validation(run) == "kd-ods"
+    notes = [note for note in verdict(run).notes if "use it if milliseconds count" in note]
+    own, other = (statistics.fmean(run.valid_nll(name).values()) for name in ("kd-ods", "kd"))
+    words = (
+        "kd takes 50\N{NO-BREAK SPACE}% of the time of kd-ods and is not clearly worse on validation images"
+    )
+    assert notes == (
+        [f"{words} (NLL {other:.3f} against {own:.3f}): use it if milliseconds count."] * is_named
+    )

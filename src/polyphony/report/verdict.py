@@ -18,6 +18,7 @@ ALIKE = 0.05  # members are alike if their mean-KLD is below this share of the t
 LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # shares of the teachers' disagreement on validation images
 SUGGESTED_TEMPERATURE = 4.0
 TRAINED = 0.95  # a student below this share of the teachers' training accuracy needs longer training
+CHEAPER = 0.75  # of the best student's milliseconds: below it, another student is worth a note
 ONE_SEED = "Every student was trained once, so a difference between two methods may be chance."
 
 
@@ -43,7 +44,7 @@ class Verdict:
 def verdict(run: Run) -> Verdict:
     """Compare the student that is best on validation images with one teacher and with all teachers."""
     name = best_on_validation(run)
-    notes = [*_certainty_notes(run, name), *_worse_note(run), *_alike_note(run)]
+    notes = [*_certainty_notes(run, name), *_cheaper_note(run, name), *_worse_note(run), *_alike_note(run)]
     headlines = [_worth(run, name), _price(run, name), _following(run, name)]
     students = {method: _student(run, method) for method in run.methods}
     return Verdict(_sentence(run, name), headlines, notes, students)
@@ -173,6 +174,27 @@ def _certainty_notes(run: Run, name: str) -> list[str]:
             order = f", but is not clearly better than {listed(ties)}: {interval} includes zero."
         notes.append(f"On test images {best} has the lowest NLL ({mean_text('nll', nll)}){order}")
     return notes
+
+
+def _cheaper_note(run: Run, name: str) -> list[str]:
+    """The cheapest student that is not clearly worse than `name` on validation images; empty if none is."""
+    mine, nlls = run.price(name), run.valid_nll(name)
+    if mine is None or len(nlls) < 2:
+        return []
+    shares = {
+        method: price.milliseconds / mine.milliseconds
+        for method in run.methods
+        if (price := run.price(method)) and not differ(nlls, run.valid_nll(method))
+        if not is_worse(run, method)
+    }
+    cheapest = min(shares, key=shares.__getitem__, default=name)
+    if shares.get(cheapest, 1) > CHEAPER:
+        return []
+    own, other = (statistics.fmean(run.valid_nll(method).values()) for method in (name, cheapest))
+    return [
+        f"{cheapest} takes {percent(shares[cheapest])} of the time of {name} and is not clearly worse on"
+        f" validation images (NLL {other:.3f} against {own:.3f}): use it if milliseconds count."
+    ]
 
 
 def _worse_note(run: Run) -> list[str]:
