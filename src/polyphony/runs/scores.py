@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import TypeVar
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd, Predictions
@@ -19,6 +20,7 @@ HEADINGS = headings(Score)
 
 LEVELS = [percent / 100 for percent in range(50, 100)]  # coverages with saved thresholds
 
+Seed = TypeVar("Seed", bound=int | None)
 BySeed = Mapping[int | None, float]  # scores of a model by seed
 
 
@@ -98,7 +100,7 @@ class Dee:
         return f">{self.teachers}" if dee == math.inf else f"{dee:.{digits}f}"
 
 
-def differ(one: BySeed, other: BySeed) -> bool:
+def differ(one: Mapping[Seed, float], other: Mapping[Seed, float]) -> bool:
     """Whether two students differ: the 95 % interval of their difference, paired by seed, excludes zero."""
     differences = [one[seed] - other[seed] for seed in one if seed in other]
     if len(differences) < 2:
