@@ -68,7 +68,7 @@ def follow_one_that_raises(error: Exception) -> None:
     def fail(watch: object) -> None:
         raise error
 
-    orders = iter([(SimpleNamespace(run=fail), 1), None])
+    orders = iter([(SimpleNamespace(name="a", epochs=1, run=fail), 1), None])
     follow(SimpleNamespace(from_first=lambda make: next(orders)))
 
 
