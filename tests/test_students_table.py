@@ -187,3 +187,18 @@ def test_a_run_without_unknown_images_is_refused_before_anything_is_written(kept
     with pytest.raises(SystemExit, match="polyphony evaluate RUN --ood NAME"):
         tool.main(str(kept), str(tmp_path / "to"))
     assert not (tmp_path / "to").exists()
+
+
+CHOICES = ["best teacher", "teachers", "mean-ods", "separate-small-clean", "front-2-ods", "hydra-ods"]
+
+
+@pytest.mark.parametrize("model", [*CHOICES, "dlf-clean", "separate-small-ods"])
+def test_the_advice_which_student_to_choose_has_the_kept_numbers(model):
+    page = (ROOT / "docs" / "students.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if f"| `{model}` | " in line and line.count("|") == 7)
+    expected = []
+    for name in ("fashion", "cifar10"):
+        folder = ROOT / "docs" / "results" / "students" / name
+        (price,) = rows_of(folder / "analysis" / "latency.csv", model=model)
+        expected += [said(numbers(folder, model, "nll"), 3), f"{float(price['milliseconds']):.3f}"]
+    assert [cell.strip() for cell in row.strip("|").split("|")][2:] == expected
