@@ -51,3 +51,30 @@ def test_folding_leaves_it_trainable():
     assert all(weight.requires_grad for weight in student.parameters())
     assert all(part.training for part in student.modules())
     assert isinstance(student.networks[0], nn.Sequential)
+
+
+def test_grouped_convolutions_of_packed_ensembles_are_the_same_function():
+    """Packed-Ensembles with γ = 1: all members in one network, with one group of channels each."""
+
+    def member() -> nn.Sequential:
+        first, second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2)
+        return nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second, nn.Flatten(), nn.Linear(24, 5))
+
+    student = Separate([member() for _ in range(3)]).double().train()
+    x = torch.rand(3, 7, 1, 5, 5, generator=seeded(), dtype=DOUBLE)
+    first, norm, _, second, _, out = zip(*student.networks, strict=True)
+
+    def joined(layers: tuple[nn.Module, ...], name: str) -> torch.Tensor:
+        return torch.cat([getattr(layer, name) for layer in layers])
+
+    rows = x.transpose(0, 1).flatten(1, 2)  # [b (m c) h w]
+    hidden = nn.functional.conv2d(rows, joined(first, "weight"), joined(first, "bias"), padding=1, groups=3)
+    weight, bias = joined(norm, "weight"), joined(norm, "bias")
+    hidden = nn.functional.batch_norm(hidden, None, None, weight, bias, training=True).relu()
+    hidden = nn.functional.conv2d(
+        hidden, joined(second, "weight"), joined(second, "bias"), stride=2, groups=3
+    )
+    weights = torch.stack([layer.weight for layer in out])
+    packed = torch.einsum("bmf,mkf->mbk", hidden.reshape(7, 3, 24), weights)
+    packed = packed + torch.stack([layer.bias for layer in out])[:, None]
+    torch.testing.assert_close(packed, student(x), rtol=0, atol=1e-12)
