@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polyphony.runs.run import Run
+    from polyphony.runs.samples import Samples
     from polyphony.serve import Student
+    from polyphony.serve.graph import InputType
     from polyphony.serve.int8 import Int8
     from polyphony.serve.table import Answered
 
@@ -195,17 +197,24 @@ def export(
     show_choice(student)
     samples = load_samples(folder, data)
     if int8:
-        from polyphony.serve.int8 import ALLOWED, quantise_student
-
-        quantised = quantise_student(student, samples, pixels)
-        show_int8(quantised)
-        quantised.write(to, ALLOWED if allow is None else allow)
-        student = student.with_description(temperature=quantised.after.temperature)
+        student = export_int8(student, to, samples, pixels, allow)
     else:
         export_student(student, to, samples.test.images, pixels, half)
     size = f"{to.stat().st_size / 1e6:.1f} MB"
     terminal.line(f"{to}: {student.words}, {'' if int8 else 'as in Python on test images, '}{size}.")
     warn_if_poor(folder, student.description.method)
+
+
+def export_int8(
+    student: Student, to: Path, samples: Samples, pixels: InputType, allow: float | None
+) -> Student:
+    """Print how int8 changes the scores, and write the file; returns the student with its temperature."""
+    from polyphony.serve.int8 import ALLOWED, quantise_student
+
+    quantised = quantise_student(student, samples, pixels)
+    show_int8(quantised)
+    quantised.write(to, ALLOWED if allow is None else allow)
+    return student.with_description(temperature=quantised.after.temperature)
 
 
 def pack(

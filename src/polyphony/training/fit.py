@@ -167,14 +167,7 @@ def fit(
     loss = Compiled(loss, group) if plan.compile else loss
     training.restore(group.from_first(checkpoint.load))
     for epoch in range(len(training.log), plan.epochs):
-        start = time.perf_counter()
-        row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
-        kernels = arithmetic(plan.precision == "tf32", plan.deterministic)
-        with group.training(model), kernels, training.seeded_dropout():
-            row |= run_epoch(training, loss, train, epoch, watch)
-        with arithmetic(deterministic=plan.deterministic):
-            row |= group.from_first(partial(validate, model, valid, epoch))
-        training.finish(epoch, row | {"seconds": time.perf_counter() - start})
+        training.finish(epoch, train_and_validate(training, loss, train, valid, epoch, watch))
         if model.expects_diversity and collapse.is_new(training.log[plan.epochs_before_warnings :]):
             watch.warn(collapse.warning(training.log[-1]))
         group.from_first(lambda: checkpoint.save(training.state()))
@@ -271,6 +264,20 @@ def on_cpu(state: Any) -> Any:
     if isinstance(state, dict):
         return {name: on_cpu(value) for name, value in state.items()}
     return state.cpu() if isinstance(state, Tensor) else state
+
+
+def train_and_validate(
+    training: Training, loss: Loss, train: Split, valid: Split, epoch: int, watch: Watch
+) -> Row:
+    """Run one epoch, then validate; returns the epoch's row of the log."""
+    start, plan, group = time.perf_counter(), training.plan, training.group
+    row = {"epoch": epoch, "learning_rate": training.set_rate(epoch)}
+    kernels = arithmetic(plan.precision == "tf32", plan.deterministic)
+    with group.training(training.model), kernels, training.seeded_dropout():
+        row |= run_epoch(training, loss, train, epoch, watch)
+    with arithmetic(deterministic=plan.deterministic):
+        row |= group.from_first(partial(validate, training.model, valid, epoch))
+    return row | {"seconds": time.perf_counter() - start}
 
 
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
