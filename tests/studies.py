@@ -16,10 +16,10 @@ from polyphony.execute.job import Job
 from polyphony.execute.runner import Here, Runner
 from polyphony.recipe import Recipe, read_recipe
 from polyphony.study.fingerprints import fingerprints
-from polyphony.study.jobs import TrainStudent
 from polyphony.study.plan import plan
 from polyphony.study.run import Outcome, run_study
 from polyphony.study.study import Study
+from polyphony.study.trainings import TrainStudent
 from polyphony.sweep.run import Sweep, SweepOutcome, run_sweep
 from polyphony.training.tally import DivergedError
 

@@ -28,12 +28,12 @@ from polyphony.recipe.points import plan_sweep
 from polyphony.runs.store import ChangedError
 from polyphony.study.evaluation import check_trained
 from polyphony.study.fingerprints import weights_hash
-from polyphony.study.jobs import TrainStudent
 from polyphony.study.plan import Upto
 from polyphony.study.pretrained import choices_of_weights, refuse_unfit, swapped
 from polyphony.study.provenance import open_study
 from polyphony.study.run import run_study
 from polyphony.study.study import Study
+from polyphony.study.trainings import TrainStudent
 from polyphony.sweep.run import Sweep
 
 MODULE = """

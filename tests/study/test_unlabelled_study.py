@@ -60,7 +60,9 @@ def test_a_share_makes_an_epoch_longer(tiny_recipe, images, tmp_path):
     study = Study(recipe, tmp_path)
     batch, images = recipe.student.batch, len(study.data().train)
     own = batch - round(0.75 * batch)
-    assert study.student_steps("more") == recipe.student.epochs * math.ceil(images / own)
+    assert study.student_steps("more", recipe.student.epochs) == recipe.student.epochs * math.ceil(
+        images / own
+    )
     flops = {each.name: each.flops for each in costs(study)}
     assert flops["more"] > 3 * flops["kd"]
 

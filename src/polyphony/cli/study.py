@@ -233,8 +233,8 @@ def announce(study: Study, upto: str, place: Runner) -> progress.TotalProgress:
     if not trainings:
         return progress.TotalProgress(weights(study, upto))
     summary = f"{study.recipe.name}: {counted(study.teacher_count, 'teacher')}"
-    if upto == "TEACH":  # the list ends with the methods; it has no pretrained teachers
-        trainings = trainings[: len(trainings) - len(study.recipe.methods)]
+    if upto == "TEACH":
+        trainings = [cost for cost in trainings if cost.name == "teacher"]
     else:
         summary += f", then {counted(len(study.students), 'student')} ({', '.join(study.recipe.methods)})"
     terminal.say(f"{summary}.")
@@ -259,15 +259,13 @@ def earlier_progress(study: Study, upto: str, redo: bool) -> progress.TotalProgr
 
 def weights(study: Study, upto: str, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
     """The weight of each training by name: the seconds of its kind, or its epochs if nothing was measured."""
-    from polyphony.study.jobs import TrainStudent
     from polyphony.study.plan import trainings
 
-    by_name = {}
-    for training in trainings(study):
-        kind = training.method if isinstance(training, TrainStudent) else "teacher"
-        if upto != "TEACH" or kind == "teacher":
-            by_name[training.name] = (seconds or {}).get(kind, training.epochs)
-    return by_name
+    return {
+        training.name: (seconds or {}).get(training.kind, training.epochs)
+        for training in trainings(study)
+        if upto != "TEACH" or training.kind == "teacher"
+    }
 
 
 def expected_costs(study: Study, place: Runner) -> list[Cost]:

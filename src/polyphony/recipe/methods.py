@@ -79,7 +79,7 @@ class Distillation(Settings):
     source: str | None = None
     alpha: float
     temperature: float
-    step_size: float | Literal["match"]
+    step_size: float | Literal["match", "search"]
     passes: Passes = "two"
     share: float = 0.0
 

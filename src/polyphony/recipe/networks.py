@@ -54,9 +54,11 @@ class ResNetTable(NetworkTable):
     """Number of layers, 6n + 2."""
     width: Annotated[int, Field(gt=0, le=4096)] = 16
     """Channels of the first stage."""
+    stride: Annotated[int, Field(gt=0, le=4)] = 1
+    """Stride of the first convolution; 2 halves the resolution of all stages."""
 
     def build(self, classes: int, channels: int, rng: torch.Generator | None = None) -> ResNet:
-        return resnet(self.depth, classes, channels, self.width, rng)
+        return resnet(self.depth, classes, channels, self.width, rng, self.stride)
 
 
 class WideResNetTable(NetworkTable):

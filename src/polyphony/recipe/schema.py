@@ -127,7 +127,11 @@ class Student(Schedule):
     temperature: Temperature = 4.0
     """τ: temperature of the distillation."""
     step_size: StepSize = 1 / 255
-    """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255"."""
+    """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255".
+
+    `"search"` tries five steps in short trainings, which together cost as much as one student. `"match"`
+    takes the step at which teachers disagree on perturbed training images as much as on validation images.
+    """
     match_share: PositiveFloat = 1.0
     """For `step_size = "match"`: the share of the disagreement on validation images to reach."""
     passes: Passes = "two"
@@ -191,6 +195,10 @@ class Recipe(Settings):
         """A method's own value of a key, or else the value in `student`."""
         own = getattr(self.methods[name], key)
         return getattr(self.student, key) if own is None else own
+
+    def searches_step(self, name: str) -> bool:
+        """Whether short trainings choose the step size of a method."""
+        return self.methods[name].takes_step and self.setting(name, "step_size") == "search"
 
     def distillation(self, name: str) -> Distillation | None:
         """A method's settings, completed by those of `student`; None for a method without teachers."""

@@ -22,21 +22,21 @@ def beside(path: str, info: ValidationInfo) -> str:
 
 
 def as_step_size(value: object) -> object:
-    """Returns a number above 0, from a number or a fraction such as "1/255", or "match".
+    """Returns a number above 0, from a number or a fraction such as "1/255", or "match" or "search".
 
     Raises a ValueError for anything else.
     """
-    if value == "match":
+    if value in ("match", "search"):
         return value
     try:
         number = -1.0 if isinstance(value, bool) else float(fraction(value))
     except (TypeError, ValueError, OverflowError):
         number = -1.0
     if not 0 < number < inf:
-        raise ValueError('must be a number or a fraction above 0, such as "1/255", or "match"')
+        raise ValueError('must be a number or a fraction above 0, such as "1/255", "match" or "search"')
     return number
 
 
-StepSize = Annotated[float | Literal["match"], BeforeValidator(as_step_size)]
+StepSize = Annotated[float | Literal["match", "search"], BeforeValidator(as_step_size)]
 UnlabelledShare = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+_.-]*$")]

@@ -27,7 +27,6 @@ from polyphony.runs.rows import FactorDistance, GradientSnr, JacobianCosine, Tab
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.stage import locked
 from polyphony.runs.store import Spec, spec_key
-from polyphony.study.jobs import TRAIN_SUBSET
 from polyphony.study.model_hashes import (
     ANALYSIS_FORMAT,
     model_hashes,
@@ -35,6 +34,7 @@ from polyphony.study.model_hashes import (
     trained_hash,
     weight_hashes,
 )
+from polyphony.study.prediction import TRAIN_SUBSET
 from polyphony.study.saved import SavedRows, SavedTensors, write_table
 from polyphony.study.study import Study
 from polyphony.training.fit import Watch
@@ -76,7 +76,7 @@ def hashes_with_teachers(study: Study, student: Student) -> list[list[str]]:
 def ods_setting(study: Study) -> tuple[float, float]:
     """Step size and temperature of the recipe's first method with ODS, else with ConfODS.
 
-    Without such a method they come from the recipe's [student]; 1/255 stands for "match".
+    Without such a method they come from the recipe's [student]; 1/255 stands for "match" and "search".
     """
     recipe = study.recipe
     for kind in ("ods", "confods"):
@@ -88,7 +88,7 @@ def ods_setting(study: Study) -> tuple[float, float]:
                 assert isinstance(perturbation, ODS)
                 return perturbation.step_size, settings.temperature
     step_size = recipe.student.step_size
-    return 1 / 255 if step_size == "match" else step_size, recipe.student.temperature
+    return 1 / 255 if isinstance(step_size, str) else step_size, recipe.student.temperature
 
 
 def jacobians_job(study: Study, student: Student, examples: int) -> Job:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from polyphony._util.files import memory
 from polyphony.data import batch_count, labelled_rows
 from polyphony.distill import CrossEntropy
+from polyphony.distill.search import search_epochs, search_name
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single, evaluating
 from polyphony.nn import member_share
 from polyphony.nn.counting import FEW, Count, Counting
@@ -198,26 +199,44 @@ def estimate_trainings(study: Study, sketch: Sketch) -> list[Cost]:
     speed = measure_speed(study, plain, counting.of(partial(plain_step, plain, x)), plain_step)
     count_prediction = cache(partial(count_forward, counting, x=x))  # methods may share a student
 
-    def cost(name: str, runs: int, schedule: Schedule, model: Ensemble, loss: Loss) -> Cost:
+    def epoch_cost(model: Ensemble, loss: Loss, schedule: Schedule, share: float) -> tuple[float, float]:
         prediction, step = count_prediction(model), counting.of(partial(training_step, model, loss, x))
         batch, valid = study.training_plan(schedule).batch, len(study.data().valid)
-        share = study.unlabelled_share(name) if name in study.recipe.methods else 0.0
         images = round(len(study.data().train) * batch / labelled_rows(batch, share))
         seconds = speed.seconds(step, images, batch) + speed.seconds(prediction, valid, BATCH)
-        flops = schedule.epochs * images * step.flops
-        return Cost(name, runs, flops, schedule.epochs * seconds, state_bytes + batch * image_bytes)
+        return images * step.flops, seconds
 
-    return [cost(*training) for training in trainings(sketch)]
+    estimates = []
+    for kind in kinds(sketch):
+        flops, seconds = epoch_cost(kind.model, kind.loss, kind.schedule, kind.share)
+        memory = state_bytes + kind.schedule.batch * image_bytes
+        for name, (runs, epochs) in kind.trainings.items():
+            estimates.append(Cost(name, runs, epochs * flops, epochs * seconds, memory))
+    return estimates
 
 
-def trainings(sketch: Sketch) -> Iterator[tuple[str, int, Schedule, Ensemble, Loss]]:
-    """Each kind of training: name, how often it runs, schedule, model and loss."""
-    study, recipe = sketch.study, sketch.study.recipe
-    if isinstance(recipe.teachers, Schedule):
-        yield "teacher", study.teacher_count, recipe.teachers, Single(sketch.networks[0]), CrossEntropy()
+@dataclass(frozen=True)
+class Kind:
+    """Trainings of one model with one loss, which differ only in their epochs."""
+
+    model: Ensemble
+    loss: Loss
+    schedule: Schedule
+    trainings: dict[str, tuple[int, int]]  # by name: how often it runs, and its epochs
+    share: float = 0.0  # of unlabelled images in a batch
+
+
+def kinds(sketch: Sketch) -> Iterator[Kind]:
+    """The kinds of trainings: teachers, then for each method the search for its step and its students."""
+    study, recipe, teachers = sketch.study, sketch.study.recipe, sketch.study.recipe.teachers
+    if isinstance(teachers, Schedule):
+        runs = {"teacher": (study.teacher_count, teachers.epochs)}
+        yield Kind(Single(sketch.networks[0]), CrossEntropy(), teachers, runs)
     for name, student in sketch.students.items():
-        loss = loss_for_counting(study, name, sketch.teachers)
-        yield name, len(recipe.seeds), recipe.schedule(name), student, loss
+        schedule, loss = recipe.schedule(name), loss_for_counting(study, name, sketch.teachers)
+        search = {search_name(name): (1, search_epochs(schedule))} if recipe.searches_step(name) else {}
+        runs = {**search, name: (len(recipe.seeds), schedule.epochs)}
+        yield Kind(student, loss, schedule, runs, study.unlabelled_share(name))
 
 
 def loss_for_counting(study: Study, name: str, teachers: DeepEnsemble) -> Loss:
@@ -227,7 +246,8 @@ def loss_for_counting(study: Study, name: str, teachers: DeepEnsemble) -> Loss:
         return CrossEntropy()
     source = DeepEnsemble([teachers.networks[0]]) if method.source else None
     perturb = method.perturbation(1 / 255, source)
-    return study.recipe.form(name).loss(teachers, method, perturb, max(1, study.student_steps(name)))
+    steps = max(1, study.student_steps(name, study.recipe.schedule(name).epochs))
+    return study.recipe.form(name).loss(teachers, method, perturb, steps)
 
 
 def plain_step(model: Ensemble, x: Tensor) -> Tensor:

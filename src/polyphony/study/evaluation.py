@@ -28,7 +28,6 @@ from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 from polyphony.runs.stage import Stage, TrainingFolder, locked
 from polyphony.runs.store import ChangedError, spec_key
 from polyphony.study.fingerprints import fingerprints
-from polyphony.study.jobs import Predict, prediction_name
 from polyphony.study.model_hashes import (
     ANALYSIS_FORMAT,
     model_hashes,
@@ -37,6 +36,7 @@ from polyphony.study.model_hashes import (
     weight_hashes,
 )
 from polyphony.study.plan import plan, predictions_of
+from polyphony.study.prediction import Predict, prediction_name
 from polyphony.study.saved import Saved, SavedPredictions, SavedRows, load_rows, write_table
 from polyphony.study.score_table import best_member, with_best_teacher
 from polyphony.study.study import Model, Study, load_splits

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from polyphony.distill.search import SEARCH_STEPS
 from polyphony.execute.job import Job
 from polyphony.recipe import ROUNDING, PretrainedTeachers, Schedule
 from polyphony.runs.predictions import UNLABELLED
@@ -17,9 +18,10 @@ from polyphony.runs.scores import TEACHERS
 from polyphony.runs.stage import Stage
 from polyphony.runs.store import Spec, spec_key
 from polyphony.study.fingerprints import Fingerprints, pretrained_spec
-from polyphony.study.jobs import TRAIN_SUBSET, Images, Predict, TrainStudent, TrainTeacher
+from polyphony.study.prediction import TRAIN_SUBSET, Images, Predict
 from polyphony.study.saved import SavedPredictions
 from polyphony.study.study import Study
+from polyphony.study.trainings import SearchStep, TrainStudent, TrainTeacher
 
 FORMAT = 3  # raise it when training or a default changes, so that no old result is taken for a new one
 # Keys that a spec leaves out: they do not change the training, or the spec has them in another form.
@@ -47,8 +49,12 @@ def plan(study: Study, prints: Fingerprints, predictions: Sequence[Predict] | No
     for work in trainings(study):
         if isinstance(work, TrainTeacher):
             spec = teacher_spec(work, prints)
+        elif isinstance(work, SearchStep):
+            spec = search_spec(work, prints, training_jobs)
         else:
             spec = student_spec(work, prints, training_jobs)
+            if work.search:
+                spec["search"] = training_jobs[work.search.name].key
         needs = tuple(need.name for need in work.needs)
         stage = Stage(work.folder, spec)
         training_jobs[work.name] = Job(work.name, needs, stage, work, work.epochs, in_ranks=True)
@@ -57,15 +63,21 @@ def plan(study: Study, prints: Fingerprints, predictions: Sequence[Predict] | No
     return [*training_jobs.values(), *(prediction_job(work, prints, training_jobs) for work in predictions)]
 
 
-def trainings(study: Study) -> list[TrainTeacher | TrainStudent]:
-    """The trainings of a study, teachers first."""
+def trainings(study: Study) -> list[TrainTeacher | SearchStep | TrainStudent]:
+    """The trainings of a study: teachers, then each method's search for its step size, then students."""
     teachers = [TrainTeacher(study, j) for j in range(study.teacher_count)]
-    return [*teachers, *(TrainStudent(study, method, seed) for method, seed in study.students)]
+    searches = [SearchStep(study, name) for name in study.recipe.methods if study.recipe.searches_step(name)]
+    return [*teachers, *searches, *(TrainStudent(study, method, seed) for method, seed in study.students)]
 
 
 def jobs_upto(jobs: Sequence[Job], upto: Upto) -> list[Job]:
     """The jobs of a plan that belong to a step of the study or to an earlier one."""
-    steps = {TrainTeacher: Upto.TEACH, TrainStudent: Upto.DISTILL, Predict: Upto.EVALUATE}
+    steps = {
+        TrainTeacher: Upto.TEACH,
+        SearchStep: Upto.DISTILL,
+        TrainStudent: Upto.DISTILL,
+        Predict: Upto.EVALUATE,
+    }
     return [job for job in jobs if steps[type(job.work)] <= upto]
 
 
@@ -104,6 +116,12 @@ def student_spec(work: TrainStudent, prints: Fingerprints, training_jobs: dict[s
     if method and method.source:
         spec["source"] = keys[recipe.members]
     return spec
+
+
+def search_spec(work: SearchStep, prints: Fingerprints, training_jobs: dict[str, Job]) -> Spec:
+    """Everything that the chosen step size depends on: all that students depend on except their seeds."""
+    spec = student_spec(TrainStudent(work.study, work.method, 0), prints, training_jobs)
+    return spec | {"kind": "search", "steps": list(SEARCH_STEPS)}
 
 
 def common_spec(kind: str, study: Study, seed: int, schedule: Schedule, prints: Fingerprints) -> Spec:

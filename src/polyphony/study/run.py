@@ -14,12 +14,12 @@ from polyphony.runs.rows import Score
 from polyphony.runs.samples import keep_samples
 from polyphony.runs.stage import Stage, locked, results_in, run_of
 from polyphony.study.fingerprints import fingerprints
-from polyphony.study.jobs import Training
 from polyphony.study.leftovers import resolve_conflicts
 from polyphony.study.plan import Upto, jobs_upto, plan
 from polyphony.study.provenance import naming_changed_code, refuse_sweep, write_provenance
 from polyphony.study.score_table import write_scores
 from polyphony.study.study import Study
+from polyphony.study.trainings import Training
 
 
 @dataclass(frozen=True)

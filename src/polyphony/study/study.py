@@ -64,6 +64,10 @@ class Study:
     def student(self, name: str, seed: int) -> TrainingFolder:
         return TrainingFolder(self.folder / "students" / name / str(seed))
 
+    def step_search(self, name: str) -> TrainingFolder:
+        """The folder of the search for a method's step size."""
+        return TrainingFolder(self.folder / "students" / name / "search")
+
     def training_plan(self, schedule: Schedule) -> Plan:
         """The plan of a training; raises a RecipeError if the schedule's batch is larger than the data."""
         if schedule.batch > len(self.data().train):
@@ -80,10 +84,10 @@ class Study:
         distillation = self.recipe.distillation(method)
         return distillation.share if distillation else 0.0
 
-    def student_steps(self, method: str) -> int:
-        """The number of steps of a method's training."""
-        schedule, share = self.recipe.schedule(method), self.unlabelled_share(method)
-        return epoch_steps(self.data().train, schedule.batch, share) * schedule.epochs
+    def student_steps(self, method: str, epochs: int) -> int:
+        """The number of steps of a method's training with this number of epochs."""
+        batch, share = self.recipe.schedule(method).batch, self.unlabelled_share(method)
+        return epoch_steps(self.data().train, batch, share) * epochs
 
     def blueprint(self, table: NetworkTable, start: dict[str, Tensor] | None = None) -> Blueprint:
         """The blueprint of networks for this data; `start` holds initial weights, if there are any."""

@@ -37,8 +37,9 @@ def check_search(plan: SweepPlan) -> None:
     if not plan.varied:
         raise RecipeError("a search needs a range of values, for example 0.5,1 for alpha")
     for name in plan.varied:
-        if "match" in plan.values[name]:
-            raise RecipeError(f"'match' for {name} is not a number, and a search needs numbers")
+        for value in plan.values[name]:
+            if isinstance(value, str):
+                raise RecipeError(f"'{value}' for {name} is not a number, and a search needs numbers")
 
 
 @dataclass(frozen=True)

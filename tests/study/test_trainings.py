@@ -8,11 +8,11 @@ import torch
 from polyphony.recipe import read_recipe
 from polyphony.runs import store
 from polyphony.runs.stage import Stage
-from polyphony.study import analyses, jobs
+from polyphony.study import analyses, trainings
 from polyphony.study.analyses import jacobians_job, snr_job, transfer_job
 from polyphony.study.evaluation import PredictShifted, unknown
-from polyphony.study.jobs import TrainStudent
 from polyphony.study.study import Study
+from polyphony.study.trainings import TrainStudent
 from polyphony.training.fit import Unwatched
 
 SETTINGS = (
@@ -48,7 +48,7 @@ def finish_student(study: Study, method: str, seed: int) -> None:
 def test_a_step_is_matched_with_the_kernels_of_its_training(tmp_path, monkeypatch, deterministic):
     settings = [*SETTINGS[:-1], MATCHED, f"deterministic={str(deterministic).lower()}"]
     study = Study(read_recipe("digits", settings), tmp_path)
-    monkeypatch.setattr(jobs, "match_step_size", lambda *_: torch.are_deterministic_algorithms_enabled())
+    monkeypatch.setattr(trainings, "match_step_size", lambda *_: torch.are_deterministic_algorithms_enabled())
     job = TrainStudent(study, "ods", 0)
     assert job.step_size(study.recipe.distillation("ods"), None, None) == deterministic
 
@@ -63,7 +63,7 @@ def test_a_step_is_matched_with_an_extra_teacher_that_is_loaded_once(tmp_path, m
         return load(study, count, first)
 
     monkeypatch.setattr(Study, "load_teachers", load_and_tell)
-    loss, step_size = TrainStudent(study, "ods", 0).loss(study.fresh_student("ods", seeded(0)))
+    loss, step_size = TrainStudent(study, "ods", 0).loss()
     assert sorted(loaded) == [(1, 2), (2, 0)]
     assert loss.perturb.perturb.step_size == step_size
     source, third = loss.perturb.source.networks[0], load(study, 1, 2).folded().networks[0]

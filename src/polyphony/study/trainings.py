@@ -1,11 +1,13 @@
-"""The jobs of a study: train a teacher, train a student, predict."""
+"""The trainings of a study: of a teacher, of a student, and short ones that find a step size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,24 +15,22 @@ from torch import Tensor, nn
 from polyphony.compute.devices import arithmetic
 from polyphony.compute.parallel import group_from_environment
 from polyphony.compute.seeds import generator
-from polyphony.data import Split, Splits
 from polyphony.data.files import path_exists
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
+from polyphony.distill.search import SEARCH_STEPS, search_epochs, search_name, short_schedule
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.nn.weights import file_and_key
-from polyphony.recipe import Distillation, PretrainedTeachers
-from polyphony.runs.predictions import prediction_path
+from polyphony.recipe import Distillation, PretrainedTeachers, Schedule
 from polyphony.runs.stage import Stage
 from polyphony.study.pretrained import answers, refuse_copies, refuse_unfit
 from polyphony.study.provenance import machine, versions
-from polyphony.study.saved import SavedPredictions
+from polyphony.study.series import Series
 from polyphony.study.study import Study
 from polyphony.training.collapse import Row
-from polyphony.training.fit import Loss, Plan, Watch, fit
+from polyphony.training.fit import Checkpoint, Loss, Plan, Watch, fit
 from polyphony.training.predict import predict
-
-TRAIN_SUBSET = 5000  # training images that models predict on, instead of all
+from polyphony.training.tally import DivergedError
 
 
 class Training:
@@ -53,9 +53,15 @@ class Training:
         raise NotImplementedError
 
     def fit(
-        self, stage: Stage, model: Ensemble, loss: Loss, plan: Plan, rng: torch.Generator, watch: Watch
+        self,
+        checkpoint: Checkpoint,
+        model: Ensemble,
+        loss: Loss,
+        plan: Plan,
+        rng: torch.Generator,
+        watch: Watch,
     ) -> list[Row]:
-        """Train a model with all processes of the group, with the stage as checkpoint; returns the log."""
+        """Train a model with all processes of the group; returns the log."""
         splits = self.study.data()
         unlabelled = splits.unlabelled if plan.unlabelled else None
         return fit(
@@ -66,7 +72,7 @@ class Training:
             plan,
             rng,
             device=self.study.device,
-            checkpoint=stage,
+            checkpoint=checkpoint,
             watch=watch,
             group=group_from_environment(),
         )
@@ -89,6 +95,8 @@ class TrainTeacher(Training):
 
     study: Study
     j: int
+
+    kind: ClassVar[str] = "teacher"  # name of its cost
 
     @property
     def name(self) -> str:
@@ -128,21 +136,10 @@ class TrainTeacher(Training):
         watch.epoch({})
 
 
-@dataclass(frozen=True)
-class TrainStudent(Training):
-    """Trains the student of one method and seed. All methods of a seed start from the same weights."""
+class StudentTraining(Training):
+    """The base class of jobs that train students of one method."""
 
-    study: Study
     method: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}, seed {self.seed}"
-
-    @property
-    def epochs(self) -> int:
-        return self.study.recipe.schedule(self.method).epochs
 
     @property
     def teachers(self) -> list[TrainTeacher]:
@@ -158,32 +155,152 @@ class TrainStudent(Training):
         return [TrainTeacher(self.study, j) for j in range(count)]
 
     @property
-    def needs(self) -> Sequence[TrainTeacher]:
+    def needs(self) -> list[TrainTeacher | SearchStep]:
         """Its teachers. Pretrained teachers are all needed: every file is checked before students train."""
         if isinstance(self.study.recipe.teachers, PretrainedTeachers):
             return [TrainTeacher(self.study, j) for j in range(self.study.teacher_count)]
-        return self.teachers
-
-    @property
-    def folder(self) -> Path:
-        return self.study.student(self.method, self.seed).folder
+        return [*self.teachers]
 
     def teacher_hashes(self) -> dict[str, str]:
         numbers = [teacher.j for teacher in self.teachers]
         return {f"teachers/{j}": self.study.teacher(j).record()["weights"] for j in numbers}
 
+    def new_student(self, purpose: str, seed: int) -> Ensemble:
+        """A student with initial weights, on the study's device."""
+        return self.study.fresh_student(self.method, generator(purpose, seed)).to(self.study.device)
+
+    def training_plan(self, schedule: Schedule) -> Plan:
+        """The settings of `fit` for the method."""
+        plan = self.study.training_plan(schedule)
+        return plan.replace(unlabelled=self.study.unlabelled_share(self.method))
+
+    def distillation_loss(
+        self, method: Distillation, teachers: DeepEnsemble, perturb: Perturbation, epochs: int
+    ) -> Loss:
+        """The loss of the method's form, for a training of this many epochs."""
+        steps = self.study.student_steps(self.method, epochs)
+        return self.study.recipe.form(self.method).loss(teachers, method, perturb, steps)
+
+    def perturbation(self, method: Distillation) -> Callable[[float], Perturbation]:
+        """A function that maps a step size to the method's perturbation. Loads the source teacher, if any."""
+        source = None
+        if method.source:
+            source = self.study.load_teachers(1, first=self.study.recipe.members).folded()
+        return lambda step_size: method.perturbation(step_size, source)
+
+
+@dataclass(frozen=True)
+class SearchStep(StudentTraining):
+    """Finds the step size of a method with `step_size = "search"`; all seeds of the method use it.
+
+    It trains a student for a few epochs with each of `SEARCH_STEPS`, from the same initial weights and with
+    the same shuffles. The step with the lowest calibrated validation NLL wins. done.json has all NLLs.
+    """
+
+    study: Study
+    method: str
+
+    @property
+    def name(self) -> str:
+        return search_name(self.method)
+
+    @property
+    def kind(self) -> str:
+        """Name of its cost."""
+        return self.name
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of one short training."""
+        return short_schedule(self.study.recipe.schedule(self.method))
+
+    @property
+    def epochs(self) -> int:
+        return search_epochs(self.study.recipe.schedule(self.method))
+
+    @property
+    def folder(self) -> Path:
+        return self.study.step_search(self.method).folder
+
     def train(self, stage: Stage, watch: Watch) -> None:
-        study, rng = self.study, generator("student", self.seed)
-        student = study.fresh_student(self.method, generator("student weights", self.seed)).to(study.device)
-        loss, step_size = self.loss(student)
-        plan = study.training_plan(study.recipe.schedule(self.method))
-        plan = plan.replace(unlabelled=study.unlabelled_share(self.method))
-        log = self.fit(stage, student, loss, plan, rng, watch)
+        study, group, series = self.study, group_from_environment(), Series(stage)
+        method = study.recipe.distillation(self.method)
+        assert method is not None
+        teachers, perturbation = study.load_teachers(study.recipe.members).folded(), self.perturbation(method)
+        finished = len(group.from_first(lambda: series.results))
+        for step_size in SEARCH_STEPS[finished:]:
+            perturb = perturbation(step_size)
+            loss = self.distillation_loss(method, teachers, perturb, self.schedule.epochs)
+            nll, log = self.try_loss(loss, series, watch)
+            group.from_first(partial(series.finish, nll, log))
+        nlls = dict(zip(SEARCH_STEPS, group.from_first(lambda: series.results), strict=True))
+        best = min(SEARCH_STEPS, key=lambda step_size: nlls[step_size])
+        if nlls[best] == math.inf:
+            raise DivergedError(f"'{self.method}' diverged with every step size; lower its learning rate")
+        tried = {f"{255 * size:g}/255": None if nll == math.inf else nll for size, nll in nlls.items()}
+        self.finish(stage, nn.Module(), series.log, {"step_size": best, "nll": tried})
+
+    def try_loss(self, loss: Loss, series: Series, watch: Watch) -> tuple[float, list[Row]]:
+        """The calibrated validation NLL after a short training (infinite if it diverges), and the log."""
+        student, group = self.new_student("search weights", 0), group_from_environment()
+        try:
+            log = self.fit(
+                series, student, loss, self.training_plan(self.schedule), generator("search", 0), watch
+            )
+        except DivergedError:
+            return math.inf, []
+
+        def calibrated_nll() -> float:
+            answers = predict(self.study.recipe.form(self.method).trained(student), self.study.data().valid)
+            return answers.quality(answers.fit_temperature())["nll"]
+
+        return group.from_first(calibrated_nll), log
+
+
+@dataclass(frozen=True)
+class TrainStudent(StudentTraining):
+    """Trains the student of one method and seed. All methods of a seed start from the same weights."""
+
+    study: Study
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}, seed {self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """Name of its cost."""
+        return self.method
+
+    @property
+    def epochs(self) -> int:
+        return self.study.recipe.schedule(self.method).epochs
+
+    @property
+    def search(self) -> SearchStep | None:
+        """The job that finds the step size, if the method has `step_size = "search"`."""
+        return SearchStep(self.study, self.method) if self.study.recipe.searches_step(self.method) else None
+
+    @property
+    def needs(self) -> list[TrainTeacher | SearchStep]:
+        return [*super().needs, *([self.search] if self.search else [])]
+
+    @property
+    def folder(self) -> Path:
+        return self.study.student(self.method, self.seed).folder
+
+    def train(self, stage: Stage, watch: Watch) -> None:
+        study, student = self.study, self.new_student("student weights", self.seed)
+        loss, step_size = self.loss()
+        plan = self.training_plan(study.recipe.schedule(self.method))
+        log = self.fit(stage, student, loss, plan, generator("student", self.seed), watch)
         proof = study.proof(self.method, student)
         facts = {"proof": proof.model_dump(mode="json")} if proof else {}
         self.finish(stage, student, log, {"step_size": step_size, **facts})
 
-    def loss(self, student: Ensemble) -> tuple[Loss, float | None]:
+    def loss(self) -> tuple[Loss, float | None]:
         """The loss of the method, and its step size (None without a perturbation that takes steps)."""
         study, method = self.study, self.study.recipe.distillation(self.method)
         if method is None:
@@ -191,8 +308,7 @@ class TrainStudent(Training):
         teachers = study.load_teachers(study.recipe.members).folded()
         make_perturbation = self.perturbation(method)
         step_size = self.step_size(method, teachers, make_perturbation)
-        perturb, steps = make_perturbation(step_size), study.student_steps(self.method)
-        loss = study.recipe.form(self.method).loss(teachers, method, perturb, steps)
+        loss = self.distillation_loss(method, teachers, make_perturbation(step_size), self.epochs)
         return loss, step_size or None
 
     def step_size(
@@ -201,7 +317,9 @@ class TrainStudent(Training):
         teachers: DeepEnsemble,
         make_perturbation: Callable[[float], Perturbation],
     ) -> float:
-        """The method's step size; "match" is computed here and gives every seed the same number."""
+        """The method's step size; "search" and "match" give every seed the same number."""
+        if method.step_size == "search":
+            return float(self.study.step_search(self.method).record()["step_size"])
         if method.step_size != "match":
             return method.step_size
         study, share = self.study, self.study.recipe.student.match_share
@@ -213,13 +331,6 @@ class TrainStudent(Training):
                 )
             )
 
-    def perturbation(self, method: Distillation) -> Callable[[float], Perturbation]:
-        """A function that maps a step size to the method's perturbation. Loads the source teacher, if any."""
-        source = None
-        if method.source:
-            source = self.study.load_teachers(1, first=self.study.recipe.members).folded()
-        return lambda step_size: method.perturbation(step_size, source)
-
     def trained_perturbation(self) -> Callable[[Tensor, Tensor], Tensor]:
         """A function that maps (images, labels) to perturbed images, as in a next step of the training."""
         study, method = self.study, self.study.recipe.distillation(self.method)
@@ -230,74 +341,3 @@ class TrainStudent(Training):
         rng = generator("perturbed training images", 0)
         teachers = study.load_teachers(study.recipe.members).folded()
         return applied(perturb, teachers, student, method.temperature, rng)
-
-
-@dataclass(frozen=True)
-class Images:
-    """The images that a model predicts on: a split, perhaps with a method's perturbation."""
-
-    split: Literal["train", "valid", "test", "unlabelled"]
-    method: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name in files and tables."""
-        return self.split if self.method is None else f"{self.split}+{self.method}"
-
-    @property
-    def is_held_out(self) -> bool:
-        return self.split in ("valid", "test")
-
-    def read(self, splits: Splits) -> Split:
-        """The images without perturbation: a whole held-out split, or a subset of another one."""
-        split: Split = getattr(splits, self.split)
-        return split if self.is_held_out else split.some(TRAIN_SUBSET)
-
-
-@dataclass(frozen=True)
-class Predict:
-    """Saves the logits of one model on some images."""
-
-    study: Study
-    model: str  # "teachers", or a method
-    seed: int | None
-    images: Images
-
-    @property
-    def name(self) -> str:
-        return prediction_name(self.model, self.seed, self.images.name)
-
-    @property
-    def needs(self) -> Sequence[TrainTeacher | TrainStudent]:
-        """The trainings of the model, and of the student whose perturbation is applied."""
-        perturbing = [self.perturbing_student] if self.perturbing_student else []
-        if self.seed is not None:
-            return [TrainStudent(self.study, self.model, self.seed), *perturbing]
-        return [*(TrainTeacher(self.study, j) for j in range(self.teacher_count)), *perturbing]
-
-    @property
-    def path(self) -> Path:
-        return prediction_path(self.study.folder, self.model, self.seed, self.images.name)
-
-    @property
-    def perturbing_student(self) -> TrainStudent | None:
-        """The student whose perturbation is applied to the images: the first seed of the method."""
-        method = self.images.method
-        return TrainStudent(self.study, method, self.study.recipe.seeds[0]) if method else None
-
-    @property
-    def teacher_count(self) -> int:
-        """How many teachers predict: all on held-out images, for the DEE curve; else one for each member."""
-        return self.study.teacher_count if self.images.is_held_out else self.study.recipe.members
-
-    def run(self, result: SavedPredictions, watch: Watch) -> None:
-        model = self.study.load_model(self.model, self.seed, self.teacher_count)
-        student = self.perturbing_student
-        before = student.trained_perturbation() if student else None
-        result.save(predict(model, self.images.read(self.study.data()), before=before))
-        watch.epoch({})
-
-
-def prediction_name(model: str, seed: int | None, images: str) -> str:
-    """The name of a job that predicts."""
-    return f"predict {model}{'' if seed is None else f', seed {seed},'} on {images}"
