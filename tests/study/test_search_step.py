@@ -16,6 +16,8 @@ from polyphony.distill.perturb import ODS
 from polyphony.distill.search import SEARCH_STEPS, search_epochs, short_schedule
 from polyphony.recipe import RecipeError
 from polyphony.recipe.points import plan_sweep
+from polyphony.report.verdict import verdict
+from polyphony.runs.run import Run
 from polyphony.runs.stage import Stage
 from polyphony.study.cost import costs
 from polyphony.study.plan import trainings
@@ -101,6 +103,15 @@ def test_every_seed_has_the_step_and_only_methods_that_take_one_are_searched(sea
     assert jobs.index("ods, step size") < min(
         i for i, name in enumerate(jobs) if name.startswith("ods, seed")
     )
+
+
+def test_a_report_names_the_step_and_counts_the_search_as_no_student(searched):
+    study, *_ = searched
+    run = Run.open(study.folder)
+    assert len(run.seconds("ods")) == len(run.logs("ods")) == len(study.recipe.seeds)
+    words = verdict(run).students
+    assert f"step size {255 * record(study)['step_size']:g}/255, found by search" in words["ods"]
+    assert "step size" not in words["kd"]
 
 
 def test_a_second_call_does_nothing_and_the_status_counts_the_search(searched, run):

@@ -95,8 +95,8 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """ResNet (He et al. 2016): post-activation blocks, shortcuts without parameters.
 
-    Stem, three stages of `depth // 6` blocks of 1, 2, 4 × `width` channels, mean pool, classifier. `stride` is
-    the stem's: with 2, all stages have half the resolution, and an answer costs about a quarter.
+    Stem, three stages of `depth // 6` blocks of 1, 2, 4 × `width` channels, mean pool, classifier. With a
+    stem of `stride` 2, all stages have half the resolution, and an answer costs about a quarter.
     """
 
     def __init__(self, depth: int, classes: int, channels: int = 3, width: int = 16, stride: int = 1) -> None:

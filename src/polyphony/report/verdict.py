@@ -247,7 +247,15 @@ def _student(run: Run, name: str) -> str:
     if run.baseline:
         word = "Worse" if is_worse(run, name) else "Better"
         quality = f"{word} than your best network ({nll} against {_nll(run, run.baseline)})"
-    return f"{quality}; {_members(run, name)}."
+    return f"{quality}; {_members(run, name)}{_found_step(run, name)}."
+
+
+def _found_step(run: Run, name: str) -> str:
+    """ "; step size 12/255, found by search"; empty if the recipe states the step."""
+    rule, steps = run.recipe.setting(name, "step_size"), [done.step_size for done in run.trainings[name]]
+    if not isinstance(rule, str) or not any(steps):
+        return ""
+    return f"; step size {255 * (steps[0] or 0):.3g}/255, found by {rule}"
 
 
 def _members(run: Run, name: str) -> str:

@@ -316,4 +316,5 @@ class Run:
 
     def _of_trainings(self, model: str, name: str) -> list[Path]:
         folder = self.folder / TEACHERS if model == TEACHERS else self.folder / "students" / model
-        return sorted(folder.glob(f"*/{name}"), key=lambda path: (len(path.parent.name), path.parent.name))
+        paths = folder.glob(f"[0-9]*/{name}")  # students, without the search for their step size
+        return sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))

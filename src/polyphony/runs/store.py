@@ -91,6 +91,7 @@ class Done(BaseModel):
     """The parts of a training's done.json that a report reads."""
 
     seconds: float | None = None
+    step_size: float | None = None
     adopted: str | None = None
 
 
