@@ -75,7 +75,7 @@ def half(values: list[float]) -> float:
 
 def rows() -> list[list[str]]:
     """The cells of the page's table, a list for each row."""
-    lines = (EVIDENCE / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = (EVIDENCE / "first.md").read_text(encoding="utf-8").splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return table[2:]
 

@@ -1,7 +1,7 @@
 """`FORMAT` is raised by hand when trained weights change: what trainings of every kind gave is recorded.
 
 If this fails, the code of a training gives other weights than before: in `polyphony/` training, distill,
-ensembles, nn, compute, data/batches.py, recipe or study/jobs.py. If that is meant, raise `FORMAT` in
+ensembles, nn, compute, data/batches.py, recipe or study/trainings.py. If that is meant, raise `FORMAT` in
 study/plan.py, so that no result of before passes for a new one, and record anew:
 
     python tests/study/test_format.py

@@ -241,7 +241,7 @@ def test_where_all_points_diverge_that_is_said(tiny, sweep_through, tmp_path, di
 
 def test_a_teacher_that_diverges_ends_the_sweep_at_once(tiny, sweep_through, tmp_path, monkeypatch):
     train = mock.Mock(side_effect=DivergedError("the loss is not a number"))
-    monkeypatch.setattr("polyphony.study.jobs.TrainTeacher.run", train)
+    monkeypatch.setattr("polyphony.study.trainings.TrainTeacher.run", train)
     with pytest.raises(DivergedError, match="the loss is not a number"):
         sweep_through(tiny(tmp_path / "run"))
     train.assert_called_once()

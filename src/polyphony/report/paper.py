@@ -16,6 +16,7 @@ from polyphony.recipe import Recipe, Schedule, read_recipe, shipped
 from polyphony.recipe.points import text_of
 from polyphony.runs.rows import Kind, from_csv
 
+APART = ("corrupted", "rerun", "ood")  # tables that are not test scores of the paper itself
 BATCH_ENSEMBLE = "batch_ensemble"  # the form of almost all students in the paper
 
 
@@ -23,7 +24,8 @@ BATCH_ENSEMBLE = "batch_ensemble"  # the form of almost all students in the pape
 class PaperRow:
     """A row of one of the paper's tables. `method` is a perturbation's name, `scratch`, `teachers` or `endd`.
 
-    `table` is "text" for numbers from the paper's text. Scores are as printed, "0.180 ± 0.001", or empty.
+    `table` is "text" for numbers from the paper's text, "rerun" for the authors' re-run (README of their code),
+    "ood" for mean entropies on test images and on SVHN. Scores are as printed, "0.180 ± 0.001", or empty.
     """
 
     table: str
@@ -35,6 +37,8 @@ class PaperRow:
     bs: str
     ece: str
     dee: str
+    known_entropy: str
+    unknown_entropy: str
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,11 @@ class PaperExperiments:
     ) -> PaperRow | None:
         """The paper's row of a method and a form of student; None if it has none.
 
-        `table` is "corrupted" for corrupted images (default: any other table).
+        `table` is "corrupted" for corrupted images (default: any table of test scores).
         """
         for row in paper_rows():
             is_same = (row.method, row.calibration) == (method, calibration) and row.experiment in self.names
-            in_table = row.table == table if table else row.table != "corrupted"
+            in_table = row.table == table if table else row.table not in APART
             if is_same and in_table and (method == "teachers" or EXPERIMENTS[row.experiment].form == form):
                 return row
         return None
