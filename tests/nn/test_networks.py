@@ -182,3 +182,12 @@ def test_resnet_refuses_other_depths(depth):
 def test_wide_resnet_refuses_other_depths(depth):
     with pytest.raises(ValueError, match=rf"6n \+ 4 .*not {depth}"):
         wide_resnet(depth, 2, 10)
+
+
+def test_a_stem_with_a_stride_is_the_plain_stem_on_every_second_pixel():
+    plain, strided = (resnet(8, 10, width=4, rng=seeded(0), stride=stride).eval() for stride in (1, 2))
+    x = torch.rand(2, 3, 12, 12, generator=seeded(1))
+    with torch.no_grad():
+        y = torch.relu(plain.bn(plain.stem(plain.normalize(x))[:, :, ::2, ::2]))
+        expected = plain.classifier(plain.stages(y).mean((2, 3)))
+        torch.testing.assert_close(strided(x), expected)

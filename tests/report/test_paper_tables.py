@@ -170,7 +170,7 @@ def test_coarse_classes_are_not_the_papers():
     assert experiments("cifar100-wrn28x10-be4", "data.coarse=true") == ()
 
 
-R32 = {"kind": "resnet", "depth": 32, "width": 16}
+R32 = {"kind": "resnet", "depth": 32, "width": 16, "stride": 1}
 WIDE = {width: {"kind": "wide_resnet", "depth": 28, "widen": width} for width in (2, 5, 10)}
 # The settings of the paper's appendix. Data: validation images, padding, and the teachers' schedule.
 DATA = {

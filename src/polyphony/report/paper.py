@@ -24,7 +24,7 @@ BATCH_ENSEMBLE = "batch_ensemble"  # the form of almost all students in the pape
 class PaperRow:
     """A row of one of the paper's tables. `method` is a perturbation's name, `scratch`, `teachers` or `endd`.
 
-    `table` is "text" for numbers from the paper's text, "rerun" for the authors' re-run (README of their code),
+    `table` is "text" for numbers from the paper's text, "rerun" for the re-run in the authors' README,
     "ood" for mean entropies on test images and on SVHN. Scores are as printed, "0.180 ± 0.001", or empty.
     """
 
