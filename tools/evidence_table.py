@@ -9,104 +9,40 @@ through the teachers.
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from evidence_figures import difference_chart, price_chart
+from evidence_runs import (
+    CHOICE,
+    CIFAR10,
+    COMPARISONS,
+    STEPS,
+    STUDIES,
+    WAYS,
+    Trained,
+    cost,
+    differences,
+    over_sets,
+    resolve,
+    runs_of,
+    valid_nll,
+    verdict,
+)
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.report.chart import Chart, Margins, Panel, spread
-from polyphony.report.study_runs import Pair, StudyRuns
-from polyphony.report.style import MUTED, assign
-from polyphony.report.tables import DASH, Numbers, PageTable
-from polyphony.runs.rows import TableRow, to_csv
+from polyphony.report.chart import Chart
+from polyphony.report.study_runs import StudyRuns
+from polyphony.report.tables import DASH, PageTable
+from polyphony.runs.rows import to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
-EQUAL = 0.02  # two methods are equal if the interval lies within ± this difference of NLL
 FITS = 0.95  # of the teachers' accuracy on training images
-
-
-@dataclass(frozen=True)
-class Trained(TableRow):
-    """One training; the teachers' rows have their numbers in the column `seed`."""
-
-    file: ClassVar[str] = "trainings.csv"
-    model: str
-    seed: int
-    epochs: int
-    seconds: float
-    step_size: float | None
-    multiply_adds: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two methods of a study. A name that ends with "*" is the best of these methods on validation images."""
-
-    study: str
-    words: str
-    method: str
-    reference: str
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to train a student: the same settings with different numbers of epochs."""
-
-    label: str
-    methods: Sequence[str]
-
-
-STUDIES = {  # study → its runs in kept/
-    "CIFAR-10, 4,000 images": "cifar10-*",
-    "CIFAR-10, all images": "full",
-    "CIFAR-100, 4,000 images": "cifar100",
-    "Fashion-MNIST, 4,000 images": "fashion-*",
-}
-CIFAR10, FULL, CIFAR100, FASHION = STUDIES
-CHOICE = "choose"
-COMPARISONS = (
-    Comparison(CIFAR10, "ODS − plain", "ods", "plain"),
-    Comparison(CIFAR10, "ODS − plain at equal cost", "ods", "plain-long"),
-    Comparison(CIFAR10, "ODS − noise", "ods", "noise"),
-    Comparison(CIFAR10, "fresh: ODS − plain", "fresh-ods", "fresh-plain"),
-    Comparison(CIFAR10, "fresh: ODS − Algorithm 1 as printed", "fresh-ods", "fresh-paper"),
-    Comparison(CIFAR10, "ODS: from a teacher − fresh", "ods", "fresh-ods"),
-    Comparison(CIFAR100, "ODS − plain", "ods-*", "plain-t*"),
-    Comparison(CIFAR100, "ODS − plain at equal cost", "ods-*", "plain-long"),
-    Comparison(CIFAR100, "ODS − noise", "ods-*", "noise"),
-    Comparison(FULL, "ODS − plain", "ods", "plain-t*"),
-    Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes, 30", "born-e10", "fresh-two-e30"),
-    Comparison(FASHION, "from a teacher, 5 epochs − fresh, two passes, 30", "born-e5", "fresh-two-e30"),
-    Comparison(FASHION, "shared front, 10 epochs − fresh, two passes, 30", "front-e10", "fresh-two-e30"),
-    Comparison(FASHION, "fresh: one pass − two, 30 epochs", "fresh-one-e30", "fresh-two-e30"),
-)
-WAYS = {
-    FASHION: (
-        Way("fresh, two passes", ["fresh-two-e30"]),
-        Way("fresh, one pass", ["fresh-one-e10", "fresh-one-e30"]),
-        Way("from a teacher, two passes", ["born-two-e5"]),
-        Way("from a teacher, one pass", ["born-e2", "born-e5", "born-e10"]),
-        Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
-    ),
-    CHOICE: (
-        Way("fresh, two passes, as printed", ["fresh-paper"]),
-        Way("fresh, one pass", ["fresh-ods-t1-s4-e10", "fresh-ods-t1-s4"]),
-        Way("from a teacher, one pass", ["short-s12", "ods-t1-s12-e5", "ods-t1-s12", "ods-t1-s12-e20"]),
-        Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
-    ),
-}
-STEPS = ("3", "6", "12", "24")
 
 
 def main(source: str, to: str | None = None) -> None:
@@ -139,58 +75,6 @@ def trainings(run: Run) -> Iterator[Trained]:
         record = folder.record()
         cost = counted[TrainTeacher.kind if model == TEACHERS else model]
         yield Trained(model, number, record["epochs"], record["seconds"], record.get("step_size"), cost)
-
-
-# Reading
-
-
-@cache
-def runs_of(folder: Path, study: str) -> StudyRuns | None:
-    """The kept runs of a study; None if there are none."""
-    paths = sorted((folder / "kept").glob(STUDIES.get(study, study)))
-    return StudyRuns(study, [Run.open(path) for path in paths]) if paths else None
-
-
-def resolve(study: StudyRuns, name: str) -> str:
-    """The name of a method; of several ("plain-t*") the one with the lowest mean NLL on validation images."""
-    if not name.endswith("*"):
-        return name
-    names = [method for method in study.methods if method.startswith(name[:-1])]
-    return min(names, key=lambda method: valid_nll(study, method).mean)
-
-
-def valid_nll(study: StudyRuns, method: str) -> MeanSd:
-    """Calibrated NLL on validation images over sets and seeds."""
-    return metrics.mean_sd([row.nll for row in study.scored(method, split="valid").values()])
-
-
-def cost(study: StudyRuns, method: str) -> float:
-    """The multiply-adds of one training."""
-    return next(row.multiply_adds for row in study.first.table(Trained) if row.model == method)
-
-
-def differences(study: StudyRuns, comparison: Comparison, column: str = "nll") -> dict[Pair, float]:
-    """Method less reference in a calibrated test score, for each pair of set and seed that both have."""
-    mine, theirs = (
-        study.column(resolve(study, name), column) for name in (comparison.method, comparison.reference)
-    )
-    return {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
-
-
-def over_sets(gaps: dict[Pair, float]) -> MeanSd:
-    """The mean over sets of teachers of each set's mean."""
-    sets = sorted({place for place, _ in gaps})
-    return metrics.mean_sd([fmean(gap for pair, gap in gaps.items() if pair[0] == place) for place in sets])
-
-
-def verdict(pairs: MeanSd, sets: MeanSd) -> str:
-    """Better or worse if every interval excludes zero, equal if every one is within ± EQUAL, else unclear."""
-    halves = [mean.half for mean in (pairs, sets) if mean.n > 1]
-    if not halves:
-        return "one pair"
-    if all(abs(pairs.mean) > half for half in halves):
-        return "better" if pairs.mean < 0 else "worse"
-    return "equal" if all(abs(pairs.mean) + half <= EQUAL for half in halves) else "unclear"
 
 
 # Tables
@@ -338,107 +222,12 @@ def step_rows(folder: Path) -> list[dict[str, str]]:
     ]
 
 
-# Figures
-
-
-def difference_panel(folder: Path) -> tuple[Panel, Numbers]:
-    """The differences of calibrated NLL, with both intervals."""
-    found = []
-    for comparison in COMPARISONS:
-        study = runs_of(folder, comparison.study)
-        if study is not None and (gaps := differences(study, comparison)):
-            label = f"{comparison.study.partition(',')[0]}: {comparison.words}"
-            found.append((label, metrics.mean_sd(list(gaps.values())), over_sets(gaps)))
-
-    def draw(axes: Axes) -> None:
-        for place, (_, pairs, sets) in enumerate(found):
-            mean = pairs.mean
-            if sets.n > 1:
-                axes.plot([mean - sets.half, mean + sets.half], [place] * 2, color=MUTED.light, linewidth=0.8)
-            half = pairs.half if pairs.n > 1 else 0.0
-            axes.errorbar(mean, place, xerr=half, marker="o", markersize=5.5, color="#d14f00", elinewidth=1.6)
-        axes.axvline(0, color=MUTED.light, linewidth=1.0)
-        axes.set_yticks(range(len(found)), [label for label, _, _ in found])
-        axes.set_ylim(len(found) - 0.5, -0.5)
-        axes.set_xlabel("difference of calibrated test NLL")
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.grid(visible=False, axis="y")
-
-    margins = Margins(left=5.9 * max((len(label) for label, _, _ in found), default=10))
-    header = ["comparison", "n", "difference", "half_interval", "sets", "half_interval_over_sets"]
-    rows = [
-        (
-            label,
-            pairs.n,
-            pairs.mean,
-            pairs.half if pairs.n > 1 else None,
-            sets.n,
-            sets.half if sets.n > 1 else None,
-        )
-        for label, pairs, sets in found
-    ]
-    return Panel("", draw, 1.7, margins), Numbers(header, rows)
-
-
-def price_chart(folder: Path) -> Chart:
-    """Calibrated validation NLL against training cost: a curve for each way."""
-    panels, rows = [], []
-    labels = list(dict.fromkeys(way.label for ways in WAYS.values() for way in ways))
-    look = assign([(label, None) for label in labels])
-    for name, ways in WAYS.items():
-        study = runs_of(folder, name)
-        if study is None:
-            continue
-        points = {
-            way.label: [(cost(study, method) / 1e12, valid_nll(study, method)) for method in way.methods]
-            for way in ways
-        }
-        rows += [
-            (
-                CIFAR10 if name == CHOICE else name,
-                label,
-                price,
-                nll.mean,
-                None if math.isnan(nll.sd) else nll.sd,
-            )
-            for label, line in points.items()
-            for price, nll in line
-        ]
-
-        def draw(axes: Axes, points: dict[str, list[tuple[float, MeanSd]]]) -> None:
-            for label, line in points.items():
-                x, means = [price for price, _ in line], [nll for _, nll in line]
-                bars = [spread(nll) for nll in means]
-                axes.errorbar(x, [nll.mean for nll in means], bars, **look[label].mark, elinewidth=1.2)
-            axes.set_xscale("log")
-            axes.set(xlabel="multiply-adds of one training (10¹²)", ylabel="calibrated validation NLL")
-
-        title = CIFAR10 if name == CHOICE else name
-        panels.append(Panel(title, partial(draw, points=points), 1.2, Margins(left=58.0, bottom=44.0)))
-    reading = (
-        "Calibrated validation NLL against the cost of one training. A curve is one way to train with"
-        " different numbers of epochs; bars are one standard deviation over sets and seeds. Lower left is"
-        " better."
-    )
-    numbers = Numbers(["study", "way", "multiply_adds_1e12", "nll", "nll_sd"], rows)
-    return Chart(
-        "price", "Price of quality", reading, panels, numbers, [look[label] for label in labels], 400.0
-    )
-
-
 # The page
 
 
 def write_page(folder: Path) -> None:
     """Write README.md and the figures from the kept results."""
-    panel, numbers = difference_panel(folder)
-    reading = (
-        "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
-        " interval. The thin line is the interval over sets of teachers. Left of zero the first method is"
-        " better."
-    )
-    apart = Chart("differences", "Differences", reading, [panel], numbers, width=640.0)
-    price = price_chart(folder)
+    apart, price = difference_chart(folder), price_chart(folder)
     for chart in (apart, price):
         files = chart.files()
         for suffix in ("svg", "csv"):

@@ -1,0 +1,108 @@
+"""The figures of the second protocol: differences, and the price of quality."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+from evidence_runs import CHOICE, CIFAR10, COMPARISONS, WAYS, cost, differences, over_sets, runs_of, valid_nll
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from polyphony import metrics
+from polyphony.metrics import MeanSd
+from polyphony.report.chart import Chart, Margins, Panel, spread
+from polyphony.report.style import MUTED, assign
+from polyphony.report.tables import Numbers
+
+
+def difference_chart(folder: Path) -> Chart:
+    """The differences of calibrated NLL, with both intervals."""
+    found = []
+    for comparison in COMPARISONS:
+        study = runs_of(folder, comparison.study)
+        if study is not None and (gaps := differences(study, comparison)):
+            label = f"{comparison.study.partition(',')[0]}: {comparison.words}"
+            found.append((label, metrics.mean_sd(list(gaps.values())), over_sets(gaps)))
+
+    def draw(axes: Axes) -> None:
+        for place, (_, pairs, sets) in enumerate(found):
+            mean = pairs.mean
+            if sets.n > 1:
+                axes.plot([mean - sets.half, mean + sets.half], [place] * 2, color=MUTED.light, linewidth=0.8)
+            half = pairs.half if pairs.n > 1 else 0.0
+            axes.errorbar(mean, place, xerr=half, marker="o", markersize=5.5, color="#d14f00", elinewidth=1.6)
+        axes.axvline(0, color=MUTED.light, linewidth=1.0)
+        axes.set_yticks(range(len(found)), [label for label, _, _ in found])
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.set_xlabel("difference of calibrated test NLL")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.grid(visible=False, axis="y")
+
+    margins = Margins(left=5.9 * max((len(label) for label, _, _ in found), default=10))
+    header = ["comparison", "n", "difference", "half_interval", "sets", "half_interval_over_sets"]
+    rows = [
+        (
+            label,
+            pairs.n,
+            pairs.mean,
+            pairs.half if pairs.n > 1 else None,
+            sets.n,
+            sets.half if sets.n > 1 else None,
+        )
+        for label, pairs, sets in found
+    ]
+    reading = (
+        "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
+        " interval. The thin line is the interval over sets of teachers. Left of zero the first method is"
+        " better."
+    )
+    panel = Panel("", draw, 1.7, margins)
+    return Chart("differences", "Differences", reading, [panel], Numbers(header, rows), width=640.0)
+
+
+def price_chart(folder: Path) -> Chart:
+    """Calibrated validation NLL against training cost: a curve for each way."""
+    panels, rows = [], []
+    labels = list(dict.fromkeys(way.label for ways in WAYS.values() for way in ways))
+    look = assign([(label, None) for label in labels])
+    for name, ways in WAYS.items():
+        study = runs_of(folder, name)
+        if study is None:
+            continue
+        points = {
+            way.label: [(cost(study, method) / 1e12, valid_nll(study, method)) for method in way.methods]
+            for way in ways
+        }
+        rows += [
+            (
+                CIFAR10 if name == CHOICE else name,
+                label,
+                price,
+                nll.mean,
+                None if math.isnan(nll.sd) else nll.sd,
+            )
+            for label, line in points.items()
+            for price, nll in line
+        ]
+
+        def draw(axes: Axes, points: dict[str, list[tuple[float, MeanSd]]]) -> None:
+            for label, line in points.items():
+                x, means = [price for price, _ in line], [nll for _, nll in line]
+                bars = [spread(nll) for nll in means]
+                axes.errorbar(x, [nll.mean for nll in means], bars, **look[label].mark, elinewidth=1.2)
+            axes.set_xscale("log")
+            axes.set(xlabel="multiply-adds of one training (10¹²)", ylabel="calibrated validation NLL")
+
+        title = CIFAR10 if name == CHOICE else name
+        panels.append(Panel(title, partial(draw, points=points), 1.2, Margins(left=58.0, bottom=44.0)))
+    reading = (
+        "Calibrated validation NLL against the cost of one training. A curve is one way to train with"
+        " different numbers of epochs; bars are one standard deviation over sets and seeds. Lower left is"
+        " better."
+    )
+    numbers = Numbers(["study", "way", "multiply_adds_1e12", "nll", "nll_sd"], rows)
+    return Chart(
+        "price", "Price of quality", reading, panels, numbers, [look[label] for label in labels], 400.0
+    )
