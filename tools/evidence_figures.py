@@ -6,60 +6,52 @@ import math
 from functools import partial
 from pathlib import Path
 
-from evidence_runs import CHOICE, CIFAR10, COMPARISONS, WAYS, cost, differences, over_sets, runs_of, valid_nll
+from evidence_runs import CHOICE, CIFAR10, WAYS, cost, results, runs_of, valid_nll
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from polyphony import metrics
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Chart, Margins, Panel, spread
 from polyphony.report.style import MUTED, assign
 from polyphony.report.tables import Numbers
 
+ODS_MARK = {"marker": "o", "markersize": 5.5, "color": "#d14f00"}
+
 
 def difference_chart(folder: Path) -> Chart:
     """The differences of calibrated NLL, with both intervals."""
-    found = []
-    for comparison in COMPARISONS:
-        study = runs_of(folder, comparison.study)
-        if study is not None and (gaps := differences(study, comparison)):
-            label = f"{comparison.study.partition(',')[0]}: {comparison.words}"
-            found.append((label, metrics.mean_sd(list(gaps.values())), over_sets(gaps)))
+    shown = [(f"{each.comparison.study}: {each.comparison.words}", each) for each in results(folder)]
 
     def draw(axes: Axes) -> None:
-        for place, (_, pairs, sets) in enumerate(found):
-            mean = pairs.mean
-            if sets.n > 1:
-                axes.plot([mean - sets.half, mean + sets.half], [place] * 2, color=MUTED.light, linewidth=0.8)
-            half = pairs.half if pairs.n > 1 else 0.0
-            axes.errorbar(mean, place, xerr=half, marker="o", markersize=5.5, color="#d14f00", elinewidth=1.6)
+        for place, (_, result) in enumerate(shown):
+            mean, pairs, sets = result.pairs.mean, half(result.pairs) or 0.0, half(result.sets) or 0.0
+            axes.plot([mean - sets, mean + sets], [place, place], color=MUTED.light, linewidth=0.8)
+            axes.errorbar(mean, place, xerr=pairs, elinewidth=1.6, **ODS_MARK)
         axes.axvline(0, color=MUTED.light, linewidth=1.0)
-        axes.set_yticks(range(len(found)), [label for label, _, _ in found])
-        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.set_yticks(range(len(shown)), [label for label, _ in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlabel("difference of calibrated test NLL")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(visible=False, axis="y")
 
-    margins = Margins(left=5.9 * max((len(label) for label, _, _ in found), default=10))
     header = ["comparison", "n", "difference", "half_interval", "sets", "half_interval_over_sets"]
     rows = [
-        (
-            label,
-            pairs.n,
-            pairs.mean,
-            pairs.half if pairs.n > 1 else None,
-            sets.n,
-            sets.half if sets.n > 1 else None,
-        )
-        for label, pairs, sets in found
+        (label, each.pairs.n, each.pairs.mean, half(each.pairs), each.sets.n, half(each.sets))
+        for label, each in shown
     ]
+    margins = Margins(left=5.9 * max((len(label) for label, _ in shown), default=10))
     reading = (
         "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
         " interval. The thin line is the interval over sets of teachers. Left of zero the first method is"
         " better."
     )
-    panel = Panel("", draw, 1.7, margins)
-    return Chart("differences", "Differences", reading, [panel], Numbers(header, rows), width=640.0)
+    panel = Panel("", draw, 2.0, margins)
+    return Chart("differences", "Differences", reading, [panel], Numbers(header, rows), width=760.0)
+
+
+def half(mean: MeanSd) -> float | None:
+    """Half of the 95 % interval; None for one value."""
+    return mean.half if mean.n > 1 else None
 
 
 def price_chart(folder: Path) -> Chart:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.report.study_runs import Pair, StudyRuns
+from polyphony.report.study_runs import StudyRuns
 from polyphony.runs.rows import TableRow
 from polyphony.runs.run import Run
 
@@ -33,12 +33,35 @@ class Trained(TableRow):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods of a study. A name that ends with "*" is the best of these methods on validation images."""
+    """Two methods. A name that ends with "*" is the best of these methods on validation images."""
 
     study: str
     words: str
     method: str
     reference: str
+    against: str = ""  # the study of the reference (default: the same); its sets have the same teachers
+
+
+@dataclass(frozen=True)
+class Result:
+    """The paired differences of a comparison in calibrated test NLL, and the ratio of the training costs."""
+
+    comparison: Comparison
+    pairs: MeanSd
+    sets: MeanSd
+    ahead: int
+    cost: float
+
+    @property
+    def verdict(self) -> str:
+        """Better or worse if every interval excludes zero, equal if all are within ± EQUAL, else unclear."""
+        halves = [mean.half for mean in (self.pairs, self.sets) if mean.n > 1]
+        difference = self.pairs.mean
+        if not halves:
+            return "one pair"
+        if all(abs(difference) > half for half in halves):
+            return "better" if difference < 0 else "worse"
+        return "equal" if all(abs(difference) + half <= EQUAL for half in halves) else "unclear"
 
 
 @dataclass(frozen=True)
@@ -50,28 +73,30 @@ class Way:
 
 
 STUDIES = {  # study → its runs in kept/
-    "CIFAR-10, 4,000 images": "cifar10-*",
-    "CIFAR-10, all images": "full",
-    "CIFAR-100, 4,000 images": "cifar100",
-    "Fashion-MNIST, 4,000 images": "fashion-*",
+    "CIFAR-10, 4,000": "cifar10-*",
+    "CIFAR-10, 4,000, fresh": "fresh-*",
+    "CIFAR-10, 45,000": "full",
+    "CIFAR-100, 4,000": "cifar100",
+    "Fashion-MNIST, 4,000": "fashion-*",
 }
-CIFAR10, FULL, CIFAR100, FASHION = STUDIES
+CIFAR10, FRESH, FULL, CIFAR100, FASHION = STUDIES
 CHOICE = "choose"
 COMPARISONS = (
     Comparison(CIFAR10, "ODS − plain", "ods", "plain"),
     Comparison(CIFAR10, "ODS − plain at equal cost", "ods", "plain-long"),
     Comparison(CIFAR10, "ODS − noise", "ods", "noise"),
-    Comparison(CIFAR10, "fresh: ODS − plain", "fresh-ods", "fresh-plain"),
-    Comparison(CIFAR10, "fresh: ODS − Algorithm 1 as printed", "fresh-ods", "fresh-paper"),
-    Comparison(CIFAR10, "ODS: from a teacher − fresh", "ods", "fresh-ods"),
+    Comparison(CIFAR10, "ODS from a teacher − ODS fresh", "ods", "ods", FRESH),
+    Comparison(CIFAR10, "plain from a teacher − plain fresh", "plain", "plain", FRESH),
+    Comparison(FRESH, "ODS − plain", "ods", "plain"),
     Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain-*"),
     Comparison(CIFAR100, "ODS − noise", "ods", "noise"),
     Comparison(FULL, "ODS − plain", "ods-*", "plain-*"),
-    Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes, 30", "born-e10", "fresh-two-e30"),
-    Comparison(FASHION, "from a teacher, 5 epochs − fresh, two passes, 30", "born-e5", "fresh-two-e30"),
-    Comparison(FASHION, "shared front, 10 epochs − fresh, two passes, 30", "front-e10", "fresh-two-e30"),
-    Comparison(FASHION, "fresh: one pass − two, 30 epochs", "fresh-one-e30", "fresh-two-e30"),
+    Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
+    Comparison(FASHION, "from a teacher, 5 epochs − fresh, two passes", "born-e5", "fresh-two-e30"),
+    Comparison(FASHION, "shared front, 10 epochs − fresh, two passes", "front-e10", "fresh-two-e30"),
+    Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30"),
 )
+CHOSEN = "ods-t4-s12-rate003"
 WAYS = {
     FASHION: (
         Way("fresh, two passes", ["fresh-two-e30"]),
@@ -81,13 +106,16 @@ WAYS = {
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
     ),
     CHOICE: (
-        Way("fresh, two passes, as printed", ["fresh-paper"]),
+        Way("fresh, two passes", ["fresh-paper"]),
         Way("fresh, one pass", ["fresh-ods-t1-s4-e10", "fresh-ods-t1-s4"]),
-        Way("from a teacher, one pass", ["short-s12", "ods-t1-s12-e5", "ods-t1-s12", "ods-t1-s12-e20"]),
+        Way("from a teacher, one pass", ["short-t4-s12", f"{CHOSEN}-e5", CHOSEN, f"{CHOSEN}-e20"]),
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
     ),
 }
-STEPS = ("3", "6", "12", "24")
+STEPS = {  # setting → step in 1/255 → methods with 2 and with 10 epochs
+    "τ = 1, rate 0.1": {step: (f"short-s{step}", f"ods-t1-s{step}") for step in (3, 6, 12, 24)},
+    "τ = 4, rate 0.03": {step: (f"short-t4-s{step}", f"ods-t4-s{step}-rate003") for step in (6, 12, 24)},
+}
 
 
 @cache
@@ -115,25 +143,26 @@ def cost(study: StudyRuns, method: str) -> float:
     return next(row.multiply_adds for row in study.first.table(Trained) if row.model == method)
 
 
-def differences(study: StudyRuns, comparison: Comparison, column: str = "nll") -> dict[Pair, float]:
-    """Method less reference in a calibrated test score, for each pair of set and seed that both have."""
-    mine, theirs = (
-        study.column(resolve(study, name), column) for name in (comparison.method, comparison.reference)
+def compare(folder: Path, comparison: Comparison) -> Result | None:
+    """The result over the pairs of set and seed that both methods have; None without any."""
+    study, against = (
+        runs_of(folder, name) for name in (comparison.study, comparison.against or comparison.study)
     )
-    return {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
+    if study is None or against is None:
+        return None
+    method, reference = resolve(study, comparison.method), resolve(against, comparison.reference)
+    mine, theirs = study.column(method, "nll"), against.column(reference, "nll")
+    gaps = {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
+    by_set = {place: [gap for pair, gap in gaps.items() if pair[0] == place] for place, _ in gaps}
+    return Result(
+        comparison,
+        pairs=metrics.mean_sd(list(gaps.values())),
+        sets=metrics.mean_sd([fmean(values) for values in by_set.values()]),
+        ahead=sum(gap < 0 for gap in gaps.values()),
+        cost=cost(study, method) / cost(against, reference),
+    )
 
 
-def over_sets(gaps: dict[Pair, float]) -> MeanSd:
-    """The mean over sets of teachers of each set's mean."""
-    sets = sorted({place for place, _ in gaps})
-    return metrics.mean_sd([fmean(gap for pair, gap in gaps.items() if pair[0] == place) for place in sets])
-
-
-def verdict(pairs: MeanSd, sets: MeanSd) -> str:
-    """Better or worse if every interval excludes zero, equal if every one is within ± EQUAL, else unclear."""
-    halves = [mean.half for mean in (pairs, sets) if mean.n > 1]
-    if not halves:
-        return "one pair"
-    if all(abs(pairs.mean) > half for half in halves):
-        return "better" if pairs.mean < 0 else "worse"
-    return "equal" if all(abs(pairs.mean) + half <= EQUAL for half in halves) else "unclear"
+def results(folder: Path) -> list[Result]:
+    """The results of all comparisons whose studies are kept."""
+    return [result for comparison in COMPARISONS if (result := compare(folder, comparison))]

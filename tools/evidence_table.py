@@ -19,18 +19,15 @@ from evidence_figures import difference_chart, price_chart
 from evidence_runs import (
     CHOICE,
     CIFAR10,
-    COMPARISONS,
+    EQUAL,
     STEPS,
     STUDIES,
     WAYS,
     Trained,
     cost,
-    differences,
-    over_sets,
-    resolve,
+    results,
     runs_of,
     valid_nll,
-    verdict,
 )
 
 from polyphony import metrics
@@ -98,28 +95,20 @@ def spread_text(values: Sequence[float], digits: int, factor: float = 1.0) -> st
 
 
 def comparison_rows(folder: Path) -> list[dict[str, str]]:
-    """A row for each comparison whose study has results."""
-    rows = []
-    for comparison in COMPARISONS:
-        study = runs_of(folder, comparison.study)
-        if study is None or not (gaps := differences(study, comparison)):
-            continue
-        pairs, sets = metrics.mean_sd(list(gaps.values())), over_sets(gaps)
-        names = [resolve(study, name) for name in (comparison.method, comparison.reference)]
-        ratio = cost(study, names[0]) / cost(study, names[1])
-        rows.append(
-            {
-                "study": comparison.study,
-                "comparison": comparison.words,
-                "cost": f"{ratio:.2f}",
-                "difference": signed(pairs.mean),
-                "95 % interval": half_text(pairs),
-                "over sets": half_text(sets),
-                "better in": f"{sum(gap < 0 for gap in gaps.values())} of {len(gaps)}",
-                "verdict": verdict(pairs, sets),
-            }
-        )
-    return rows
+    """A row for each comparison whose studies have results."""
+    return [
+        {
+            "study": result.comparison.study,
+            "comparison": result.comparison.words,
+            "cost": f"{result.cost:.2f}",
+            "difference": signed(result.pairs.mean),
+            "95 % interval": half_text(result.pairs),
+            "over sets": half_text(result.sets),
+            "better in": f"{result.ahead} of {result.pairs.n}",
+            "verdict": result.verdict,
+        }
+        for result in results(folder)
+    ]
 
 
 def score_rows(study: StudyRuns) -> list[dict[str, str]]:
@@ -214,11 +203,13 @@ def step_rows(folder: Path) -> list[dict[str, str]]:
         return []
     return [
         {
-            "step (1/255)": step,
-            "2 epochs": f"{valid_nll(study, f'short-s{step}').mean:.3f}",
-            "10 epochs": f"{valid_nll(study, f'ods-t1-s{step}').mean:.3f}",
+            "setting": setting,
+            "step (1/255)": str(step),
+            "2 epochs": f"{valid_nll(study, short).mean:.3f}",
+            "10 epochs": f"{valid_nll(study, full).mean:.3f}",
         }
-        for step in STEPS
+        for setting, steps in STEPS.items()
+        for step, (short, full) in steps.items()
     ]
 
 
@@ -265,8 +256,8 @@ COMPARISON_CAPTION = (
     "Difference: calibrated test NLL of the first method less that of the second; below zero, the first is"
     " better. Cost: multiply-adds of one training of the first, relative to the second. Intervals: half of"
     " the 95 % t-interval over pairs with the same teachers and seed, and over the means of sets of teachers."
-    " Verdict: better or worse if every interval excludes zero; equal if every interval lies within ± 0.02;"
-    " else unclear."
+    " Verdict: better or worse if every interval excludes zero; equal if every interval lies within"
+    f" ± {EQUAL}; else unclear."
 )
 SCORE_CAPTION = (
     "Test images, calibrated, mean ± s.d. over n students; “as predicted” is the NLL without a fitted"
@@ -282,7 +273,7 @@ PRICE_CAPTION = (
     "Share of the cost: multiply-adds of a training relative to the first way of the study. Reaches it: is"
     " the calibrated validation NLL as low as that of the first way? CIFAR-10 has one seed."
 )
-STEP_CAPTION = "Calibrated validation NLL of ODS at τ = 1 after a short and a full training, one seed."
+STEP_CAPTION = "Calibrated validation NLL of ODS after a short and a full training, one seed."
 
 
 def study_words(study: StudyRuns) -> str:

@@ -253,7 +253,7 @@ def test_a_study_without_its_data_is_refused_but_can_be_shown(say, refused, tmp_
     refused(missing, "cifar10 is not in", "'polyphony data get cifar10'")
     result = say("show", "evidence-2-cifar10", *settings)
     assert result.code == 0, result
-    assert "Counted with the official 5,000 training images" in result.err.replace("\n", " ")
+    assert "Counted with the official 4,000 training images" in result.err.replace("\n", " ")
     assert [path for path in tmp_path.iterdir() if path.name != ".cache"] == []
 
 

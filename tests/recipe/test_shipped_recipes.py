@@ -110,7 +110,7 @@ def test_recipes_of_the_paper_and_of_small_studies_are_shipped():
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | evidence | {
         "digits",
         "demo",
-        *(f"evidence-2-{study}" for study in ("choose", "cifar10", "full", "fashion", "cifar100")),
+        *(f"evidence-2-{study}" for study in ("choose", "cifar10", "fresh", "full", "fashion", "cifar100")),
         "evidence-branch",
         "students-cifar10",
         "students-fashion",

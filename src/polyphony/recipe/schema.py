@@ -126,7 +126,7 @@ class Student(Schedule):
     """α: weight of the distillation loss; the loss on labels has weight 1 − α."""
     temperature: Temperature = 4.0
     """τ: temperature of the distillation."""
-    step_size: StepSize = 1 / 255
+    step_size: StepSize = "search"
     """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255".
 
     `"search"` tries five steps in short trainings, which together cost as much as one student. `"match"`

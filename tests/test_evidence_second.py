@@ -1,0 +1,196 @@
+"""Every number of the second protocol's tables follows from the scores that are kept with it."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "docs" / "results" / "evidence"
+SECOND = EVIDENCE / "second"
+RUNS = {
+    "CIFAR-10, 4,000": "cifar10-*",
+    "CIFAR-10, 4,000, fresh": "fresh-*",
+    "CIFAR-10, 45,000": "full",
+    "CIFAR-100, 4,000": "cifar100",
+    "Fashion-MNIST, 4,000": "fashion-*",
+}
+METHODS = {  # by the words of a comparison: methods; "*" is the best of several on validation images
+    "ODS − plain": ("ods*", "plain*"),
+    "ODS − plain at equal cost": ("ods", "plain-*"),
+    "ODS − noise": ("ods", "noise"),
+    "ODS from a teacher − ODS fresh": ("ods", "ods"),
+    "plain from a teacher − plain fresh": ("plain", "plain"),
+    "from a teacher, 10 epochs − fresh, two passes": ("born-e10", "fresh-two-e30"),
+    "from a teacher, 5 epochs − fresh, two passes": ("born-e5", "fresh-two-e30"),
+    "shared front, 10 epochs − fresh, two passes": ("front-e10", "fresh-two-e30"),
+    "fresh: one pass − two passes": ("fresh-one-e30", "fresh-two-e30"),
+}
+
+
+def tables(page: Path) -> list[list[dict[str, str]]]:
+    """The Markdown tables of a page, each a list of rows by heading."""
+    found, header = [], []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            header = []
+        elif not header:
+            header = cells
+            found.append([])
+        elif set("".join(cells)) - set("-: "):
+            found[-1].append(dict(zip(header, cells, strict=True)))
+    return found
+
+
+def scores(folder: Path, model: str, split: str, kind: str, column: str) -> dict[str, float]:
+    """A column of scores.csv by seed."""
+    with (folder / "scores.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row[column]]
+    wanted = (model, split, kind)
+    picked = [row for row in rows if (row["model"], row["split"], row["calibration"]) == wanted]
+    return {row["seed"]: float(row[column]) for row in picked}
+
+
+def column(runs: str, model: str, name: str, split: str = "test", kind: str = "calibrated") -> dict:
+    """A column over all sets of a study, by set and seed."""
+    return {
+        (place, seed): value
+        for place, folder in enumerate(sorted((SECOND / "kept").glob(runs)))
+        for seed, value in scores(folder, model, split, kind, name).items()
+    }
+
+
+def methods(runs: str) -> list[str]:
+    first = sorted((SECOND / "kept").glob(runs))[0]
+    return list(json.loads((first / "recipe.json").read_text())["recipe"]["methods"])
+
+
+def chosen(runs: str, name: str) -> str:
+    """A method's name; of several, the best on validation images."""
+    if not name.endswith("*") or name[:-1] in methods(runs):
+        return name.rstrip("*")
+    names = [each for each in methods(runs) if each.startswith(name[:-1])]
+    return min(names, key=lambda each: np.mean([*column(runs, each, "nll", "valid").values()]))
+
+
+def multiply_adds(runs: str, model: str) -> float:
+    with (sorted((SECOND / "kept").glob(runs))[0] / "trainings.csv").open() as file:
+        return next(float(row["multiply_adds"]) for row in csv.DictReader(file) if row["model"] == model)
+
+
+def half(values: list[float]) -> float | None:
+    """Half of the 95 % t-interval of a mean; None for one value."""
+    if len(values) < 2:
+        return None
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    return (high - low) / 2
+
+
+def spread(values: list[float], digits: int) -> str:
+    if not values:
+        return "–"
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
+
+
+def comparisons() -> list[dict[str, str]]:
+    return tables(SECOND / "README.md")[0]
+
+
+@pytest.mark.parametrize("row", comparisons(), ids=lambda row: f"{row['study']}: {row['comparison']}")
+def test_a_comparison_is_what_the_kept_scores_say(row):
+    runs = RUNS[row["study"]]
+    against = RUNS["CIFAR-10, 4,000, fresh"] if row["comparison"].endswith("fresh") else runs
+    names = METHODS[row["comparison"]]
+    method, reference = chosen(runs, names[0]), chosen(against, names[1])
+    mine, theirs = column(runs, method, "nll"), column(against, reference, "nll")
+    gaps = {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
+    values, sets = list(gaps.values()), sorted({place for place, _ in gaps})
+    means = [np.mean([gap for pair, gap in gaps.items() if pair[0] == place]) for place in sets]
+    halves = [half(values), half(means)]
+    known, mean = [each for each in halves if each is not None], np.mean(values)
+    verdict = "unclear" if known else "one pair"
+    if known and abs(mean) + max(known) <= 0.02:
+        verdict = "equal"
+    if known and abs(mean) > max(known):
+        verdict = "better" if mean < 0 else "worse"
+    assert row["difference"] == f"{mean:+.3f}".replace("-", "−")
+    assert [row["95 % interval"], row["over sets"]] == [f"± {each:.3f}" if each else "–" for each in halves]
+    assert row["better in"] == f"{sum(value < 0 for value in values)} of {len(values)}"
+    assert row["verdict"] == verdict
+    assert row["cost"] == f"{multiply_adds(runs, method) / multiply_adds(against, reference):.2f}"
+
+
+def test_every_pair_of_a_study_counts():
+    for study, runs in RUNS.items():
+        for folder in (SECOND / "kept").glob(runs):
+            recipe = json.loads((folder / "recipe.json").read_text())["recipe"]
+            for name in recipe["methods"]:
+                seeds = scores(folder, name, "test", "calibrated", "nll")
+                assert list(seeds) == [str(seed) for seed in recipe["seeds"]], (study, folder, name)
+
+
+@pytest.mark.parametrize("place", range(len(RUNS)), ids=list(RUNS))
+def test_scores_of_a_study_are_means_over_its_students(place):
+    runs = list(RUNS.values())[place]
+    for row in tables(SECOND / "README.md")[2 + place]:
+        model = row["model"]
+        for heading, (name, kind, digits, factor) in {
+            "NLL": ("nll", "calibrated", 3, 1),
+            "as predicted": ("nll", "standard", 3, 1),
+            "ACC %": ("acc", "calibrated", 1, 100),
+            "DEE": ("dee", "calibrated", 2, 1),
+            "mean-KLD": ("kld", "calibrated", 3, 1),
+            "voice": ("voice", "calibrated", 3, 1),
+        }.items():
+            values = [factor * value for value in column(runs, model, name, "test", kind).values()]
+            assert row[heading] == spread(values, digits), (model, heading)
+        train = [100 * value for value in column(runs, model, "acc", "train").values()]
+        assert row["training ACC %"] == spread(train, 1)
+        if model != "best teacher":
+            assert row["multiply-adds"] == f"{multiply_adds(runs, model) / 1e12:.2f}"
+
+
+def test_the_price_of_quality_follows_from_validation_scores():
+    for row in tables(SECOND / "README.md")[1]:
+        assert row["reaches it"] in ("yes", "no")
+    first = tables(SECOND / "README.md")[1][0]
+    values = [*column("fashion-*", "fresh-two-e30", "nll", "valid").values()]
+    assert first["validation NLL"] == spread(values, 3)
+    for row in tables(SECOND / "README.md")[1]:
+        if row["study"] == "Fashion-MNIST, 4,000":
+            reaches = float(row["validation NLL"].split(" ")[0]) <= np.round(np.mean(values), 3)
+            assert (row["reaches it"] == "yes") == reaches
+
+
+def test_the_tool_writes_the_page_that_is_kept(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    for name in ("evidence_table", "evidence_figures", "evidence_runs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    shutil.copytree(SECOND / "kept", tmp_path / "kept")
+    importlib.import_module("evidence_table").main(str(tmp_path))
+    for name in ("README.md", "differences.csv", "price.csv"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (SECOND / name).read_text(encoding="utf-8")
+
+
+def test_the_page_of_evidence_has_the_comparisons_as_they_are():
+    assert tables(EVIDENCE / "README.md")[0] == comparisons()
+
+
+def test_every_decimal_in_the_page_of_evidence_stands_in_a_kept_table():
+    prose = (EVIDENCE / "README.md").read_text(encoding="utf-8")
+    files = [SECOND / "README.md", EVIDENCE / "first.md", EVIDENCE / "second" / "analyses.md"]
+    known = " ".join(file.read_text(encoding="utf-8") for file in files)
+    decimals = set(re.findall(r"(?<![\d.])\d+\.\d{2,}(?![\d.])", prose))
+    assert decimals
+    assert not {number for number in decimals if number not in known}
