@@ -166,8 +166,10 @@ def test_they_are_kept_with_the_run_and_teach_a_student(folder):
 
 def test_pretrained_teachers_and_their_students_are_linked_from_another_run(folder):
     run(folder)
-    names = run(folder, "methods={kd = {perturb = 'clean'}, kd-ods = {perturb = 'ods'}}", name="second")
-    assert [each for each in names if not each.startswith("predict")] == ["kd-ods, seed 0"]
+    methods = "methods={kd = {perturb = 'clean'}, kd-ods = {perturb = 'ods'}}"
+    for name, trained in {"second": ["kd-ods, step size", "kd-ods, seed 0"], "third": []}.items():
+        jobs = run(folder, methods, name=name)
+        assert [each for each in jobs if not each.startswith("predict")] == trained
 
 
 def test_a_student_of_another_network_depends_on_what_its_teachers_do_with_their_weights(folder, jobs_of):
