@@ -100,7 +100,7 @@ CHOSEN = "ods-t4-s12-rate003"
 WAYS = {
     FASHION: (
         Way("fresh, two passes", ["fresh-two-e30"]),
-        Way("fresh, one pass", ["fresh-one-e10", "fresh-one-e30"]),
+        Way("fresh, one pass", ["fresh-one-e30"]),
         Way("from a teacher, two passes", ["born-two-e5"]),
         Way("from a teacher, one pass", ["born-e2", "born-e5", "born-e10"]),
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
@@ -112,9 +112,15 @@ WAYS = {
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
     ),
 }
-STEPS = {  # setting → step in 1/255 → methods with 2 and with 10 epochs
-    "τ = 1, rate 0.1": {step: (f"short-s{step}", f"ods-t1-s{step}") for step in (3, 6, 12, 24)},
-    "τ = 4, rate 0.03": {step: (f"short-t4-s{step}", f"ods-t4-s{step}-rate003") for step in (6, 12, 24)},
+STEPS = {  # setting → step in 1/255 → methods with 2, 5 and 10 epochs
+    "τ = 1, rate 0.1": {
+        step: (f"short-s{step}", f"half-s{step}", f"ods-t1-s{step}") for step in (3, 6, 12, 24)
+    },
+    "τ = 4, rate 0.03": {
+        6: ("short-t4-s6", "half-t4-s6", "ods-t4-s6-rate003"),
+        12: ("short-t4-s12", f"{CHOSEN}-e5", CHOSEN),
+        24: ("short-t4-s24", "half-t4-s24", "ods-t4-s24-rate003"),
+    },
 }
 
 
