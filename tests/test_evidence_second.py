@@ -128,6 +128,11 @@ def test_a_comparison_is_what_the_kept_scores_say(row):
     assert [row["95 % interval"], row["over sets"]] == [f"± {each:.3f}" if each else "–" for each in halves]
     assert row["better in"] == f"{sum(value < 0 for value in values)} of {len(values)}"
     assert row["verdict"] == verdict
+    voices = [column(group, name, "voice") for group, name in ((runs, method), (against, reference))]
+    differences = [voices[0][pair] - voices[1][pair] for pair in voices[0] if pair in voices[1]]
+    assert row["voice"] == f"{np.mean(differences):+.3f}".replace("-", "−")
+    interval = half(differences)
+    assert row["95 % interval of voice"] == (f"± {interval:.3f}" if interval else "–")
     assert row["cost"] == f"{multiply_adds(runs, method) / multiply_adds(against, reference):.2f}"
 
 

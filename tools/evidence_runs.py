@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from polyphony import metrics
 from polyphony.metrics import MeanSd
-from polyphony.report.study_runs import StudyRuns
+from polyphony.report.study_runs import Pair, StudyRuns
 from polyphony.runs.rows import TableRow
 from polyphony.runs.run import Run
 
@@ -49,6 +49,7 @@ class Result:
     comparison: Comparison
     pairs: MeanSd
     sets: MeanSd
+    voice: MeanSd  # the same for voice, over pairs
     ahead: int
     cost: float
 
@@ -157,16 +158,23 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     if study is None or against is None:
         return None
     method, reference = resolve(study, comparison.method), resolve(against, comparison.reference)
-    mine, theirs = study.column(method, "nll"), against.column(reference, "nll")
-    gaps = {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
+    gaps, voices = (
+        gaps_of(study.column(method, name), against.column(reference, name)) for name in ("nll", "voice")
+    )
     by_set = {place: [gap for pair, gap in gaps.items() if pair[0] == place] for place, _ in gaps}
     return Result(
         comparison,
         pairs=metrics.mean_sd(list(gaps.values())),
         sets=metrics.mean_sd([fmean(values) for values in by_set.values()]),
+        voice=metrics.mean_sd(list(voices.values())),
         ahead=sum(gap < 0 for gap in gaps.values()),
         cost=cost(study, method) / cost(against, reference),
     )
+
+
+def gaps_of(mine: Mapping[Pair, float], theirs: Mapping[Pair, float]) -> dict[Pair, float]:
+    """The differences over the pairs of set and seed that both have."""
+    return {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
 
 
 def results(folder: Path) -> list[Result]:

@@ -106,6 +106,8 @@ def comparison_rows(folder: Path) -> list[dict[str, str]]:
             "over sets": half_text(result.sets),
             "better in": f"{result.ahead} of {result.pairs.n}",
             "verdict": result.verdict,
+            "voice": signed(result.voice.mean),
+            "95 % interval of voice": half_text(result.voice),
         }
         for result in results(folder)
     ]
@@ -259,7 +261,8 @@ COMPARISON_CAPTION = (
     " better. Cost: multiply-adds of one training of the first, relative to the second. Intervals: half of"
     " the 95 % t-interval over pairs with the same teachers and seed, and over the means of sets of teachers."
     " Verdict: better or worse if every interval excludes zero; equal if every interval lies within"
-    f" ± {EQUAL}; else unclear."
+    f" ± {EQUAL}; else unclear. Voice: the difference in nats, over the same pairs; above"
+    " zero, members of the first follow their own teachers more closely."
 )
 SCORE_CAPTION = (
     "Test images, calibrated, mean ± s.d. over n students; “as predicted” is the NLL without a fitted"

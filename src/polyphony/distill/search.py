@@ -6,10 +6,9 @@ import math
 
 from polyphony.training.optimise import Schedule
 
-SEARCH_STEPS = (1.5 / 255, 3 / 255, 6 / 255, 12 / 255, 24 / 255)
-SEARCH_SHARE = 1 / len(
-    SEARCH_STEPS
-)  # of the epochs: all short trainings together cost as much as one student
+SEARCH_STEPS = (1.5 / 255, 3 / 255, 6 / 255, 12 / 255)
+SEARCH_SHARE = 1 / 5  # of a student's epochs, for each step
+GROWTH = 2.0  # longer trainings prefer larger steps: the result is this times the step that wins
 
 
 def short_schedule(schedule: Schedule) -> Schedule:

@@ -251,11 +251,13 @@ def _student(run: Run, name: str) -> str:
 
 
 def _found_step(run: Run, name: str) -> str:
-    """ "; step size 12/255, found by search"; empty if the recipe states the step."""
-    rule, steps = run.recipe.setting(name, "step_size"), [done.step_size for done in run.trainings[name]]
-    if not isinstance(rule, str) or not any(steps):
+    """ "; step size 12/255, chosen by short trainings"; empty if the recipe states the step."""
+    rule = run.recipe.setting(name, "step_size")
+    steps = [done.step_size for done in run.trainings[name] if done.step_size]
+    if not isinstance(rule, str) or not steps:
         return ""
-    return f"; step size {255 * (steps[0] or 0):.3g}/255, found by {rule}"
+    how = {"search": "chosen by short trainings", "match": "matched to the teachers’ disagreement"}
+    return f"; step size {255 * steps[0]:.3g}/255, {how[rule]}"
 
 
 def _members(run: Run, name: str) -> str:

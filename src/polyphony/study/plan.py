@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from polyphony.distill.search import SEARCH_STEPS
+from polyphony.distill.search import GROWTH, SEARCH_STEPS
 from polyphony.execute.job import Job
 from polyphony.recipe import ROUNDING, PretrainedTeachers, Schedule
 from polyphony.runs.predictions import UNLABELLED
@@ -121,7 +121,8 @@ def student_spec(work: TrainStudent, prints: Fingerprints, training_jobs: dict[s
 def search_spec(work: SearchStep, prints: Fingerprints, training_jobs: dict[str, Job]) -> Spec:
     """Everything that the chosen step size depends on: all that students depend on except their seeds."""
     spec = student_spec(TrainStudent(work.study, work.method, 0), prints, training_jobs)
-    return spec | {"kind": "search", "steps": list(SEARCH_STEPS)}
+    lengths = {"epochs": work.schedule.epochs, "warm_up": work.schedule.warm_up}
+    return spec | {"kind": "search", "steps": list(SEARCH_STEPS), "growth": GROWTH, **lengths}
 
 
 def common_spec(kind: str, study: Study, seed: int, schedule: Schedule, prints: Fingerprints) -> Spec:

@@ -18,14 +18,15 @@ from polyphony.compute.seeds import generator
 from polyphony.data.files import path_exists
 from polyphony.distill import CrossEntropy, match_step_size
 from polyphony.distill.perturb import Perturbation, applied
-from polyphony.distill.search import SEARCH_STEPS, search_epochs, search_name, short_schedule
+from polyphony.distill.search import GROWTH, SEARCH_STEPS, search_epochs, search_name, short_schedule
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
 from polyphony.nn.weights import file_and_key
 from polyphony.recipe import Distillation, PretrainedTeachers, Schedule
+from polyphony.recipe.points import text_of
 from polyphony.runs.stage import Stage
 from polyphony.study.pretrained import answers, refuse_copies, refuse_unfit
 from polyphony.study.provenance import machine, versions
-from polyphony.study.series import Series
+from polyphony.study.series import LaterWatch, Series
 from polyphony.study.study import Study
 from polyphony.training.collapse import Row
 from polyphony.training.fit import Checkpoint, Loss, Plan, Watch, fit
@@ -194,7 +195,8 @@ class SearchStep(StudentTraining):
     """Finds the step size of a method with `step_size = "search"`; all seeds of the method use it.
 
     It trains a student for a few epochs with each of `SEARCH_STEPS`, from the same initial weights and with
-    the same shuffles. The step with the lowest calibrated validation NLL wins. done.json has all NLLs.
+    the same shuffles. The result is `GROWTH` times the step with the lowest calibrated validation NLL.
+    done.json has all NLLs.
     """
 
     study: Study
@@ -223,38 +225,52 @@ class SearchStep(StudentTraining):
         return self.study.step_search(self.method).folder
 
     def train(self, stage: Stage, watch: Watch) -> None:
-        study, group, series = self.study, group_from_environment(), Series(stage)
+        study, group = self.study, group_from_environment()
+        series = Series(stage, stage.load() if group.rank == 0 else None)
         method = study.recipe.distillation(self.method)
         assert method is not None
         teachers, perturbation = study.load_teachers(study.recipe.members).folded(), self.perturbation(method)
         finished = len(group.from_first(lambda: series.results))
-        for step_size in SEARCH_STEPS[finished:]:
-            perturb = perturbation(step_size)
-            loss = self.distillation_loss(method, teachers, perturb, self.schedule.epochs)
-            nll, log = self.try_loss(loss, series, watch)
+        for place, step_size in [*enumerate(SEARCH_STEPS)][finished:]:
+            loss = self.distillation_loss(method, teachers, perturbation(step_size), self.schedule.epochs)
+            later = LaterWatch(watch, place * self.schedule.epochs)
+            nll, log = self.try_loss(loss, series, later)
+            if not math.isfinite(nll):
+                watch.warn(f"{self.name}: {text_of(step_size, 'step_size')} diverged and is not chosen")
             group.from_first(partial(series.finish, nll, log))
         nlls = dict(zip(SEARCH_STEPS, group.from_first(lambda: series.results), strict=True))
         best = min(SEARCH_STEPS, key=lambda step_size: nlls[step_size])
-        if nlls[best] == math.inf:
+        if not math.isfinite(nlls[best]):
             raise DivergedError(f"'{self.method}' diverged with every step size; lower its learning rate")
-        tried = {f"{255 * size:g}/255": None if nll == math.inf else nll for size, nll in nlls.items()}
-        self.finish(stage, nn.Module(), series.log, {"step_size": best, "nll": tried})
+        tried = {f"{255 * size:g}/255": nll if math.isfinite(nll) else None for size, nll in nlls.items()}
+        found = StepFound(GROWTH * best)
+        self.finish(stage, found, series.log, {"step_size": GROWTH * best, "nll": tried})
 
     def try_loss(self, loss: Loss, series: Series, watch: Watch) -> tuple[float, list[Row]]:
         """The calibrated validation NLL after a short training (infinite if it diverges), and the log."""
-        student, group = self.new_student("search weights", 0), group_from_environment()
+        student, plan = self.new_student("search weights", 0), self.training_plan(self.schedule)
         try:
-            log = self.fit(
-                series, student, loss, self.training_plan(self.schedule), generator("search", 0), watch
-            )
+            log = self.fit(series, student, loss, plan, generator("search", 0), watch)
         except DivergedError:
             return math.inf, []
 
         def calibrated_nll() -> float:
-            answers = predict(self.study.recipe.form(self.method).trained(student), self.study.data().valid)
+            with arithmetic(deterministic=plan.deterministic):
+                form = self.study.recipe.form(self.method)
+                answers = predict(form.trained(student), self.study.data().valid)
             return answers.quality(answers.fit_temperature())["nll"]
 
-        return group.from_first(calibrated_nll), log
+        return group_from_environment().from_first(calibrated_nll), log
+
+
+class StepFound(nn.Module):
+    """A step size as weights, so that students record its hash like those of their teachers."""
+
+    step_size: Tensor
+
+    def __init__(self, step_size: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("step_size", torch.tensor(step_size, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -291,6 +307,14 @@ class TrainStudent(StudentTraining):
     def folder(self) -> Path:
         return self.study.student(self.method, self.seed).folder
 
+    def teacher_hashes(self) -> dict[str, str]:
+        """The hashes of its teachers, and of the step size if it was searched."""
+        hashes = super().teacher_hashes()
+        if self.search:
+            folder = self.study.step_search(self.method)
+            hashes[f"students/{self.method}/search"] = folder.record()["weights"]
+        return hashes
+
     def train(self, stage: Stage, watch: Watch) -> None:
         study, student = self.study, self.new_student("student weights", self.seed)
         loss, step_size = self.loss()
@@ -319,7 +343,7 @@ class TrainStudent(StudentTraining):
     ) -> float:
         """The method's step size; "search" and "match" give every seed the same number."""
         if method.step_size == "search":
-            return float(self.study.step_search(self.method).record()["step_size"])
+            return float(self.study.step_search(self.method).weights()["step_size"])
         if method.step_size != "match":
             return method.step_size
         study, share = self.study, self.study.recipe.student.match_share

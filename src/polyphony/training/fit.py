@@ -276,8 +276,10 @@ def train_and_validate(
     with group.training(training.model), kernels, training.seeded_dropout():
         row |= run_epoch(training, loss, train, epoch, watch)
     with arithmetic(deterministic=plan.deterministic):
-        row |= group.from_first(partial(validate, training.model, valid, epoch))
-    return row | {"seconds": time.perf_counter() - start}
+        scores = group.from_first(partial(validate, training.model, valid))
+    if scores is None:  # raised by every process, since a caller may go on after it
+        raise DivergedError(f"the validation outputs are not finite after epoch {epoch + 1}; {advice(epoch)}")
+    return row | scores | {"seconds": time.perf_counter() - start}
 
 
 def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: Watch) -> Row:
@@ -297,14 +299,14 @@ def run_epoch(training: Training, loss: Loss, train: Split, epoch: int, watch: W
     return means
 
 
-def validate(model: Ensemble, valid: Split, epoch: int) -> Row:
+def validate(model: Ensemble, valid: Split) -> Row | None:
     """Validation accuracy and NLL of the members' mean prediction, and how much members differ.
 
-    Raises a DivergedError if a logit is not finite.
+    Returns None if a logit is not finite.
     """
     predictions = predict(model, valid)
     if not bool(predictions.logits.isfinite().all()):
-        raise DivergedError(f"the validation outputs are not finite after epoch {epoch + 1}; {advice(epoch)}")
+        return None
     log_probs = metrics.ensemble_log_probs(predictions.logits)
     return {
         "valid_acc": metrics.accuracy(log_probs, valid.labels),
