@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from polyphony import metrics
+from polyphony.distill.search import search_name
 from polyphony.metrics import MeanSd
 from polyphony.report.study_runs import Pair, StudyRuns
 from polyphony.runs.rows import TableRow
@@ -55,14 +56,16 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Better or worse if every interval excludes zero, equal if all are within ± EQUAL, else unclear."""
-        halves = [mean.half for mean in (self.pairs, self.sets) if mean.n > 1]
-        difference = self.pairs.mean
-        if not halves:
+        """Better or worse if the interval excludes zero, equal if it is within ± EQUAL, else unclear.
+
+        The interval is that over sets of teachers; with one set, that over pairs.
+        """
+        mean = self.sets if self.sets.n > 1 else self.pairs
+        if mean.n == 1:
             return "one pair"
-        if all(abs(difference) > half for half in halves):
-            return "better" if difference < 0 else "worse"
-        return "equal" if all(abs(difference) + half <= EQUAL for half in halves) else "unclear"
+        if abs(mean.mean) > mean.half:
+            return "better" if mean.mean < 0 else "worse"
+        return "equal" if abs(mean.mean) + mean.half <= EQUAL else "unclear"
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,11 @@ def valid_nll(study: StudyRuns, method: str) -> MeanSd:
 
 
 def cost(study: StudyRuns, method: str) -> float:
-    """The multiply-adds of one training."""
-    return next(row.multiply_adds for row in study.first.table(Trained) if row.model == method)
+    """The multiply-adds of one training, with its share of the search for its step size."""
+    rows = study.first.table(Trained)
+    own = [row.multiply_adds for row in rows if row.model == method]
+    search = [row.multiply_adds for row in rows if row.model == search_name(method)]
+    return own[0] + sum(search) / len(own)
 
 
 def compare(folder: Path, comparison: Comparison) -> Result | None:
@@ -156,6 +162,9 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     )
     if study is None or against is None:
         return None
+    sets = [[run.recipe.teachers.seed for run in each.runs] for each in (study, against)]
+    if sets[0] != sets[1]:
+        raise SystemExit(f"{comparison.words}: sets {sets[0]} cannot be paired with sets {sets[1]}")
     method, reference = resolve(study, comparison.method), resolve(against, comparison.reference)
     gaps, voices = (
         gaps_of(study.column(method, name), against.column(reference, name)) for name in ("nll", "voice")

@@ -31,6 +31,8 @@ from evidence_runs import (
 )
 
 from polyphony import metrics
+from polyphony._util.text import counted
+from polyphony.distill.search import search_name
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Chart
 from polyphony.report.study_runs import StudyRuns
@@ -65,13 +67,15 @@ def trainings(run: Run) -> Iterator[Trained]:
     from polyphony.study.trainings import TrainTeacher
 
     study = Study(run.recipe, run.folder)
-    counted = {cost.name: cost.flops / 2 for cost in costs(study.outlined())}
+    multiply_adds = {cost.name: cost.flops / 2 for cost in costs(study.outlined())}
     folders = [(TEACHERS, j, study.teacher(j)) for j in range(study.teacher_count)]
+    searched = filter(study.recipe.searches_step, study.recipe.methods)
+    folders += [(search_name(name), 0, study.step_search(name)) for name in searched]
     folders += [(name, seed, study.student(name, seed)) for name, seed in study.students]
     for model, number, folder in folders:
         record = folder.record()
-        cost = counted[TrainTeacher.kind if model == TEACHERS else model]
-        yield Trained(model, number, record["epochs"], record["seconds"], record.get("step_size"), cost)
+        flops = multiply_adds[TrainTeacher.kind if model == TEACHERS else model]
+        yield Trained(model, number, record["epochs"], record["seconds"], record.get("step_size"), flops)
 
 
 # Tables
@@ -260,9 +264,9 @@ COMPARISON_CAPTION = (
     "Difference: calibrated test NLL of the first method less that of the second; below zero, the first is"
     " better. Cost: multiply-adds of one training of the first, relative to the second. Intervals: half of"
     " the 95 % t-interval over pairs with the same teachers and seed, and over the means of sets of teachers."
-    " Verdict: better or worse if every interval excludes zero; equal if every interval lies within"
-    f" ± {EQUAL}; else unclear. Voice: the difference in nats, over the same pairs; above"
-    " zero, members of the first follow their own teachers more closely."
+    " Verdict: by the interval over sets, with one set by that over pairs: better or worse if it excludes"
+    f" zero; equal if it lies within ± {EQUAL}; else unclear. Voice: the difference in nats, over the same"
+    " pairs; above zero, members of the first follow their own teachers more closely."
 )
 SCORE_CAPTION = (
     "Test images, calibrated, mean ± s.d. over n students; “as predicted” is the NLL without a fitted"
@@ -278,13 +282,12 @@ PRICE_CAPTION = (
     "Share of the cost: multiply-adds of a training relative to the first way of the study. Reaches it: is"
     " the calibrated validation NLL as low as that of the first way? CIFAR-10 has one seed."
 )
-STEP_CAPTION = "Calibrated validation NLL of ODS after a short and a full training, one seed."
+STEP_CAPTION = "Calibrated validation NLL of ODS after short and full trainings, one seed."
 
 
 def study_words(study: StudyRuns) -> str:
-    """How many sets of teachers and student seeds a study has."""
-    sets = len(study.runs)
-    return f"{sets} {'set' if sets == 1 else 'sets'} of teachers."
+    """How many sets of teachers a study has."""
+    return f"{counted(len(study.runs), 'set')} of teachers."
 
 
 def fit_words(study: StudyRuns) -> str:

@@ -43,4 +43,4 @@ def test_defaults_change_only_with_the_format():
     assert stored["defaults"]
     kept = {key: value for key, value in stored["defaults"].items() if key not in ALWAYS_IN_A_KEY}
     changed = [key for key, value in kept.items() if today["defaults"].get(key, value) != value]
-    assert not changed, "raise FORMAT in study/study.py, and write the file again"
+    assert not changed, "raise FORMAT in study/plan.py, and write the file again"

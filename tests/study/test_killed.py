@@ -11,7 +11,7 @@ from threading import Timer
 
 import torch
 
-from polyphony.distill.search import SEARCH_STEPS, short_schedule
+from polyphony.distill.search import search_epochs
 from polyphony.execute.board import Board
 from polyphony.execute.processes import context
 from polyphony.execute.runner import Here
@@ -72,9 +72,8 @@ def test_a_study_killed_several_times_ends_with_the_same_bytes(stripes, quiet):
     assert len(weights(uninterrupted)) == 4  # two teachers, the search for the step size, a student
     assert weights(killed) == weights(uninterrupted)
     assert (killed / "scores.csv").read_bytes() == (uninterrupted / "scores.csv").read_bytes()
-    short = short_schedule(read_recipe("digits", TINY).student).epochs
+    short = search_epochs(read_recipe("digits", TINY).student)
     for log in killed.rglob("log.jsonl"):
-        is_search = log.parent.name == "search"
-        epochs = len(SEARCH_STEPS) * [*range(short)] if is_search else [*range(EPOCHS)]
-        assert [json.loads(row)["epoch"] for row in log.read_text().splitlines()] == epochs
+        epochs = range(short if log.parent.name == "search" else EPOCHS)
+        assert [json.loads(row)["epoch"] for row in log.read_text().splitlines()] == list(epochs)
     assert [path.name for path in killed.rglob(".*") if path.name != ".lock"] == []

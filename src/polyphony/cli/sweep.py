@@ -90,16 +90,20 @@ def announce(sweep: Sweep, trials: int | None, place: Runner) -> progress.TotalP
     """
     grid = sweep.plan.grid()
     points = trials or len(grid)
-    study = sweep.study([sweep.plan.own])  # all points cost the same
+    study = sweep.study(grid[:1])  # all points of a grid cost about the same
     trainings = expected_costs(study, place)
     if not trainings:
         return None
-    *teacher, point = trainings  # the list has no pretrained teachers
+    teacher = [cost for cost in trainings if cost.name == "teacher"]
+    point = trainings[len(teacher) :]  # the search for its step size, if there is one, and its students
     teachers, seeds = counted(study.teacher_count, "teacher"), counted(len(study.recipe.seeds), "seed")
     points_of = f"{counted(points, 'point')} of {sweep.plan.method}"
     terminal.say(f"{study.recipe.name}: {teachers}, then {points_of}, {seeds} each.")
-    terminal.say(terminal.estimate([*teacher, replace(point, runs=point.runs * points)], place.at_once))
-    seconds = {cost.name: cost.seconds for cost in teacher} | {each.name: point.seconds for each in grid}
+    all_points = [replace(cost, runs=cost.runs * points) for cost in point]
+    terminal.say(terminal.estimate([*teacher, *all_points], place.at_once))
+    seconds = {cost.name: cost.seconds for cost in teacher}
+    for each in grid:
+        seconds |= {cost.name.replace(grid[0].name, each.name, 1): cost.seconds for cost in point}
     return None if trials else progress.TotalProgress(weights(sweep.study(grid), "DISTILL", seconds))
 
 
