@@ -33,6 +33,18 @@ class Trained(TableRow):
 
 
 @dataclass(frozen=True)
+class MeanCosine(TableRow):
+    """The mean over members and n images of the cosine between the Jacobians of a member and its teacher."""
+
+    file: ClassVar[str] = "jacobians.csv"
+    split: str
+    model: str
+    seed: int
+    n: int
+    cosine: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two methods. A name that ends with "*" is the best of these methods on validation images."""
 

@@ -23,6 +23,7 @@ from evidence_runs import (
     STEPS,
     STUDIES,
     WAYS,
+    MeanCosine,
     Trained,
     cost,
     results,
@@ -36,8 +37,8 @@ from polyphony.distill.search import search_name
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Chart
 from polyphony.report.study_runs import StudyRuns
-from polyphony.report.tables import DASH, PageTable
-from polyphony.runs.rows import to_csv
+from polyphony.report.tables import DASH, PageTable, by
+from polyphony.runs.rows import GradientSnr, JacobianCosine, to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
@@ -58,6 +59,18 @@ def keep(run: Run, to: Path) -> None:
     for name in ("recipe.json", "scores.csv"):
         shutil.copyfile(run.folder / name, to / name)
     (to / Trained.file).write_text(to_csv([*trainings(run)], Trained), encoding="utf-8")
+    if cosines := run.table(JacobianCosine):
+        (to / MeanCosine.file).write_text(to_csv([*mean_cosines(cosines)], MeanCosine), encoding="utf-8")
+    if run.table(GradientSnr):
+        (to / GradientSnr.file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(run.folder / GradientSnr.file, to / GradientSnr.file)
+
+
+def mean_cosines(rows: Sequence[JacobianCosine]) -> Iterator[MeanCosine]:
+    """The mean cosine of each split, model and seed."""
+    for (split, model, seed), group in by(rows, "split", "model", "seed").items():
+        images = len({row.example for row in group})
+        yield MeanCosine(split, model, seed, images, fmean(row.cosine for row in group))
 
 
 def trainings(run: Run) -> Iterator[Trained]:
@@ -221,6 +234,35 @@ def step_rows(folder: Path) -> list[dict[str, str]]:
     ]
 
 
+def cosine_rows(study: StudyRuns) -> list[dict[str, str]]:
+    """Mean cosines of Jacobians of each model."""
+    rows = [row for run in study.runs for row in run.table(MeanCosine)]
+    return [
+        {
+            "model": model,
+            "training images": spread_text([row.cosine for row in group if row.split == "train"], 3),
+            "validation images": spread_text([row.cosine for row in group if row.split == "valid"], 3),
+            "n": str(len(group) // 2),
+        }
+        for model, group in by(rows, "model").items()
+    ]
+
+
+def snr_rows(study: StudyRuns) -> list[dict[str, str]]:
+    """Signal-to-noise ratios by step and perturbation."""
+    rows = [row for run in study.runs for row in run.table(GradientSnr)]
+    return [
+        {
+            "step (1/255)": f"{255 * step:.3g}",
+            **{
+                {"gaussian": "Gaussian noise", "ods": "ODS"}[kind]: spread_text([row.snr for row in each], 2)
+                for kind, each in by(group, "perturbation").items()
+            },
+        }
+        for step, group in by(rows, "step_size").items()
+    ]
+
+
 # The page
 
 
@@ -251,6 +293,12 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
         if study := runs_of(folder, name):
             caption = f"{study_words(study)} {SCORE_CAPTION} {fit_words(study)}"
             parts += [f"## {name}", PageTable.from_rows("scores", caption, score_rows(study)).markdown()]
+    if (study := runs_of(folder, CIFAR10)) and study.first.table(MeanCosine):
+        parts += [
+            "## Jacobians and gradients on CIFAR-10",
+            PageTable.from_rows("jacobians", COSINE_CAPTION, cosine_rows(study)).markdown(),
+            PageTable.from_rows("snr", SNR_CAPTION, snr_rows(study)).markdown(),
+        ]
     parts += [
         "## Settings tried on validation images",
         PageTable.from_rows("choice", CHOICE_CAPTION, choice_rows(folder)).markdown(),
@@ -281,6 +329,14 @@ CHOICE_CAPTION = (
 PRICE_CAPTION = (
     "Share of the cost: multiply-adds of a training relative to the first way of the study. Reaches it: is"
     " the calibrated validation NLL as low as that of the first way? CIFAR-10 has one seed."
+)
+COSINE_CAPTION = (
+    "Cosine between the Jacobians of member j and teacher j (paper §4.3), 50 images of each split, mean ±"
+    " s.d. over n students."
+)
+SNR_CAPTION = (
+    "Signal-to-noise ratio of the gradient (paper §4.3), student `plain`, seed 61, τ = 4, 32 training images,"
+    " 50 draws, mean ± s.d. over three sets of teachers."
 )
 STEP_CAPTION = "Calibrated validation NLL of ODS after short and full trainings, one seed."
 
