@@ -33,6 +33,7 @@ METHODS = {
     "latent": "{perturb='diversify', form='latent_be'}",
     "mimo": "{perturb='adversarial', form='mimo'}",
     "dirichlet": "{perturb='confods', form='dirichlet', source='extra'}",
+    "searched": "{perturb='ods', step_size='search', passes='one'}",
     "born": "{perturb='clean', start='teacher', passes='one'}",
 }
 OVERRIDES = (

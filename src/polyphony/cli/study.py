@@ -144,7 +144,9 @@ def show(
     terminal.show_recipe(study.recipe)
     teachers, students = counted(study.teacher_count, "teacher"), counted(len(study.students), "student")
     predictions = counted(len(score_predictions(study)), "prediction")
-    terminal.line(f"Plan: {teachers}, {students}, {predictions}.")
+    searches = sum(map(study.recipe.searches_step, study.recipe.methods))
+    steps = f"{counted(searches, 'step size')} to search, " if searches else ""
+    terminal.line(f"Plan: {teachers}, {steps}{students}, {predictions}.")
     terminal.show_answers(answer_costs, sketch.member_shares)
     terminal.show_costs(trainings, at_once)
 

@@ -12,7 +12,7 @@ from polyphony.distill.perturb import BuiltIn, Chain, Perturbation, WithSource
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb
-from polyphony.recipe.table import StepSize, UnlabelledShare
+from polyphony.recipe.table import StepRule, StepSize, UnlabelledShare
 
 Start = Literal["fresh", "teacher"]  # initial weights: random, or the first teacher's
 
@@ -79,7 +79,7 @@ class Distillation(Settings):
     source: str | None = None
     alpha: float
     temperature: float
-    step_size: float | Literal["match", "search"]
+    step_size: float | StepRule
     passes: Passes = "two"
     share: float = 0.0
 

@@ -18,7 +18,7 @@ from polyphony.recipe.table import RecipeError
 
 PARAMETERS = ("alpha", "temperature", "step_size")
 GREY_LEVELS = 255
-Value = float | str | None  # a step size may be "match", or None if a method takes no step
+Value = float | str | None  # a step size may be "match" or "search", or None if a method takes no step
 Values = dict[str, tuple[Any, ...]]  # by parameter
 
 # The values in the paper's two tables of hyper-parameters, by the student's network.
@@ -141,7 +141,7 @@ def read_values(parameter: str, text: str) -> tuple[Any, ...]:
     for part in map(str.strip, text.split(",")):
         try:
             value = json.loads(part)
-        except ValueError:  # a fraction, or "match"
+        except ValueError:  # a fraction, "match" or "search"
             value = part
         try:
             values.append(getattr(Method.model_validate({parameter: value}), parameter))

@@ -254,7 +254,7 @@ class Recipe(Settings):
         if form.needs_teachers and not method.perturb:
             label = self.form_table(name).label
             return f": a {label} student learns from teachers: give perturb, 'clean' for none"
-        matches_step = method.takes_step and (method.step_size or self.student.step_size) == "match"
+        matches_step = method.takes_step and self.setting(name, "step_size") == "match"
         if matches_step and self.members < 2:
             return ".step_size cannot be matched: one teacher does not disagree"
         if matches_step and method.needs_student:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo
 
 from polyphony._util.settings import fraction
 from polyphony._util.text import UserError
+
+StepRule = Literal["match", "search"]  # ways to find a step size before the training
 
 
 class RecipeError(UserError, ValueError):
@@ -26,7 +28,7 @@ def as_step_size(value: object) -> object:
 
     Raises a ValueError for anything else.
     """
-    if value in ("match", "search"):
+    if value in get_args(StepRule):
         return value
     try:
         number = -1.0 if isinstance(value, bool) else float(fraction(value))
@@ -37,6 +39,6 @@ def as_step_size(value: object) -> object:
     return number
 
 
-StepSize = Annotated[float | Literal["match", "search"], BeforeValidator(as_step_size)]
+StepSize = Annotated[float | StepRule, BeforeValidator(as_step_size)]
 UnlabelledShare = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+_.-]*$")]

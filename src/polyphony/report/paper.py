@@ -16,7 +16,7 @@ from polyphony.recipe import Recipe, Schedule, read_recipe, shipped
 from polyphony.recipe.points import text_of
 from polyphony.runs.rows import Kind, from_csv
 
-APART = ("corrupted", "rerun", "ood")  # tables that are not test scores of the paper itself
+APART = ("corrupted", "rerun", "ood")  # tables that `row` reads only by name
 BATCH_ENSEMBLE = "batch_ensemble"  # the form of almost all students in the paper
 
 

@@ -169,7 +169,7 @@ class SweepScore(_ModelRow):
     file: ClassVar[str] = "sweep.csv"
     alpha: float
     temperature: float
-    step_size: float | str | None  # "match" if training matches it; None if the method takes no step
+    step_size: float | str | None  # "match" or "search" if it is found; None if the method takes no step
     calibration: str  # "standard", or "calibrated": at the temperature fitted on these same images
     acc: Acc
     nll: Nll
