@@ -304,7 +304,7 @@ def failing_first(group: Group) -> None:
 def test_what_fails_in_the_first_process_fails_in_all(pair: Pair):
     (_, first), (_, second) = pair.ask(failing_first)
     assert first.startswith("DivergedError: the validation outputs are not finite")
-    assert second.startswith("GroupError: the first process failed (DivergedError: the validation outputs")
+    assert second == first  # a caller such as the search for a step size may go on after it, in every process
 
 
 def parting(group: Group) -> None:
