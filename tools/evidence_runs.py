@@ -122,7 +122,7 @@ WAYS = {
     ),
     CHOICE: (
         Way("fresh, two passes", ["fresh-paper"]),
-        Way("fresh, one pass", ["fresh-ods-t4-s12-rate003"]),
+        Way("fresh, one pass", ["fresh-ods-t4-s1-rate003"]),
         Way("fresh, plain", ["fresh-plain-t4-rate003"]),
         Way("from a teacher, one pass", ["short-t4-s12", f"{CHOSEN}-e5", CHOSEN, f"{CHOSEN}-e20"]),
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
