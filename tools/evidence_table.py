@@ -9,6 +9,7 @@ through the teachers.
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -142,7 +143,7 @@ def score_rows(study: StudyRuns) -> list[dict[str, str]]:
             "training ACC %": spread_text(
                 [row.acc for row in study.scored(model, split="train").values()], 1, 100
             ),
-            "DEE": spread_text([*study.column(model, "dee").values()], 2),
+            "DEE": dee_text(study, model),
             "mean-KLD": spread_text([*study.column(model, "kld").values()], 3),
             "voice": spread_text([*study.column(model, "voice").values()], 3),
             "step": steps_text([row for row in kept if row.model == model]),
@@ -152,6 +153,12 @@ def score_rows(study: StudyRuns) -> list[dict[str, str]]:
         }
         for model in study.models
     ]
+
+
+def dee_text(study: StudyRuns, model: str) -> str:
+    """The mean DEE; ">6" if a student is better than all six teachers together."""
+    values = [*study.column(model, "dee").values()]
+    return spread_text(values, 2) if all(map(math.isfinite, values)) else f">{study.first.teacher_count}"
 
 
 def steps_text(rows: Sequence[Trained]) -> str:
