@@ -28,6 +28,7 @@ CHOICE = "Settings tried on validation images"
 METHODS = {  # by the words of a comparison: methods; "*" is the best of several on validation images
     "ODS − plain": ("ods*", "plain*"),
     "ODS − plain at equal cost": ("ods", "plain-*"),
+    "ODS − plain, both at τ = 4": ("ods", "plain-t4"),
     "ODS − noise": ("ods", "noise"),
     "ODS from a teacher − ODS fresh": ("ods", "ods"),
     "plain from a teacher − plain fresh": ("plain", "plain"),

@@ -105,6 +105,7 @@ COMPARISONS = (
     Comparison(CIFAR10, "plain from a teacher − plain fresh", "plain", "plain", FRESH),
     Comparison(FRESH, "ODS − plain", "ods", "plain"),
     Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain-*"),
+    Comparison(CIFAR100, "ODS − plain, both at τ = 4", "ods", "plain-t4"),
     Comparison(FULL, "ODS − plain", "ods", "plain-*"),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
     Comparison(FASHION, "from a teacher, 5 epochs − fresh, two passes", "born-e5", "fresh-two-e30"),
