@@ -97,6 +97,7 @@ STUDIES = {  # study → its runs in kept/
 }
 CIFAR10, FRESH, FULL, CIFAR100, FASHION = STUDIES
 CHOICE = "choose"
+TESTED = "steps-cifar100"
 COMPARISONS = (
     Comparison(CIFAR10, "ODS − plain", "ods", "plain"),
     Comparison(CIFAR10, "ODS − plain at equal cost", "ods", "plain-long"),

@@ -46,7 +46,6 @@ OVERRIDES = (
     "teachers={network={kind='resnet', depth=8, width=2}, extra=1, epochs=5, batch=25, learning_rate=0.1}",
     "teachers.warm_up=2",
     "student={epochs=5, batch=25, learning_rate=0.1, warm_up=2, weight_decay=1e-3}",
-    "student.step_size='1/255'",
     "methods={" + ", ".join(f"{name}={table}" for name, table in METHODS.items()) + "}",
 )
 

@@ -26,7 +26,7 @@ TINY = (
     "seeds=[0]",
     "data={name='stripes.npz', augment={pad=1, flip=true}, valid=12, test=12}",
     "teachers={network={kind='resnet', depth=8, width=2}, epochs=8, batch=25, learning_rate=0.1}",
-    "student={epochs=8, batch=25, learning_rate=0.1, weight_decay=1e-3}",
+    "student={epochs=8, batch=25, learning_rate=0.1, weight_decay=1e-3, step_size='search'}",
     "methods={kd-confods={perturb='confods'}}",
 )
 

@@ -166,7 +166,7 @@ def test_they_are_kept_with_the_run_and_teach_a_student(folder):
 
 def test_pretrained_teachers_and_their_students_are_linked_from_another_run(folder):
     run(folder)
-    methods = "methods={kd = {perturb = 'clean'}, kd-ods = {perturb = 'ods'}}"
+    methods = "methods={kd = {perturb = 'clean'}, kd-ods = {perturb = 'ods', step_size = 'search'}}"
     for name, trained in {"second": ["kd-ods, step size", "kd-ods, seed 0"], "third": []}.items():
         jobs = run(folder, methods, name=name)
         assert [each for each in jobs if not each.startswith("predict")] == trained

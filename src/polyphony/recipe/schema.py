@@ -126,9 +126,10 @@ class Student(Schedule):
     """α: weight of the distillation loss; the loss on labels has weight 1 − α."""
     temperature: Temperature = 4.0
     """τ: temperature of the distillation."""
-    step_size: StepSize = "search"
+    step_size: StepSize = 1 / 255
     """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255".
 
+    Fresh students did best with 1/255 in our studies, students that start from a teacher with 12/255.
     `"search"` tries four steps in short trainings, which together cost about 0.8 of one student. `"match"`
     takes the step at which teachers disagree on perturbed training images as much as on validation images.
     """
