@@ -249,7 +249,9 @@ def tested_steps(folder: Path) -> list[dict[str, str]]:
         {
             "setting": "CIFAR-100, τ = 4, rate 0.03",
             "step (1/255)": name.removeprefix("s"),
-            "2 epochs": DASH, "5 epochs": DASH, "10 epochs": f"{valid_nll(study, name).mean:.3f}",
+            "2 epochs": DASH,
+            "5 epochs": DASH,
+            "10 epochs": f"{valid_nll(study, name).mean:.3f}",
         }
         for name in (study.methods if study else ())
     ]
