@@ -243,24 +243,24 @@ def measure(rounds: int, console: Console) -> list[Row]:
     return rows
 
 
-def show(rows: list[Row], console: Console) -> None:
+def show(rows: list[Row], title: str, console: Console) -> None:
     """Print the table."""
     first = rows[0]
     where = f"{first['machine']}, {first['cores']} cores, {first['threads']} threads, torch {first['torch']}"
     where += f"; the machine's load at the end was {first['load']}"
-    table = Table("measured", "median", "least", "most", "unit", title="The training step", caption=where)
+    table = Table("measured", "median", "least", "most", "unit", title=title, caption=where)
     for r in rows:
         values = (f"{float(r[column]):,.4g}" for column in ("median", "least", "most"))
         table.add_row(str(r["name"]), *values, str(r["unit"]))
     console.print(table)
 
 
-def write(rows: list[Row]) -> None:
+def write(rows: list[Row], path: Path) -> None:
     """Write the results to a temporary file and rename it, so that the file is never incomplete."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    temporary = RESULTS.with_suffix(".new")
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".new")
     temporary.write_text(csv_text(list(rows[0]), (row.values() for row in rows)))
-    temporary.replace(RESULTS)
+    temporary.replace(path)
 
 
 def main() -> None:
@@ -276,8 +276,8 @@ def main() -> None:
         parser.error("--rounds must be at least 1")
     console = Console()
     rows = measure(options.rounds, console)
-    show(rows, console)
-    write(rows)
+    show(rows, "The training step", console)
+    write(rows, RESULTS)
 
 
 if __name__ == "__main__":
