@@ -1,9 +1,10 @@
 """What a training step costs in each way to distil: seconds beside counted multiply-adds, in one run.
 
-Run from the project's root: `OMP_NUM_THREADS=1 python benchmarks/ways.py [--rounds N]`. The network is that of the
-evidence on CIFAR-10: ResNet-8 with four members, four teachers, 64 images of 16×16 pixels. Every round times each
-way once, one after the other, as `step.py` does; a step has no optimiser. The first way is the paper's, Algorithm 1
-as printed: all others are relative to it. Prints a table and writes `benchmarks/results/ways.csv`.
+Run from the project's root: `OMP_NUM_THREADS=1 python benchmarks/ways.py [--rounds N]`. The network is that
+of the evidence on CIFAR-10: ResNet-8 with four members, four teachers, 64 images of 16×16 pixels. Every round
+times each way once, one after the other, as `step.py` does; a step has no optimiser. The first way is the
+paper's, Algorithm 1 as printed: all others are relative to it. Prints a table and writes
+`benchmarks/results/ways.csv`.
 """
 
 from __future__ import annotations

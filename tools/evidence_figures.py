@@ -1,4 +1,4 @@
-"""The figures of the second protocol: differences, and the price of quality."""
+"""The figures of the evidence: differences, and the price of quality."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from functools import partial
 from pathlib import Path
 
-from evidence_runs import CHOICE, CIFAR10, WAYS, cost, results, runs_of, valid_nll
+from evidence_runs import WAYS, WORDS, cost, results, runs_of, valid_nll
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -69,7 +69,7 @@ def price_chart(folder: Path) -> Chart:
         }
         rows += [
             (
-                CIFAR10 if name == CHOICE else name,
+                WORDS.get(name, name),
                 label,
                 price,
                 nll.mean,
@@ -87,7 +87,7 @@ def price_chart(folder: Path) -> Chart:
             axes.set_xscale("log")
             axes.set(xlabel="multiply-adds of one training (10¹²)", ylabel="calibrated validation NLL")
 
-        title = CIFAR10 if name == CHOICE else name
+        title = WORDS.get(name, name)
         panels.append(Panel(title, partial(draw, points=points), 1.2, Margins(left=58.0, bottom=44.0)))
     reading = (
         "Calibrated validation NLL against the cost of one training. A curve is one way to train with"

@@ -1,4 +1,4 @@
-"""The runs of PROTOCOL-2: what is compared, and the numbers that tables and figures read."""
+"""The runs of PROTOCOL-2 and PROTOCOL-3: what is compared, and the numbers that tables and figures read."""
 
 from __future__ import annotations
 
@@ -89,24 +89,40 @@ class Way:
 
 
 STUDIES = {  # study → its runs in kept/
-    "CIFAR-10, 4,000": "cifar10-*",
-    "CIFAR-10, 4,000, fresh": "fresh-*",
+    "CIFAR-10, 4,000, new sets": "cifar10-3?",
+    "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
+    "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
+    "CIFAR-10, 4,000, small student": "small-*",
     "CIFAR-10, 45,000": "full",
-    "CIFAR-100, 4,000": "cifar100",
+    "CIFAR-100, 4,000, new sets": "cifar100-*",
+    "CIFAR-100, 4,000, set 26": "cifar100",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
-CIFAR10, FRESH, FULL, CIFAR100, FASHION = STUDIES
-CHOICE = "choose"
-TESTED = "steps-cifar100"
+NEW, OLD, OLD_FRESH, SMALL, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
+ALL = "CIFAR-10, 4,000, all sets"
+CHOICE, CHOICE_100, PRICE, STEPS_100 = "choose", "choose-cifar100", "price", "steps-cifar100"
+RUNS = {**STUDIES, ALL: "cifar10-*"}
 COMPARISONS = (
-    Comparison(CIFAR10, "ODS − plain", "ods", "plain"),
-    Comparison(CIFAR10, "ODS − plain at equal cost", "ods", "plain-long"),
-    Comparison(CIFAR10, "ODS − noise", "ods", "noise"),
-    Comparison(CIFAR10, "ODS from a teacher − ODS fresh", "ods", "ods", FRESH),
-    Comparison(CIFAR10, "plain from a teacher − plain fresh", "plain", "plain", FRESH),
-    Comparison(FRESH, "ODS − plain", "ods", "plain"),
-    Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain-*"),
-    Comparison(CIFAR100, "ODS − plain, both at τ = 4", "ods", "plain-t4"),
+    *(
+        comparison
+        for study in (ALL, NEW, OLD)
+        for comparison in (
+            Comparison(study, "ODS − plain", "ods", "plain"),
+            Comparison(study, "ODS − plain at equal cost", "ods", "plain-long"),
+            Comparison(study, "ODS − noise", "ods", "noise"),
+        )
+    ),
+    Comparison(NEW, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
+    Comparison(OLD_FRESH, "ODS − plain", "ods", "plain"),
+    Comparison(SMALL, "ODS − plain at equal cost", "ods", "plain"),
+    Comparison(NEW, "ODS from a teacher − ODS fresh", "ods", "fresh-ods"),
+    Comparison(NEW, "plain from a teacher − plain fresh", "plain", "fresh-plain"),
+    Comparison(OLD, "ODS from a teacher − ODS fresh", "ods", "ods", OLD_FRESH),
+    Comparison(OLD, "plain from a teacher − plain fresh", "plain", "plain", OLD_FRESH),
+    Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain"),
+    Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),
+    Comparison(OLD_CIFAR100, "ODS − plain at equal cost", "ods", "plain-*"),
+    Comparison(OLD_CIFAR100, "ODS − plain, both at τ = 4", "ods", "plain-t4"),
     Comparison(FULL, "ODS − plain", "ods", "plain-*"),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
     Comparison(FASHION, "from a teacher, 5 epochs − fresh, two passes", "born-e5", "fresh-two-e30"),
@@ -114,11 +130,10 @@ COMPARISONS = (
     Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30"),
 )
 CHOSEN = "ods-t4-s12-rate003"
-WAYS = {
+WAYS = {  # run in kept/ or study → ways; the first is the paper's
     FASHION: (
         Way("fresh, two passes", ["fresh-two-e30"]),
         Way("fresh, one pass", ["fresh-one-e30"]),
-        Way("from a teacher, two passes", ["born-two-e5"]),
         Way("from a teacher, one pass", ["born-e2", "born-e5", "born-e10"]),
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
     ),
@@ -129,15 +144,43 @@ WAYS = {
         Way("from a teacher, one pass", ["short-t4-s12", f"{CHOSEN}-e5", CHOSEN, f"{CHOSEN}-e20"]),
         Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
     ),
+    PRICE: (
+        Way("fresh, two passes", ["paper"]),
+        Way("fresh, plain", ["plain-e10"]),
+        Way("fresh, plain, shared front", ["front-e10", "front-e20"]),
+        Way("fresh, plain, two shared stages", ["front-2-e10", "front-2-e20"]),
+        Way("fresh, plain, one network", ["mean-e10", "mean-e20"]),
+    ),
 }
-STEPS = {  # setting → step in 1/255 → methods with 2, 5 and 10 epochs
-    "τ = 1, rate 0.1": {
-        step: (f"short-s{step}", f"half-s{step}", f"ods-t1-s{step}") for step in (3, 6, 12, 24)
+WORDS = {CHOICE: "CIFAR-10, 4,000, set 20", PRICE: "CIFAR-10, 4,000, set 31"}  # what a run is called
+Steps = Mapping[float, Mapping[int, tuple[str, str]]]  # step in 1/255 → epochs → run in kept/, method
+STEPS: Mapping[str, Steps] = {
+    "CIFAR-10, τ = 1, rate 0.1": {
+        step: {
+            2: (CHOICE, f"short-s{step}"),
+            5: (CHOICE, f"half-s{step}"),
+            10: (CHOICE, f"ods-t1-s{step}"),
+        }
+        for step in (3, 6, 12, 24)
     },
-    "τ = 4, rate 0.03": {
-        6: ("short-t4-s6", "half-t4-s6", "ods-t4-s6-rate003"),
-        12: ("short-t4-s12", f"{CHOSEN}-e5", CHOSEN),
-        24: ("short-t4-s24", "half-t4-s24", "ods-t4-s24-rate003"),
+    "CIFAR-10, τ = 4, rate 0.03": {
+        6: {2: (CHOICE, "short-t4-s6"), 5: (CHOICE, "half-t4-s6"), 10: (CHOICE, "ods-t4-s6-rate003")},
+        12: {2: (CHOICE, "short-t4-s12"), 5: (CHOICE, f"{CHOSEN}-e5"), 10: (CHOICE, CHOSEN)},
+        24: {2: (CHOICE, "short-t4-s24"), 5: (CHOICE, "half-t4-s24"), 10: (CHOICE, "ods-t4-s24-rate003")},
+    },
+    "CIFAR-100, τ = 4, rate 0.03": {
+        1.5: {2: (CHOICE_100, "short-s1")},
+        3: {2: (CHOICE_100, "short-s3"), 10: (STEPS_100, "s3")},
+        6: {2: (CHOICE_100, "short-s6"), 10: (STEPS_100, "s6")},
+        12: {2: (CHOICE_100, "short-s12"), 10: (STEPS_100, "s12")},
+        24: {10: (STEPS_100, "s24")},
+    },
+    "Fashion-MNIST, τ = 1, rate 0.1": {
+        1.5: {2: (FASHION, "short-s1")},
+        3: {2: (FASHION, "short-s3"), 10: (FASHION, "s3")},
+        6: {2: (FASHION, "short-s6"), 10: (FASHION, "s6")},
+        12: {2: (FASHION, "short-s12"), 10: (FASHION, "s12")},
+        24: {10: (FASHION, "s24")},
     },
 }
 
@@ -145,7 +188,7 @@ STEPS = {  # setting → step in 1/255 → methods with 2, 5 and 10 epochs
 @cache
 def runs_of(folder: Path, study: str) -> StudyRuns | None:
     """The kept runs of a study; None if there are none."""
-    paths = sorted((folder / "kept").glob(STUDIES.get(study, study)))
+    paths = sorted((folder / "kept").glob(RUNS.get(study, study)))
     return StudyRuns(study, [Run.open(path) for path in paths]) if paths else None
 
 

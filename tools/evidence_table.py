@@ -1,4 +1,4 @@
-"""The tables and figures of docs/results/evidence/second, from the runs of PROTOCOL-2.
+"""The tables and figures of docs/results/evidence/tables, from the runs of PROTOCOL-2 and PROTOCOL-3.
 
 python tools/evidence_table.py RUN TO/kept/NAME    keep the recipe, the scores and a table of trainings of RUN
 python tools/evidence_table.py TO                  write README.md and the figures in TO from TO/kept
@@ -9,6 +9,7 @@ through the teachers.
 
 from __future__ import annotations
 
+import csv
 import math
 import shutil
 import sys
@@ -19,12 +20,13 @@ from statistics import fmean
 from evidence_figures import difference_chart, price_chart
 from evidence_runs import (
     CHOICE,
-    CIFAR10,
+    CHOICE_100,
     EQUAL,
+    OLD,
     STEPS,
     STUDIES,
-    TESTED,
     WAYS,
+    WORDS,
     MeanCosine,
     Trained,
     cost,
@@ -44,6 +46,7 @@ from polyphony.runs.rows import GradientSnr, JacobianCosine, to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
+SECONDS = Path(__file__).parents[1] / "benchmarks" / "results" / "ways.csv"
 FITS = 0.95  # of the teachers' accuracy on training images
 
 
@@ -168,9 +171,9 @@ def steps_text(rows: Sequence[Trained]) -> str:
     return ", ".join(f"{255 * step:g}" for step in sorted(steps)) or DASH
 
 
-def choice_rows(folder: Path) -> list[dict[str, str]]:
-    """A row for each setting that was tried on validation images."""
-    study = runs_of(folder, CHOICE)
+def choice_rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """A row for each setting that was tried on validation images in a run."""
+    study = runs_of(folder, name)
     if study is None:
         return []
     rows = []
@@ -209,7 +212,7 @@ def price_rows(folder: Path) -> list[dict[str, str]]:
                 nll = valid_nll(study, method)
                 rows.append(
                     {
-                        "study": CIFAR10 if name == CHOICE else name,
+                        "study": WORDS.get(name, name),
                         "way": way.label,
                         "epochs": str(study.first.recipe.schedule(method).epochs),
                         "share of the cost": f"{cost(study, method) / whole:.2f}",
@@ -225,35 +228,38 @@ def price_rows(folder: Path) -> list[dict[str, str]]:
 
 def step_rows(folder: Path) -> list[dict[str, str]]:
     """Calibrated validation NLL by step after short and after full trainings."""
-    study = runs_of(folder, CHOICE)
-    if study is None:
-        return []
     return [
         {
             "setting": setting,
-            "step (1/255)": str(step),
+            "step (1/255)": f"{step:g}",
             **{
-                f"{epochs} epochs": f"{valid_nll(study, method).mean:.3f}"
-                for epochs, method in zip((2, 5, 10), methods, strict=True)
+                f"{epochs} epochs": nll_text(folder, *by_epochs.get(epochs, ("", "")))
+                for epochs in (2, 5, 10)
             },
         }
         for setting, steps in STEPS.items()
-        for step, methods in steps.items()
-    ] + tested_steps(folder)
+        for step, by_epochs in steps.items()
+    ]
 
 
-def tested_steps(folder: Path) -> list[dict[str, str]]:
-    """The steps on CIFAR-100, where the rule of the search was tested."""
-    study = runs_of(folder, TESTED)
+def nll_text(folder: Path, name: str, method: str) -> str:
+    """The mean calibrated validation NLL of a method of a run; a dash if it is not kept."""
+    study = runs_of(folder, name) if name else None
+    return f"{valid_nll(study, method).mean:.3f}" if study and method in study.methods else DASH
+
+
+def second_rows() -> list[dict[str, str]]:
+    """The shares of multiply-adds and of seconds of a step, from the benchmark."""
+    with SECONDS.open(encoding="utf-8") as file:
+        medians = {row["name"]: float(row["median"]) for row in csv.DictReader(file)}
+    ways = [name.removesuffix(": seconds") for name in medians if name.endswith(": seconds")]
     return [
         {
-            "setting": "CIFAR-100, τ = 4, rate 0.03",
-            "step (1/255)": name.removeprefix("s"),
-            "2 epochs": DASH,
-            "5 epochs": DASH,
-            "10 epochs": f"{valid_nll(study, name).mean:.3f}",
+            "way": way,
+            "multiply-adds": f"{medians[f'{way}: multiply-adds']:.2f}",
+            "seconds": f"{medians[f'{way}: seconds']:.2f}",
         }
-        for name in (study.methods if study else ())
+        for way in ways
     ]
 
 
@@ -302,21 +308,23 @@ def write_page(folder: Path) -> None:
 def page(folder: Path, apart: Chart, price: Chart) -> str:
     """All tables with their captions."""
     parts = [
-        "# Second protocol: all results",
+        "# Evidence: all results",
         "Written by `python tools/evidence_table.py` from the files in `kept/`. [The answer](../README.md),"
-        " [the protocol](../PROTOCOL-2.md).",
+        " the [second](../PROTOCOL-2.md) and the [third protocol](../PROTOCOL-3.md).",
         "## Comparisons",
         f"![Differences of calibrated test NLL](differences.svg)\n\n*{apart.reading}*",
         PageTable.from_rows("comparisons", COMPARISON_CAPTION, comparison_rows(folder)).markdown(),
         "## Price of quality",
         f"![Validation NLL against training cost](price.svg)\n\n*{price.reading}*",
         PageTable.from_rows("price", PRICE_CAPTION, price_rows(folder)).markdown(),
+        "## Seconds of a step",
+        PageTable.from_rows("seconds", SECONDS_CAPTION, second_rows()).markdown(),
     ]
     for name in STUDIES:
         if study := runs_of(folder, name):
             caption = f"{study_words(study)} {SCORE_CAPTION} {fit_words(study)}"
             parts += [f"## {name}", PageTable.from_rows("scores", caption, score_rows(study)).markdown()]
-    if (study := runs_of(folder, CIFAR10)) and study.first.table(MeanCosine):
+    if (study := runs_of(folder, OLD)) and study.first.table(MeanCosine):
         parts += [
             "## Jacobians and gradients on CIFAR-10",
             PageTable.from_rows("jacobians", COSINE_CAPTION, cosine_rows(study)).markdown(),
@@ -324,7 +332,9 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
         ]
     parts += [
         "## Settings tried on validation images",
-        PageTable.from_rows("choice", CHOICE_CAPTION, choice_rows(folder)).markdown(),
+        PageTable.from_rows("choice", CHOICE_CAPTION, choice_rows(folder, CHOICE)).markdown(),
+        "## Settings tried for CIFAR-100",
+        PageTable.from_rows("choice-100", CHOICE_100_CAPTION, choice_rows(folder, CHOICE_100)).markdown(),
         "## Steps after short and long trainings",
         PageTable.from_rows("steps", STEP_CAPTION, step_rows(folder)).markdown(),
     ]
@@ -351,7 +361,15 @@ CHOICE_CAPTION = (
 )
 PRICE_CAPTION = (
     "Share of the cost: multiply-adds of a training relative to the first way of the study. Reaches it: is"
-    " the calibrated validation NLL as low as that of the first way? CIFAR-10 has one seed."
+    " the calibrated validation NLL as low as that of the first way? One seed."
+)
+SECONDS_CAPTION = (
+    "A step relative to that of the paper (two passes, ODS): multiply-adds are counted, seconds are medians"
+    " of one run that alternates all ways, in one thread (`benchmarks/ways.py`)."
+)
+CHOICE_100_CAPTION = (
+    "CIFAR-100, 4,000 images, set 26, student seed 60, 2,000 validation images, calibrated NLL."
+    " Multiply-adds: of one training (10¹²). All students start from a teacher."
 )
 COSINE_CAPTION = (
     "Cosine between the Jacobians of member j and teacher j (paper §4.3), 50 images of each split, mean ±"
@@ -361,7 +379,9 @@ SNR_CAPTION = (
     "Signal-to-noise ratio of the gradient (paper §4.3), student `plain`, seed 61, τ = 4, 32 training images,"
     " 50 draws, mean ± s.d. over three sets of teachers."
 )
-STEP_CAPTION = "Calibrated validation NLL of ODS after short and full trainings, one seed."
+STEP_CAPTION = (
+    "Calibrated validation NLL of ODS after short and full trainings, one seed, students from a teacher."
+)
 
 
 def study_words(study: StudyRuns) -> str:

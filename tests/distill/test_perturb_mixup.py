@@ -5,7 +5,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from polyphony.distill.perturb import ODS, Chain, Clean, Gaussian, Mixup
+from polyphony.distill import Distill
+from polyphony.distill.perturb import ODS, Chain, Clean, Gaussian, Mixup, WithSource
 from polyphony.ensembles import DeepEnsemble
 from polyphony.nn import resnet
 
@@ -119,3 +120,11 @@ def test_order_matters_and_nesting_does_not():
 def test_a_chain_that_changes_nothing_gives_the_very_same_pixels(perturbations):
     x = noise()
     assert Chain(perturbations)(x, LABELS, deep(), None, 4.0, seeded()) is x
+
+
+@pytest.mark.parametrize("perturb", [Mixup(), Chain((Gaussian(0.1), Mixup())), WithSource(Mixup(), deep())])
+def test_mixed_images_need_two_passes_unless_labels_have_no_weight(perturb):
+    Distill(deep(), perturb=perturb, passes="two")
+    Distill(deep(), perturb=perturb, passes="one", alpha=1.0)
+    with pytest.raises(ValueError, match='passes must be "two" with mixed images'):
+        Distill(deep(), perturb=perturb, passes="one")

@@ -175,11 +175,32 @@ def test_a_method_may_set_its_own_schedule(small):
             "methods.kd={perturb = 'mixup', source = 'extra'}",
             "methods.kd.source needs a perturbation that takes directions",
         ),
+        (
+            "methods.kd={perturb = 'gaussian+mixup', passes = 'one'}",
+            "mixes images but not their labels: give passes = 'two' or alpha = 1",
+        ),
+        (
+            "methods.kd={perturb = 'mixup', form = 'latent_be'}",
+            "mixes images but not their labels: give alpha = 1",
+        ),
     ],
 )
 def test_an_impossible_form_or_perturbation_is_one_sentence(small, override, sentence):
     matched = ["methods.kd-ods.step_size=match"] if override == "members=1" else []
     assert sentence in complaint(small, override, *matched)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "{perturb = 'mixup'}",
+        "{perturb = 'mixup', passes = 'one', alpha = 1}",
+        "{perturb = 'mixup', form = 'latent_be', alpha = 1}",
+        "{perturb = 'mixup', form = 'dirichlet', passes = 'one'}",  # it ignores labels
+    ],
+)
+def test_mixed_images_are_accepted_where_no_label_of_theirs_counts(small, method):
+    read_recipe(small, [f"methods.kd={method}"])
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyphony._util.settings import Share, Temperature, check
 from polyphony.compute.parallel import gather
 from polyphony.distill import losses
-from polyphony.distill.perturb import ODS, Clean, Perturbation
+from polyphony.distill.perturb import ODS, Clean, Perturbation, mixes_images
 from polyphony.ensembles import Assignment, DeepEnsemble, Ensemble, SameRows, member_rows
 from polyphony.training.graphs import Draws, TwoPart
 
@@ -49,7 +49,8 @@ class Distill(TwoPart):
         temperature: τ of the distillation loss.
         perturb: Makes the perturbed inputs x̃, on which the student imitates its teachers.
         passes: Passes of the student in a step. "two": the cross-entropy is on clean inputs. "one": it is on
-            the perturbed inputs too, which saves a pass. Recipes train LatentBE students with "one".
+            the perturbed inputs too, which saves a pass. Recipes train LatentBE students with "one". A
+            perturbation that mixes images needs "two" (or α = 1), because it does not mix labels.
         unlabelled: Whether the batch may have unlabelled images (label −1). The cross-entropy ignores them.
 
     Examples:
@@ -72,6 +73,8 @@ class Distill(TwoPart):
         check(Share, alpha=self.alpha)
         check(Temperature, temperature=self.temperature)
         check(Passes, passes=self.passes)
+        if self.passes == "one" and self.alpha < 1 and mixes_images(self.perturb):
+            raise ValueError('passes must be "two" with mixed images: their labels are not mixed')
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
         assignment = student.assign(len(x), rng, x.device)

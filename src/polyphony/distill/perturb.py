@@ -45,6 +45,7 @@ class BuiltIn(Settings):
     reads_temperature: ClassVar[bool] = False  # does it depend on the temperature of the distillation?
     needs_student: ClassVar[bool] = False  # does it use the student's gradients?
     takes_source: ClassVar[bool] = False  # can it take directions from networks other than the teachers?
+    mixes_images: ClassVar[bool] = False  # does it mix images, so that their labels are no longer right?
 
     @property
     def takes_step(self) -> bool:
@@ -189,6 +190,7 @@ class Mixup(BuiltIn):
     Labels are not mixed: the student learns the teachers' predictions on x̃.
     """
 
+    mixes_images: ClassVar[bool] = True
     kind: Literal["mixup"] = Field(default="mixup", repr=False)
     concentration: Positive = 1.0
     """a of Beta(a, a), the distribution of the mixing weight."""
@@ -206,6 +208,11 @@ class Chain:
 
     perturbations: Sequence[Perturbation]
 
+    @property
+    def mixes_images(self) -> bool:
+        """Whether any of them mixes images."""
+        return any(map(mixes_images, self.perturbations))
+
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
@@ -221,10 +228,19 @@ class WithSource:
     perturb: Perturbation
     source: Teachers
 
+    @property
+    def mixes_images(self) -> bool:
+        return mixes_images(self.perturb)
+
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         return self.perturb(x, y, self.source, student, temperature, rng)
+
+
+def mixes_images(perturb: Perturbation) -> bool:
+    """Whether a perturbation mixes images, so that their labels are no longer right."""
+    return bool(getattr(perturb, "mixes_images", False))
 
 
 def applied(

@@ -68,6 +68,7 @@ class FormTable(Settings):
     needs_teachers: ClassVar[bool] = False  # it cannot learn from labels alone
     trains_as_one: ClassVar[bool] = False  # it has one member in training
     own_loss: ClassVar[bool] = False  # its loss has temperatures of its own, and no α
+    always_one_pass: ClassVar[bool] = False  # one pass of the student in a step, whatever `passes` says
     mixes_members: ClassVar[bool] = False  # a member's answer depends on the inputs of the others
     one_to_one: ClassVar[bool] = True  # member j learns from teacher j, if there are as many
     takes_teacher: ClassVar[bool] = True  # it may start from a teacher's weights
@@ -104,9 +105,8 @@ class FormTable(Settings):
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
         """The loss of a training with teachers that has `steps` steps."""
-        return self.distils_by(
-            teachers, method.alpha, method.temperature, perturb, method.passes, method.share > 0
-        )
+        passes = "one" if self.always_one_pass else method.passes
+        return self.distils_by(teachers, method.alpha, method.temperature, perturb, passes, method.share > 0)
 
     def trained(self, student: Ensemble) -> Ensemble:
         """The model that predicts after training."""

@@ -107,6 +107,7 @@ class LatentBEForm(FormTable):
     """Members with rank-one factors during training, merged into one network at the end."""
 
     needs_teachers: ClassVar[bool] = True  # only their teachers make its members differ
+    always_one_pass: ClassVar[bool] = True
     words: ClassVar[str] = "LatentBE, merged"
     kind: Literal["latent_be"]
     keep: Keep = ()
@@ -119,9 +120,6 @@ class LatentBEForm(FormTable):
 
     def build(self, network: nn.Module, members: int, rng: torch.Generator | None) -> Ensemble:
         return LatentBE(network, members, keep=self.keep, branch=self.branch)
-
-    def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return super().loss(teachers, method.replace(passes="one"), perturb, steps)
 
     def trained(self, student: Ensemble) -> Ensemble:
         return Single(cast(LatentBE, student).merge())

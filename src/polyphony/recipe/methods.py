@@ -62,6 +62,11 @@ class Method(Settings):
         return any(part.needs_student for part in self.perturb or ())
 
     @property
+    def mixes_images(self) -> bool:
+        """Whether the perturbation mixes images, so that their labels are no longer right."""
+        return any(part.mixes_images for part in self.perturb or ())
+
+    @property
     def perturbs(self) -> bool:
         """Whether a perturbation changes the images."""
         return self.label not in ("", "clean")

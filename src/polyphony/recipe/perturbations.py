@@ -17,7 +17,7 @@ class PythonPerturbation(PythonTable):
     """The user's perturbation, by the class or function that makes it.
 
     If this has an argument `step_size`, it gets the recipe's step size. Its attributes `reads_temperature`,
-    `needs_student` and `takes_source` mean the same as in `distill.perturb.BuiltIn` (default: False).
+    `needs_student`, `takes_source` and `mixes_images` mean the same as in `distill.perturb.BuiltIn` (default: False).
     """
 
     kind: Literal["python"]
@@ -39,6 +39,10 @@ class PythonPerturbation(PythonTable):
     @property
     def takes_source(self) -> bool:
         return self._has("takes_source")
+
+    @property
+    def mixes_images(self) -> bool:
+        return self._has("mixes_images")
 
     def _has(self, attribute: str) -> bool:
         with self.as_recipe_error():

@@ -255,6 +255,10 @@ class Recipe(Settings):
         if form.needs_teachers and not method.perturb:
             label = self.form_table(name).label
             return f": a {label} student learns from teachers: give perturb, 'clean' for none"
+        one_pass = form.always_one_pass or self.setting(name, "passes") == "one"
+        if method.mixes_images and one_pass and not form.own_loss and self.setting(name, "alpha") < 1:
+            cure = "alpha = 1" if form.always_one_pass else "passes = 'two' or alpha = 1"
+            return f": '{method.label}' mixes images but not their labels: give {cure}"
         matches_step = method.takes_step and self.setting(name, "step_size") == "match"
         if matches_step and self.members < 2:
             return ".step_size cannot be matched: one teacher does not disagree"
