@@ -168,6 +168,14 @@ STEPS: Mapping[str, Steps] = {
         12: {2: (CHOICE, "short-t4-s12"), 5: (CHOICE, f"{CHOSEN}-e5"), 10: (CHOICE, CHOSEN)},
         24: {2: (CHOICE, "short-t4-s24"), 5: (CHOICE, "half-t4-s24"), 10: (CHOICE, "ods-t4-s24-rate003")},
     },
+    "CIFAR-10, fresh, τ = 4, rate 0.03": {
+        1: {20: (CHOICE, "fresh-ods-t4-s1-rate003")},
+        1.5: {4: (PRICE, "short-s1")},
+        3: {4: (PRICE, "short-s3")},
+        4: {20: (CHOICE, "fresh-ods-t4-s4-rate003")},
+        6: {4: (PRICE, "short-s6")},
+        12: {4: (PRICE, "short-s12"), 20: (CHOICE, "fresh-ods-t4-s12-rate003")},
+    },
     "CIFAR-100, τ = 4, rate 0.03": {
         1.5: {2: (CHOICE_100, "short-s1")},
         3: {2: (CHOICE_100, "short-s3"), 10: (STEPS_100, "s3")},

@@ -17,7 +17,8 @@ class PythonPerturbation(PythonTable):
     """The user's perturbation, by the class or function that makes it.
 
     If this has an argument `step_size`, it gets the recipe's step size. Its attributes `reads_temperature`,
-    `needs_student`, `takes_source` and `mixes_images` mean the same as in `distill.perturb.BuiltIn` (default: False).
+    `needs_student`, `takes_source` and `mixes_images` mean the same as in `distill.perturb.BuiltIn` (default:
+    False).
     """
 
     kind: Literal["python"]
