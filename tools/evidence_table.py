@@ -378,8 +378,9 @@ SNR_CAPTION = (
     " 50 draws, mean ± s.d. over three sets of teachers."
 )
 STEP_CAPTION = (
-    "Calibrated validation NLL of ODS after short and full trainings, one seed. Full trainings have 10 epochs,"
-    " those of fresh students 20. The short trainings of fresh students are on set 31, the full ones on set 20."
+    "Calibrated validation NLL of ODS after short and full trainings, one seed. Full trainings have 10"
+    " epochs, those of fresh students 20. The short trainings of fresh students are on set 31, the full ones"
+    " on set 20."
 )
 
 
