@@ -6,7 +6,7 @@ import math
 from functools import partial
 from pathlib import Path
 
-from evidence_runs import WAYS, WORDS, cost, results, runs_of, valid_nll
+from evidence_runs import WAYS, WORDS, cost, results, runs_of, tried, valid_nll
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -20,11 +20,15 @@ ODS_MARK = {"marker": "o", "markersize": 5.5, "color": "#d14f00"}
 
 def difference_chart(folder: Path) -> Chart:
     """The differences of calibrated NLL, with both intervals."""
-    shown = [(f"{each.comparison.study}: {each.comparison.words}", each) for each in results(folder)]
+    shown = [
+        (f"{each.comparison.study}: {each.comparison.words}", each)
+        for each in results(folder)
+        if each.comparison.front
+    ]
 
     def draw(axes: Axes) -> None:
         for place, (_, result) in enumerate(shown):
-            mean, pairs, sets = result.pairs.mean, half(result.pairs) or 0.0, half(result.sets) or 0.0
+            mean, pairs, sets = result.mean.mean, half(result.pairs) or 0.0, half(result.sets) or 0.0
             axes.plot([mean - sets, mean + sets], [place, place], color=MUTED.light, linewidth=0.8)
             axes.errorbar(mean, place, xerr=pairs, elinewidth=1.6, **ODS_MARK)
         axes.axvline(0, color=MUTED.light, linewidth=1.0)
@@ -36,13 +40,13 @@ def difference_chart(folder: Path) -> Chart:
 
     header = ["comparison", "n", "difference", "half_interval", "sets", "half_interval_over_sets"]
     rows = [
-        (label, each.pairs.n, each.pairs.mean, half(each.pairs), each.sets.n, half(each.sets))
+        (label, each.pairs.n, each.mean.mean, half(each.pairs), each.sets.n, half(each.sets))
         for label, each in shown
     ]
     margins = Margins(left=5.9 * max((len(label) for label, _ in shown), default=10))
     reading = (
-        "Mean difference of calibrated test NLL over pairs with the same teachers and seed, with its 95 %"
-        " interval. The thin line is the interval over sets of teachers. Left of zero the first method is"
+        "Mean difference of calibrated test NLL, with its 95 % interval over pairs with the same teachers and"
+        " seed. The thin line is the interval over sets of teachers. Left of zero the first method is"
         " better."
     )
     panel = Panel("", draw, 2.0, margins)
@@ -64,7 +68,11 @@ def price_chart(folder: Path) -> Chart:
         if study is None:
             continue
         points = {
-            way.label: [(cost(study, method) / 1e12, valid_nll(study, method)) for method in way.methods]
+            way.label: [
+                (cost(*found) / 1e12, valid_nll(*found))
+                for method in way.methods
+                if (found := tried(folder, name, method))
+            ]
             for way in ways
         }
         rows += [

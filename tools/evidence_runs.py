@@ -53,6 +53,7 @@ class Comparison:
     method: str
     reference: str
     against: str = ""  # the study of the reference (default: the same); its sets have the same teachers
+    front: bool = True  # is it in the figure and on the page of evidence?
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,20 @@ class Result:
 
     comparison: Comparison
     pairs: MeanSd
-    sets: MeanSd
+    sets: MeanSd  # over the means of the sets
     voice: MeanSd  # the same for voice, over pairs
     ahead: int
     cost: float
 
     @property
-    def verdict(self) -> str:
-        """Better or worse if the interval excludes zero, equal if it is within ± EQUAL, else unclear.
+    def mean(self) -> MeanSd:
+        """The difference that counts: over sets of teachers; with one set, over pairs."""
+        return self.sets if self.sets.n > 1 else self.pairs
 
-        The interval is that over sets of teachers; with one set, that over pairs.
-        """
-        mean = self.sets if self.sets.n > 1 else self.pairs
+    @property
+    def verdict(self) -> str:
+        """Better or worse if the interval excludes zero, else equal if it is within ± EQUAL, else unclear."""
+        mean = self.mean
         if mean.n == 1:
             return "one pair"
         if abs(mean.mean) > mean.half:
@@ -82,7 +85,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train a student: the same settings with different numbers of epochs."""
+    """A way to train a student: the same settings with different numbers of epochs.
+
+    "RUN/METHOD" is a method of another run in kept/, which has the same teachers and images.
+    """
 
     label: str
     methods: Sequence[str]
@@ -101,33 +107,33 @@ STUDIES = {  # study → its runs in kept/
 NEW, OLD, OLD_FRESH, SMALL, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
 ALL = "CIFAR-10, 4,000, all sets"
 CHOICE, CHOICE_100, PRICE, STEPS_100 = "choose", "choose-cifar100", "price", "steps-cifar100"
+SET_31, SET_41 = "cifar10-31", "fashion-41"
 RUNS = {**STUDIES, ALL: "cifar10-*"}
 COMPARISONS = (
-    *(
-        comparison
-        for study in (ALL, NEW, OLD)
-        for comparison in (
-            Comparison(study, "ODS − plain", "ods", "plain"),
-            Comparison(study, "ODS − plain at equal cost", "ods", "plain-long"),
-            Comparison(study, "ODS − noise", "ods", "noise"),
-        )
-    ),
+    Comparison(NEW, "ODS − plain", "ods", "plain"),
+    Comparison(NEW, "ODS − plain at equal cost", "ods", "plain-long"),
+    Comparison(NEW, "ODS − noise", "ods", "noise"),
+    Comparison(ALL, "ODS − plain", "ods", "plain"),
+    Comparison(ALL, "ODS − plain at equal cost", "ods", "plain-long"),
+    Comparison(ALL, "ODS − noise", "ods", "noise"),
     Comparison(NEW, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
-    Comparison(OLD_FRESH, "ODS − plain", "ods", "plain"),
     Comparison(SMALL, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(NEW, "ODS from a teacher − ODS fresh", "ods", "fresh-ods"),
-    Comparison(NEW, "plain from a teacher − plain fresh", "plain", "fresh-plain"),
-    Comparison(OLD, "ODS from a teacher − ODS fresh", "ods", "ods", OLD_FRESH),
-    Comparison(OLD, "plain from a teacher − plain fresh", "plain", "plain", OLD_FRESH),
     Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),
-    Comparison(OLD_CIFAR100, "ODS − plain at equal cost", "ods", "plain-*"),
-    Comparison(OLD_CIFAR100, "ODS − plain, both at τ = 4", "ods", "plain-t4"),
     Comparison(FULL, "ODS − plain", "ods", "plain-*"),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
-    Comparison(FASHION, "from a teacher, 5 epochs − fresh, two passes", "born-e5", "fresh-two-e30"),
     Comparison(FASHION, "shared front, 10 epochs − fresh, two passes", "front-e10", "fresh-two-e30"),
     Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30"),
+    Comparison(OLD, "ODS − plain", "ods", "plain", front=False),
+    Comparison(OLD, "ODS − plain at equal cost", "ods", "plain-long", front=False),
+    Comparison(OLD, "ODS − noise", "ods", "noise", front=False),
+    Comparison(OLD_FRESH, "ODS − plain", "ods", "plain", front=False),
+    Comparison(OLD, "ODS from a teacher − ODS fresh", "ods", "ods", OLD_FRESH, front=False),
+    Comparison(OLD, "plain from a teacher − plain fresh", "plain", "plain", OLD_FRESH, front=False),
+    Comparison(NEW, "plain from a teacher − plain fresh", "plain", "fresh-plain", front=False),
+    Comparison(OLD_CIFAR100, "ODS − plain at equal cost", "ods", "plain-*", front=False),
+    Comparison(OLD_CIFAR100, "ODS − plain, both at τ = 4", "ods", "plain-t4", front=False),
 )
 CHOSEN = "ods-t4-s12-rate003"
 WAYS = {  # run in kept/ or study → ways; the first is the paper's
@@ -146,7 +152,8 @@ WAYS = {  # run in kept/ or study → ways; the first is the paper's
     ),
     PRICE: (
         Way("fresh, two passes", ["paper"]),
-        Way("fresh, plain", ["plain-e10"]),
+        Way("fresh, one pass, rate 0.03", [f"{SET_31}/fresh-ods"]),
+        Way("fresh, plain", ["plain-e10", f"{SET_31}/fresh-plain"]),
         Way("fresh, plain, shared front", ["front-e10", "front-e20"]),
         Way("fresh, plain, two shared stages", ["front-2-e10", "front-2-e20"]),
         Way("fresh, plain, one network", ["mean-e10", "mean-e20"]),
@@ -184,11 +191,11 @@ STEPS: Mapping[str, Steps] = {
         24: {10: (STEPS_100, "s24")},
     },
     "Fashion-MNIST, τ = 1, rate 0.1": {
-        1.5: {2: (FASHION, "short-s1")},
-        3: {2: (FASHION, "short-s3"), 10: (FASHION, "s3")},
-        6: {2: (FASHION, "short-s6"), 10: (FASHION, "s6")},
-        12: {2: (FASHION, "short-s12"), 10: (FASHION, "s12")},
-        24: {10: (FASHION, "s24")},
+        1.5: {2: (SET_41, "short-s1")},
+        3: {2: (SET_41, "short-s3"), 10: (SET_41, "s3")},
+        6: {2: (SET_41, "short-s6"), 10: (SET_41, "s6")},
+        12: {2: (SET_41, "short-s12"), 10: (SET_41, "s12")},
+        24: {10: (SET_41, "s24")},
     },
 }
 
@@ -235,6 +242,8 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     gaps, voices = (
         gaps_of(study.column(method, name), against.column(reference, name)) for name in ("nll", "voice")
     )
+    if not gaps:
+        return None
     by_set = {place: [gap for pair, gap in gaps.items() if pair[0] == place] for place, _ in gaps}
     return Result(
         comparison,
@@ -249,6 +258,13 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
 def gaps_of(mine: Mapping[Pair, float], theirs: Mapping[Pair, float]) -> dict[Pair, float]:
     """The differences over the pairs of set and seed that both have."""
     return {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
+
+
+def tried(folder: Path, run: str, name: str) -> tuple[StudyRuns, str] | None:
+    """The run and the method of an entry of `Way.methods`; None if its results are not kept."""
+    other, _, method = name.rpartition("/")
+    study = runs_of(folder, other or run)
+    return (study, method) if study and method in study.methods else None
 
 
 def results(folder: Path) -> list[Result]:

@@ -32,6 +32,7 @@ from evidence_runs import (
     cost,
     results,
     runs_of,
+    tried,
     valid_nll,
 )
 
@@ -124,7 +125,7 @@ def comparison_rows(folder: Path) -> list[dict[str, str]]:
             "study": result.comparison.study,
             "comparison": result.comparison.words,
             "cost": f"{result.cost:.2f}",
-            "difference": signed(result.pairs.mean),
+            "difference": signed(result.mean.mean),
             "95 % interval": half_text(result.pairs),
             "over sets": half_text(result.sets),
             "better in": f"{result.ahead} of {result.pairs.n}",
@@ -209,17 +210,18 @@ def price_rows(folder: Path) -> list[dict[str, str]]:
         first = ways[0].methods[0]
         goal, whole = valid_nll(study, first).mean, cost(study, first)
         for way in ways:
-            for method in way.methods:
-                nll = valid_nll(study, method)
+            for there, method in filter(None, (tried(folder, name, each) for each in way.methods)):
+                nll = valid_nll(there, method)
                 rows.append(
                     {
                         "study": WORDS.get(name, name),
                         "way": way.label,
-                        "epochs": str(study.first.recipe.schedule(method).epochs),
-                        "share of the cost": f"{cost(study, method) / whole:.2f}",
+                        "epochs": str(there.first.recipe.schedule(method).epochs),
+                        "share of the cost": f"{cost(there, method) / whole:.2f}",
                         "validation NLL": spread_text(
-                            [row.nll for row in study.scored(method, split="valid").values()], 3
+                            [row.nll for row in there.scored(method, split="valid").values()], 3
                         ),
+                        "difference": signed(nll.mean - goal),
                         "n": str(nll.n),
                         "reaches it": "yes" if nll.mean <= goal else "no",
                     }
@@ -242,8 +244,8 @@ def step_rows(folder: Path) -> list[dict[str, str]]:
 
 def nll_text(folder: Path, name: str, method: str) -> str:
     """The mean calibrated validation NLL of a method of a run; a dash if it is not kept."""
-    study = runs_of(folder, name) if name else None
-    return f"{valid_nll(study, method).mean:.3f}" if study and method in study.methods else DASH
+    found = tried(folder, name, method) if name else None
+    return f"{valid_nll(*found).mean:.3f}" if found else DASH
 
 
 def second_rows() -> list[dict[str, str]]:
@@ -340,12 +342,13 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
 
 
 COMPARISON_CAPTION = (
-    "Difference: calibrated test NLL of the first method less that of the second; below zero, the first is"
-    " better. Cost: multiply-adds of one training of the first, relative to the second. Intervals: half of"
-    " the 95 % t-interval over pairs with the same teachers and seed, and over the means of sets of teachers."
-    " Verdict: by the interval over sets, with one set by that over pairs: better or worse if it excludes"
-    f" zero; equal if it lies within ± {EQUAL}; else unclear. Voice: the difference in nats, over the same"
-    " pairs; above zero, members of the first follow their own teachers more closely."
+    "Difference: calibrated test NLL of the first method less that of the second, mean over sets of teachers"
+    " (with one set, over pairs); below zero, the first is better. Cost: multiply-adds of one training of the"
+    " first, relative to the second. Intervals: half of the 95 % t-interval over pairs with the same teachers"
+    " and seed, and over the means of sets of teachers. Verdict: by the interval over sets, with one set by"
+    f" that over pairs: better or worse if it excludes zero, else equal if it lies within ± {EQUAL}, else"
+    " unclear. Voice: the mean difference in nats over the same pairs; above zero, members of the first"
+    " follow their own teachers more closely."
 )
 SCORE_CAPTION = (
     "Test images, calibrated, mean ± s.d. over n students; “as predicted” is the NLL without a fitted"
@@ -358,8 +361,9 @@ CHOICE_CAPTION = (
     " of one training (10¹²)."
 )
 PRICE_CAPTION = (
-    "Share of the cost: multiply-adds of a training relative to the first way of the study. Reaches it: is"
-    " the calibrated validation NLL as low as that of the first way? One seed."
+    "Share of the cost: multiply-adds of a training relative to the first way of the study, which is the"
+    " paper's, with a rate of 0.1. Difference: in calibrated validation NLL, to that way. Reaches it: is the"
+    " NLL as low? One seed. Plain ways of set 31 have a rate of 0.03."
 )
 SECONDS_CAPTION = (
     "A step relative to that of the paper (two passes, ODS): multiply-adds are counted, seconds are medians"
