@@ -160,42 +160,50 @@ WAYS = {  # run in kept/ or study → ways; the first is the paper's
     ),
 }
 WORDS = {CHOICE: "CIFAR-10, 4,000, set 20", PRICE: "CIFAR-10, 4,000, set 31"}  # what a run is called
-Steps = Mapping[float, Mapping[int, tuple[str, str]]]  # step in 1/255 → epochs → run in kept/, method
+Steps = Mapping[float, Mapping[str, tuple[str, str]]]  # step in 1/255 → length → run in kept/, method
 STEPS: Mapping[str, Steps] = {
     "CIFAR-10, τ = 1, rate 0.1": {
         step: {
-            2: (CHOICE, f"short-s{step}"),
-            5: (CHOICE, f"half-s{step}"),
-            10: (CHOICE, f"ods-t1-s{step}"),
+            "short": (CHOICE, f"short-s{step}"),
+            "half": (CHOICE, f"half-s{step}"),
+            "full": (CHOICE, f"ods-t1-s{step}"),
         }
         for step in (3, 6, 12, 24)
     },
     "CIFAR-10, τ = 4, rate 0.03": {
-        6: {2: (CHOICE, "short-t4-s6"), 5: (CHOICE, "half-t4-s6"), 10: (CHOICE, "ods-t4-s6-rate003")},
-        12: {2: (CHOICE, "short-t4-s12"), 5: (CHOICE, f"{CHOSEN}-e5"), 10: (CHOICE, CHOSEN)},
-        24: {2: (CHOICE, "short-t4-s24"), 5: (CHOICE, "half-t4-s24"), 10: (CHOICE, "ods-t4-s24-rate003")},
+        6: {
+            "short": (CHOICE, "short-t4-s6"),
+            "half": (CHOICE, "half-t4-s6"),
+            "full": (CHOICE, "ods-t4-s6-rate003"),
+        },
+        12: {"short": (CHOICE, "short-t4-s12"), "half": (CHOICE, f"{CHOSEN}-e5"), "full": (CHOICE, CHOSEN)},
+        24: {
+            "short": (CHOICE, "short-t4-s24"),
+            "half": (CHOICE, "half-t4-s24"),
+            "full": (CHOICE, "ods-t4-s24-rate003"),
+        },
     },
     "CIFAR-10, fresh, τ = 4, rate 0.03": {
-        1: {20: (CHOICE, "fresh-ods-t4-s1-rate003")},
-        1.5: {4: (PRICE, "short-s1")},
-        3: {4: (PRICE, "short-s3")},
-        4: {20: (CHOICE, "fresh-ods-t4-s4-rate003")},
-        6: {4: (PRICE, "short-s6")},
-        12: {4: (PRICE, "short-s12"), 20: (CHOICE, "fresh-ods-t4-s12-rate003")},
+        1: {"full": (CHOICE, "fresh-ods-t4-s1-rate003")},
+        1.5: {"short": (PRICE, "short-s1")},
+        3: {"short": (PRICE, "short-s3")},
+        4: {"full": (CHOICE, "fresh-ods-t4-s4-rate003")},
+        6: {"short": (PRICE, "short-s6")},
+        12: {"short": (PRICE, "short-s12"), "full": (CHOICE, "fresh-ods-t4-s12-rate003")},
     },
     "CIFAR-100, τ = 4, rate 0.03": {
-        1.5: {2: (CHOICE_100, "short-s1")},
-        3: {2: (CHOICE_100, "short-s3"), 10: (STEPS_100, "s3")},
-        6: {2: (CHOICE_100, "short-s6"), 10: (STEPS_100, "s6")},
-        12: {2: (CHOICE_100, "short-s12"), 10: (STEPS_100, "s12")},
-        24: {10: (STEPS_100, "s24")},
+        1.5: {"short": (CHOICE_100, "short-s1")},
+        3: {"short": (CHOICE_100, "short-s3"), "full": (STEPS_100, "s3")},
+        6: {"short": (CHOICE_100, "short-s6"), "full": (STEPS_100, "s6")},
+        12: {"short": (CHOICE_100, "short-s12"), "full": (STEPS_100, "s12")},
+        24: {"full": (STEPS_100, "s24")},
     },
     "Fashion-MNIST, τ = 1, rate 0.1": {
-        1.5: {2: (SET_41, "short-s1")},
-        3: {2: (SET_41, "short-s3"), 10: (SET_41, "s3")},
-        6: {2: (SET_41, "short-s6"), 10: (SET_41, "s6")},
-        12: {2: (SET_41, "short-s12"), 10: (SET_41, "s12")},
-        24: {10: (SET_41, "s24")},
+        1.5: {"short": (SET_41, "short-s1")},
+        3: {"short": (SET_41, "short-s3"), "full": (SET_41, "s3")},
+        6: {"short": (SET_41, "short-s6"), "full": (SET_41, "s6")},
+        12: {"short": (SET_41, "short-s12"), "full": (SET_41, "s12")},
+        24: {"full": (SET_41, "s24")},
     },
 }
 
