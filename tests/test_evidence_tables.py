@@ -21,7 +21,6 @@ STUDIES = {
     "CIFAR-10, 4,000, new sets": "cifar10-3?",
     "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
     "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
-    "CIFAR-10, 4,000, small student": "small-*",
     "CIFAR-10, 45,000": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",
@@ -94,8 +93,18 @@ def tables(page: Path) -> dict[str, list[dict[str, str]]]:
     return found
 
 
+def folders(runs: str) -> list[Path]:
+    """The kept runs of a study."""
+    return sorted((TABLES / "kept").glob(runs))
+
+
+def step_sizes(folder: Path, model: str) -> list[float]:
+    with (folder / "trainings.csv").open() as file:
+        return [float(row["step_size"]) for row in csv.DictReader(file) if row["model"] == model]
+
+
 def kept_studies() -> list[str]:
-    return [study for study, runs in STUDIES.items() if any((TABLES / "kept").glob(runs))]
+    return [study for study, runs in STUDIES.items() if folders(runs)]
 
 
 def scores(folder: Path, model: str, split: str, kind: str, column: str) -> dict[str, float]:
@@ -111,19 +120,19 @@ def column(runs: str, model: str, name: str, split: str = "test", kind: str = "c
     """A column over all sets of a study, by set and seed."""
     return {
         (place, seed): value
-        for place, folder in enumerate(sorted((TABLES / "kept").glob(runs)))
+        for place, folder in enumerate(folders(runs))
         for seed, value in scores(folder, model, split, kind, name).items()
     }
 
 
 def methods(runs: str) -> list[str]:
-    first = sorted((TABLES / "kept").glob(runs))[0]
+    first = folders(runs)[0]
     return list(json.loads((first / "recipe.json").read_text())["recipe"]["methods"])
 
 
 def teachers(runs: str) -> int:
     """How many teachers a study has, extra ones included."""
-    first = sorted((TABLES / "kept").glob(runs))[0]
+    first = folders(runs)[0]
     recipe = json.loads((first / "recipe.json").read_text())["recipe"]
     return recipe["members"] + recipe["teachers"]["extra"]
 
@@ -139,7 +148,7 @@ def chosen(runs: str, name: str) -> str:
 
 
 def multiply_adds(runs: str, model: str) -> float:
-    with (sorted((TABLES / "kept").glob(runs))[0] / "trainings.csv").open() as file:
+    with (folders(runs)[0] / "trainings.csv").open() as file:
         rows = list(csv.DictReader(file))
     own = [float(row["multiply_adds"]) for row in rows if row["model"] == model]
     search = [float(row["multiply_adds"]) for row in rows if row["model"] == f"{model}, step size"]
@@ -199,7 +208,7 @@ def test_a_comparison_is_what_the_kept_scores_say(row):
 
 def test_every_pair_of_a_study_counts():
     for study, runs in STUDIES.items():
-        for folder in (TABLES / "kept").glob(runs):
+        for folder in folders(runs):
             recipe = json.loads((folder / "recipe.json").read_text())["recipe"]
             for name in recipe["methods"]:
                 seeds = scores(folder, name, "test", "calibrated", "nll")
@@ -251,6 +260,30 @@ def test_the_price_of_quality_follows_from_validation_scores():
 def test_every_setting_that_was_tried_is_listed(heading, runs):
     rows = {row["setting"]: row["validation NLL"] for row in tables(TABLES / "README.md")[heading]}
     assert rows == {name: spread([*column(runs, name, "nll", "valid").values()], 3) for name in methods(runs)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "matched", "fixed", "methods"),
+    [
+        ("CIFAR-10, τ = 4, rate 0.03", "match-cifar10-*", "cifar10-3?", ["ods"]),
+        ("CIFAR-100, τ = 4, rate 0.03", "match-cifar100-*", "cifar100-*", ["ods"]),
+        ("Fashion-MNIST, τ = 1, rate 0.1", "match-fashion-41", "fashion-41", ["s3", "s6", "s12", "s24"]),
+    ],
+)
+def test_matched_steps_are_compared_with_the_best_fixed_step(setting, matched, fixed, methods):
+    (row,) = (row for row in tables(TABLES / "README.md")["Matched steps"] if row["setting"] == setting)
+    ours = np.mean([*column(matched, "match", "nll", "valid").values()])
+    means = {name: np.mean([*column(fixed, name, "nll", "valid").values()]) for name in methods}
+    best = min(means, key=means.get)
+    recipes = [json.loads((each / "recipe.json").read_text())["recipe"] for each in folders(matched)]
+    assert {recipe["methods"]["match"]["step_size"] for recipe in recipes} == {"match"}
+    assert row["sets"] == str(len(recipes))
+    assert [row["NLL, matched step"], row["NLL, fixed step"]] == [f"{ours:.3f}", f"{means[best]:.3f}"]
+    assert row["difference"] == f"{ours - means[best]:+.3f}".replace("-", "−")
+    assert row["at most 0.01 worse"] == ("yes" if ours - means[best] <= 0.01 else "no")
+    steps = [255 * step for each in folders(matched) for step in step_sizes(each, "match")]
+    assert row["matched step (1/255)"] == spread(steps, 1)
+    assert row["fixed step (1/255)"] == f"{255 * step_sizes(folders(fixed)[0], best)[0]:g}"
 
 
 def test_the_seconds_of_a_step_are_those_of_the_benchmark():

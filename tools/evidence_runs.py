@@ -98,13 +98,12 @@ STUDIES = {  # study → its runs in kept/
     "CIFAR-10, 4,000, new sets": "cifar10-3?",
     "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
     "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
-    "CIFAR-10, 4,000, small student": "small-*",
     "CIFAR-10, 45,000": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
-NEW, OLD, OLD_FRESH, SMALL, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
+NEW, OLD, OLD_FRESH, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
 ALL = "CIFAR-10, 4,000, all sets"
 CHOICE, CHOICE_100, PRICE, STEPS_100 = "choose", "choose-cifar100", "price", "steps-cifar100"
 SET_31, SET_41 = "cifar10-31", "fashion-41"
@@ -117,7 +116,6 @@ COMPARISONS = (
     Comparison(ALL, "ODS − plain at equal cost", "ods", "plain-long"),
     Comparison(ALL, "ODS − noise", "ods", "noise"),
     Comparison(NEW, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
-    Comparison(SMALL, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(NEW, "ODS from a teacher − ODS fresh", "ods", "fresh-ods"),
     Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),
@@ -206,6 +204,14 @@ STEPS: Mapping[str, Steps] = {
         24: {"full": (SET_41, "s24")},
     },
 }
+
+
+MATCHED = {  # setting → runs of step_size = "match", runs of fixed steps, methods with fixed steps
+    "CIFAR-10, τ = 4, rate 0.03": ("match-cifar10-*", NEW, ("ods",)),
+    "CIFAR-100, τ = 4, rate 0.03": ("match-cifar100-*", CIFAR100, ("ods",)),
+    "Fashion-MNIST, τ = 1, rate 0.1": ("match-fashion-41", SET_41, ("s3", "s6", "s12", "s24")),
+}
+CLOSE = 0.01  # how much worse than the fixed step a matched step may be
 
 
 @cache
