@@ -21,6 +21,7 @@ STUDIES = {
     "CIFAR-10, 4,000, new sets": "cifar10-3?",
     "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
     "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
+    "CIFAR-10, 4,000, set 31": "price",
     "CIFAR-10, 45,000": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",

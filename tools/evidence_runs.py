@@ -98,14 +98,15 @@ STUDIES = {  # study → its runs in kept/
     "CIFAR-10, 4,000, new sets": "cifar10-3?",
     "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
     "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
+    "CIFAR-10, 4,000, set 31": "price",
     "CIFAR-10, 45,000": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
-NEW, OLD, OLD_FRESH, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
+NEW, OLD, OLD_FRESH, PRICE, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
 ALL = "CIFAR-10, 4,000, all sets"
-CHOICE, CHOICE_100, PRICE, STEPS_100 = "choose", "choose-cifar100", "price", "steps-cifar100"
+CHOICE, CHOICE_100, STEPS_100 = "choose", "choose-cifar100", "steps-cifar100"
 SET_31, SET_41 = "cifar10-31", "fashion-41"
 RUNS = {**STUDIES, ALL: "cifar10-*"}
 COMPARISONS = (
@@ -157,7 +158,7 @@ WAYS = {  # run in kept/ or study → ways; the first is the paper's
         Way("fresh, plain, one network", ["mean-e10", "mean-e20"]),
     ),
 }
-WORDS = {CHOICE: "CIFAR-10, 4,000, set 20", PRICE: "CIFAR-10, 4,000, set 31"}  # what a run is called
+WORDS = {CHOICE: "CIFAR-10, 4,000, set 20"}  # what a run is called
 Steps = Mapping[float, Mapping[str, tuple[str, str]]]  # step in 1/255 → length → run in kept/, method
 STEPS: Mapping[str, Steps] = {
     "CIFAR-10, τ = 1, rate 0.1": {
