@@ -45,7 +45,7 @@ PRICES = {  # study, way and epochs → run in kept/, method
         ("CIFAR-10, 4,000, set 31", *key): run
         for key, run in {
             ("fresh, two passes", "20"): ("price", "paper"),
-            ("fresh, one pass, rate 0.03", "20"): ("cifar10-31", "fresh-ods"),
+            ("fresh, one pass", "20"): ("cifar10-31", "fresh-ods"),
             ("fresh, plain", "10"): ("price", "plain-e10"),
             ("fresh, plain", "23"): ("cifar10-31", "fresh-plain"),
             **{("fresh, plain, shared front", str(each)): ("price", f"front-e{each}") for each in (10, 20)},

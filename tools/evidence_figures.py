@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evidence_runs import WAYS, WORDS, cost, results, runs_of, tried, valid_nll
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Chart, Margins, Panel, spread
@@ -93,6 +93,9 @@ def price_chart(folder: Path) -> Chart:
                 bars = [spread(nll) for nll in means]
                 axes.errorbar(x, [nll.mean for nll in means], bars, **look[label].mark, elinewidth=1.2)
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set(xlabel="multiply-adds of one training (10¹²)", ylabel="calibrated validation NLL")
 
         title = WORDS.get(name, name)
@@ -104,5 +107,5 @@ def price_chart(folder: Path) -> Chart:
     )
     numbers = Numbers(["study", "way", "multiply_adds_1e12", "nll", "nll_sd"], rows)
     return Chart(
-        "price", "Price of quality", reading, panels, numbers, [look[label] for label in labels], 400.0
+        "price", "Price of quality", reading, panels, numbers, [look[label] for label in labels], 340.0
     )

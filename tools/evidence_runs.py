@@ -151,7 +151,7 @@ WAYS = {  # run in kept/ or study → ways; the first is the paper's
     ),
     PRICE: (
         Way("fresh, two passes", ["paper"]),
-        Way("fresh, one pass, rate 0.03", [f"{SET_31}/fresh-ods"]),
+        Way("fresh, one pass", [f"{SET_31}/fresh-ods"]),
         Way("fresh, plain", ["plain-e10", f"{SET_31}/fresh-plain"]),
         Way("fresh, plain, shared front", ["front-e10", "front-e20"]),
         Way("fresh, plain, two shared stages", ["front-2-e10", "front-2-e20"]),
