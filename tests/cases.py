@@ -27,6 +27,7 @@ from polyphony.distill.perturb import (
     Mixup,
     Perturbation,
     WithSource,
+    mixes_images,
 )
 from polyphony.ensembles import (
     MIMO,
@@ -125,7 +126,9 @@ LOSSES: dict[str, Callable[[DeepEnsemble, Perturbation], Loss]] = {
     "labels": lambda teachers, perturb: CrossEntropy(),
     "one_to_one": lambda teachers, perturb: Distill(teachers, perturb=perturb),
     "mean": lambda teachers, perturb: DistillMean(teachers, perturb=perturb),
-    "one_pass": lambda teachers, perturb: Distill(teachers, 0.7, perturb=perturb, passes="one"),
+    "one_pass": lambda teachers, perturb: Distill(
+        teachers, 1.0 if mixes_images(perturb) else 0.7, perturb=perturb, passes="one"
+    ),
     "distribution": lambda teachers, perturb: DistillDistribution(teachers, 10, perturb=perturb),
     "factors": lambda teachers, perturb: DistillFactors(teachers, 10, 0.3, perturb=perturb),
     "proxy": lambda teachers, perturb: DistillProxy(teachers, perturb=perturb),
