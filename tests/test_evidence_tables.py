@@ -22,8 +22,13 @@ STUDIES = {
     "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
     "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
     "CIFAR-10, 4,000, set 31": "price",
-    "CIFAR-10, 45,000": "full",
+    "CIFAR-10, 4,000, noise for fresh students": "noise-3?",
+    "CIFAR-10, 4,000, small student": "small-3?",
+    "CIFAR-10, 20,000": "more-52",
+    "CIFAR-10, 45,000": "full-51",
+    "CIFAR-10, 45,000, 3 epochs": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
+    "CIFAR-100, 4,000, new sets, fresh": "fresh100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
@@ -68,11 +73,12 @@ PRICES = {  # study, way and epochs → run in kept/, method
 }
 METHODS = {  # by the words of a comparison: methods; "*" is the best of several on validation images
     "ODS − plain": ("ods*", "plain*"),
-    "ODS − plain at equal cost": ("ods", "plain-*"),
+    "ODS − plain at equal cost": ("ods*", "plain-*"),
     "ODS − plain, both at τ = 4": ("ods", "plain-t4"),
     "ODS − noise": ("ods", "noise"),
     "ODS − noise at equal cost": ("ods", "noise"),
     "fresh: ODS − plain at equal cost": ("fresh-ods", "fresh-plain"),
+    "fresh: ODS − noise at equal cost": ("fresh-ods", "noise-*"),
     "ODS from a teacher − ODS fresh": ("ods", "fresh-ods"),
     "plain from a teacher − plain fresh": ("plain", "fresh-plain"),
     "from a teacher, 10 epochs − fresh, two passes": ("born-e10", "fresh-two-e30"),
@@ -177,13 +183,13 @@ def comparisons() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("row", comparisons(), ids=lambda row: f"{row['study']}: {row['comparison']}")
 def test_a_comparison_is_what_the_kept_scores_say(row):
-    runs = RUNS[row["study"]]
-    fresh = f"{row['study']}, fresh"  # the runs of its fresh students, if they are apart
-    against = RUNS[fresh] if row["comparison"].endswith("fresh") and fresh in RUNS else runs
-    names = METHODS[row["comparison"]]
-    method, reference = chosen(runs, names[0]), chosen(against, names[1])
-    if against != runs:
-        reference = reference.removeprefix("fresh-")
+    runs, (first, second) = RUNS[row["study"]], METHODS[row["comparison"]]
+    against, fresh = runs, f"{row['study']}, fresh"  # the runs of its fresh students, if they are apart
+    if row["comparison"].endswith("fresh") and fresh in RUNS:
+        against, second = RUNS[fresh], second.removeprefix("fresh-") + "*"
+    if second == "noise-*":
+        against, second = "noise-3?", chosen("noise-31", second)
+    method, reference = chosen(runs, first), chosen(against, second)
     mine, theirs = column(runs, method, "nll"), column(against, reference, "nll")
     gaps = {pair: mine[pair] - theirs[pair] for pair in mine if pair in theirs}
     values, sets = list(gaps.values()), sorted({place for place, _ in gaps})
@@ -285,6 +291,22 @@ def test_matched_steps_are_compared_with_the_best_fixed_step(setting, matched, f
     steps = [255 * step for each in folders(matched) for step in step_sizes(each, "match")]
     assert row["matched step (1/255)"] == spread(steps, 1)
     assert row["fixed step (1/255)"] == f"{255 * step_sizes(folders(fixed)[0], best)[0]:g}"
+
+
+def test_weight_decays_are_compared_on_validation_images():
+    runs = {}
+    for folder in (*folders("decay-*"), *folders("cifar10-31")):
+        recipe = json.loads((folder / "recipe.json").read_text())["recipe"]
+        assert recipe["data"]["seed"] == 31
+        runs[recipe["student"]["weight_decay"]] = folder.name
+    rows = tables(TABLES / "README.md")["Weight decay"]
+    assert len(rows) == 2 * len(runs) > 2
+    for row in rows:
+        run = runs[float(row["weight decay"])]
+        method = {"a teacher": "ods", "fresh": "fresh-ods"}[row["start"]]
+        assert row["validation NLL"] == spread([*column(run, method, "nll", "valid").values()], 3)
+        accuracies = [100 * value for value in column(run, method, "acc", "train").values()]
+        assert row["training ACC %"] == spread(accuracies, 1)
 
 
 def test_the_seconds_of_a_step_are_those_of_the_benchmark():

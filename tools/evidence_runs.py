@@ -1,4 +1,4 @@
-"""The runs of PROTOCOL-2 and PROTOCOL-3: what is compared, and the numbers that tables and figures read."""
+"""The runs of PROTOCOL-2 to PROTOCOL-4: what is compared, and the numbers that tables and figures read."""
 
 from __future__ import annotations
 
@@ -99,16 +99,23 @@ STUDIES = {  # study → its runs in kept/
     "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
     "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
     "CIFAR-10, 4,000, set 31": "price",
-    "CIFAR-10, 45,000": "full",
+    "CIFAR-10, 4,000, noise for fresh students": "noise-3?",
+    "CIFAR-10, 4,000, small student": "small-3?",
+    "CIFAR-10, 20,000": "more-52",
+    "CIFAR-10, 45,000": "full-51",
+    "CIFAR-10, 45,000, 3 epochs": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
+    "CIFAR-100, 4,000, new sets, fresh": "fresh100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
-NEW, OLD, OLD_FRESH, PRICE, FULL, CIFAR100, OLD_CIFAR100, FASHION = STUDIES
+NEW, OLD, OLD_FRESH, PRICE, NOISE, SMALL, MORE, FULL, FULL_3, CIFAR100, FRESH_100, OLD_CIFAR100, FASHION = STUDIES
 ALL = "CIFAR-10, 4,000, all sets"
 CHOICE, CHOICE_100, STEPS_100 = "choose", "choose-cifar100", "steps-cifar100"
 SET_31, SET_41 = "cifar10-31", "fashion-41"
 RUNS = {**STUDIES, ALL: "cifar10-*"}
+FRESH_NOISE = "noise-s6"  # the step that validation images of set 31 chose
+DECAYS = ("decay-*", SET_31)  # runs that differ in the weight decay of their students
 COMPARISONS = (
     Comparison(NEW, "ODS − plain", "ods", "plain"),
     Comparison(NEW, "ODS − plain at equal cost", "ods", "plain-long"),
@@ -118,12 +125,21 @@ COMPARISONS = (
     Comparison(ALL, "ODS − noise", "ods", "noise"),
     Comparison(NEW, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
     Comparison(NEW, "ODS from a teacher − ODS fresh", "ods", "fresh-ods"),
+    Comparison(NEW, "fresh: ODS − noise at equal cost", "fresh-ods", FRESH_NOISE, NOISE),
+    Comparison(SMALL, "ODS − plain at equal cost", "ods", "plain"),
+    Comparison(MORE, "ODS − plain at equal cost", "ods", "plain"),
+    Comparison(MORE, "ODS − noise at equal cost", "ods", "noise"),
+    Comparison(MORE, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
+    Comparison(MORE, "ODS from a teacher − ODS fresh", "ods", "fresh-ods"),
+    Comparison(FULL, "ODS − plain at equal cost", "ods", "plain-*"),
     Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),
-    Comparison(FULL, "ODS − plain", "ods", "plain-*"),
+    Comparison(FRESH_100, "ODS − plain at equal cost", "ods-*", "plain-t8"),
+    Comparison(CIFAR100, "ODS from a teacher − ODS fresh", "ods", "ods-*", FRESH_100),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
     Comparison(FASHION, "shared front, 10 epochs − fresh, two passes", "front-e10", "fresh-two-e30"),
     Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30"),
+    Comparison(FULL_3, "ODS − plain", "ods", "plain-*", front=False),
     Comparison(OLD, "ODS − plain", "ods", "plain", front=False),
     Comparison(OLD, "ODS − plain at equal cost", "ods", "plain-long", front=False),
     Comparison(OLD, "ODS − noise", "ods", "noise", front=False),
