@@ -109,7 +109,8 @@ STUDIES = {  # study → its runs in kept/
     "CIFAR-100, 4,000, set 26": "cifar100",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
-NEW, OLD, OLD_FRESH, PRICE, NOISE, SMALL, MORE, FULL, FULL_3, CIFAR100, FRESH_100, OLD_CIFAR100, FASHION = STUDIES
+NEW, OLD, OLD_FRESH, PRICE, NOISE, SMALL, MORE, FULL, FULL_3, *OTHERS = STUDIES
+CIFAR100, FRESH_100, OLD_CIFAR100, FASHION = OTHERS
 ALL = "CIFAR-10, 4,000, all sets"
 CHOICE, CHOICE_100, STEPS_100 = "choose", "choose-cifar100", "steps-cifar100"
 SET_31, SET_41 = "cifar10-31", "fashion-41"

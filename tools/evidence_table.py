@@ -449,8 +449,8 @@ MATCH_CAPTION = (
     " other sets for CIFAR-10 and CIFAR-100, on the same set for Fashion-MNIST."
 )
 DECAY_CAPTION = (
-    "Calibrated validation NLL of ODS, CIFAR-10, 4,000 images, set 31, one student each, with the rate and the"
-    " epochs of the study."
+    "Calibrated validation NLL of ODS, CIFAR-10, 4,000 images, set 31, one student each, with the rate and"
+    " the epochs of the study."
 )
 
 

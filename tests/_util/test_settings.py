@@ -39,6 +39,7 @@ from polyphony.distill import DistillMean, losses
 from polyphony.runs.predictions import read_predictions, save_predictions
 from polyphony.runs.store import StoreError
 from polyphony.training.fit import Loss, ResumeError
+from polyphony.training.optimise import SGD
 
 NETWORK = resnet(8, 3, width=2)
 TEACHERS = DeepEnsemble([resnet(8, 3, width=2)])
@@ -58,6 +59,12 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
         (lambda: DistillMean(TEACHERS, alpha=-0.1), "alpha must be greater than or equal to 0"),
         (lambda: DistillMean(TEACHERS, temperature=0), "temperature must be"),
         (lambda: ODS(inf), "step_size must be a finite number, not inf"),
+        (lambda: ODS(4), "step_size must be less than or equal to 1, not 4"),
+        (lambda: Gaussian(8 / 255, 99), "Gaussian takes 1 values at most, not 2"),
+        (
+            lambda: Plan(momentum=0, optimizer=SGD(nesterov=True)),
+            "Nesterov momentum needs a momentum above 0",
+        ),
         (lambda: Gaussian(-1), "step_size must be"),
         (lambda: Adversarial(nan), "step_size must be"),
         (lambda: Mixup(0), "concentration must be"),
@@ -120,7 +127,7 @@ FAR = Split(SPLIT.images, SPLIT.labels + 7)
         (trained(Single(NETWORK), Distill(OTHERS)), "the student has 3 classes, its teachers 5"),
         (trained(Dirichlet(NETWORK), DistillDistribution(OTHERS, 9)), "has 3 classes, its teachers 5"),
         (trained(Dirichlet(NETWORK, 1), DistillProxy(OTHERS)), "the student has 3 classes, its teachers 5"),
-        (trained(Single(ALONE.networks[0]), Distill(ALONE)), "the networks have only one class"),
+        (trained(Single(resnet(8, 1, width=2)), Distill(ALONE)), "the networks have only one class"),
         (trained(Single(resnet(8, 1, width=2)), CrossEntropy()), "the network has only one class"),
         (trained(Single(NETWORK), Distill(TEACHERS, perturb=Adversarial()), FAR), "there is a label 8, but"),
         (trained(Single(NETWORK), CrossEntropy(), GREY), "the images have 1 channels, the network takes 3"),

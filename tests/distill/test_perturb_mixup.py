@@ -6,7 +6,7 @@ from scipy import stats
 from torch import Tensor
 
 from polyphony.distill import Distill
-from polyphony.distill.perturb import ODS, Chain, Clean, Gaussian, Mixup, WithSource
+from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Gaussian, Mixup, WithSource
 from polyphony.ensembles import DeepEnsemble
 from polyphony.nn import resnet
 
@@ -128,3 +128,17 @@ def test_mixed_images_need_two_passes_unless_labels_have_no_weight(perturb):
     Distill(deep(), perturb=perturb, passes="one", alpha=1.0)
     with pytest.raises(ValueError, match='passes must be "two" with mixed images'):
         Distill(deep(), perturb=perturb, passes="one")
+
+
+def test_an_attack_on_mixed_images_uses_the_teachers_own_answers():
+    """Labels are of the images before they were mixed."""
+    teachers, x = deep(), noise()
+    found = Chain((Mixup(), Adversarial(0.1)))(x, LABELS, teachers, None, 1.0, seeded())
+    rng = seeded()
+    x_mixed = Mixup()(x, LABELS, teachers, None, 1.0, rng)
+    expected = Adversarial(0.1)(x_mixed, torch.full_like(LABELS, -1), teachers, None, 1.0, rng)
+    assert torch.equal(found, expected)
+    before = Chain((Adversarial(0.1), Mixup()))(x, LABELS, teachers, None, 1.0, seeded())
+    rng = seeded()
+    attacked = Adversarial(0.1)(x, LABELS, teachers, None, 1.0, rng)
+    assert torch.equal(before, Mixup()(attacked, LABELS, teachers, None, 1.0, rng))

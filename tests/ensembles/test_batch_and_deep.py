@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyphony.ensembles import BatchEnsemble, DeepEnsemble, SameRows, Single
+from polyphony.ensembles import (
+    BatchEnsemble,
+    DeepEnsemble,
+    Hydra,
+    LatentBE,
+    LoRAEnsemble,
+    SameRows,
+    Single,
+)
 from polyphony.nn import MemberBatchNorm, resnet
 
 
@@ -115,3 +123,20 @@ def test_the_network_given_is_left_as_it_was():
 def test_every_member_sees_every_example_in_the_same_order():
     assert Single(small()).assign(4, seeded()) == SameRows(1)
     assert BatchEnsemble(small(), 3).assign(4, seeded()) == SameRows(3)
+
+
+@pytest.mark.parametrize("form", [BatchEnsemble, Hydra, LatentBE, LoRAEnsemble])
+def test_a_student_from_a_teacher_trains_although_the_teacher_is_frozen(form):
+    network = small()
+    DeepEnsemble([network])  # freezes it
+    student = form(network, 2)
+    assert all(weight.requires_grad for weight in student.parameters())
+    assert not any(weight.requires_grad for weight in network.parameters())
+
+
+def test_a_student_keeps_what_the_user_has_frozen():
+    network = small()
+    frozen = next(network.parameters()).requires_grad_(False)
+    student = BatchEnsemble(network, 2)
+    still = [weight for weight in student.parameters() if not weight.requires_grad]
+    assert [weight.shape for weight in still] == [frozen.shape]

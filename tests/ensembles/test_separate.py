@@ -16,11 +16,13 @@ DOUBLE = torch.float64
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "tolerance"), [(SGD(), 1e-11), (AdamW(eps=1e-10), 1e-6)], ids=["sgd", "adamw"]
+    ("optimiser", "clip", "tolerance"),
+    [(SGD(), None, 1e-11), (SGD(), 0.1, 1e-6), (AdamW(eps=1e-10), None, 1e-6)],
+    ids=["sgd", "clipped", "adamw"],
 )
-def test_each_network_learns_as_it_would_alone_from_its_teacher(optimiser, tolerance):
+def test_each_network_learns_as_it_would_alone_from_its_teacher(optimiser, clip, tolerance):
     plan = Plan(epochs=3, batch=8, learning_rate=0.02, warm_up=1, weight_decay=1e-2, optimizer=optimiser)
-    plan = plan.replace(augment=Augmentation(0, False))
+    plan = plan.replace(augment=Augmentation(0, False), clip=clip)
     train, valid = split(24, 1), split(9, 5)
     student = Separate([network(3 + j) for j in range(MEMBERS)]).double()
     fit(student, Distill(teachers(dtype=DOUBLE), perturb=Clean()), train, valid, plan, seeded(7))

@@ -25,7 +25,7 @@ def test_a_step_size_with_a_huge_exponent(step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [('"1/255"', 1 / 255), ('" 1 / 255 "', 1 / 255), ("0.5", 0.5), ("2", 2.0)]
+    ("text", "size"), [('"1/255"', 1 / 255), ('" 1 / 255 "', 1 / 255), ("0.5", 0.5), ("1", 1.0)]
 )
 def test_a_step_size_is_a_number_or_a_fraction(text: str, size: float) -> None:
     assert read_recipe("digits", [f"student.step_size={text}"]).student.step_size == size

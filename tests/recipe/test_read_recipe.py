@@ -183,11 +183,50 @@ def test_a_method_may_set_its_own_schedule(small):
             "methods.kd={perturb = 'mixup', form = 'latent_be'}",
             "mixes images but not their labels: give alpha = 1",
         ),
+        (
+            "methods.scratch.temperature=4",
+            "methods.scratch.temperature has no effect: without perturb a student",
+        ),
+        ("methods.scratch.step_size=search", "methods.scratch.step_size has no effect: without perturb"),
+        (
+            "methods.kd={perturb = 'clean', step_size = 0.1}",
+            "methods.kd.step_size has no effect: 'clean' takes",
+        ),
+        (
+            "methods.kd={perturb = {kind = 'ods', step_size = 0.1}, step_size = 0.2}",
+            "methods.kd.step_size has no effect",
+        ),
+        (
+            "methods.kd.perturb={kind = 'confods', scale_by_confidence = false}",
+            "'confods' scales by confidence",
+        ),
+        ("methods.kd.learning_rate=1e300", "methods.kd.learning_rate must be less than"),
     ],
 )
 def test_an_impossible_form_or_perturbation_is_one_sentence(small, override, sentence):
     matched = ["methods.kd-ods.step_size=match"] if override == "members=1" else []
     assert sentence in complaint(small, override, *matched)
+
+
+def test_settings_that_exclude_each_other_are_one_sentence(small):
+    nesterov = "student.optimizer={kind = 'sgd', nesterov = true}"
+    assert "Nesterov momentum needs a momentum above 0" in complaint(small, nesterov, "student.momentum=0")
+    alone = ("members=1", "methods={kd = {form = 'dlf', perturb = 'clean'}}")
+    assert "methods.kd: a dlf student needs 2 teachers or more" in complaint(small, *alone)
+
+
+def test_only_parts_that_take_a_source_have_it(small):
+    chain = "methods={kd = {perturb = 'mixup+adversarial+ods', source = 'extra', alpha = 1}}"
+    method = read_recipe(small, ["teachers.extra=1", chain]).distillation("kd")
+    source = DeepEnsemble([STUDENT.member(0)])
+    parts = method.perturbation(0.1, source).perturbations
+    assert [type(part).__name__ for part in parts] == ["Mixup", "Adversarial", "WithSource"]
+    assert parts[2].source is source is method.perturbation(0.1, source).source
+
+
+def test_a_file_may_begin_with_the_mark_of_windows_editors(small):
+    small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
+    assert read_recipe(small).members == 2
 
 
 @pytest.mark.parametrize(
@@ -356,7 +395,7 @@ def test_a_wrong_type_or_an_impossible_value_names_key_and_value(small, override
     assert value in text or "pattern" in text or value in ("[]", "{}")
 
 
-@pytest.mark.parametrize("step", ["0", "-1/255", "0/255", "1/0", "'big'", "true", "nan", "inf", "[1]"])
+@pytest.mark.parametrize("step", ["0", "-1/255", "0/255", "1/0", "'big'", "true", "nan", "inf", "[1]", "4"])
 def test_an_invalid_step_size_is_rejected(small, step):
     for key in ("student.step_size", "methods.kd.step_size"):
         text = complaint(small, f"{key}={step}")

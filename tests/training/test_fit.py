@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyphony._util.text import SettingError
 from polyphony.compute.devices import choose_device
 from polyphony.compute.parallel import Group
 from polyphony.data import Augmentation, Split, batches
@@ -20,7 +21,7 @@ from polyphony.ensembles import MIMO, BatchEnsemble, DeepEnsemble, Hydra, Latent
 from polyphony.nn import resnet
 from polyphony.runs.stage import Stage
 from polyphony.training import fit as train
-from polyphony.training.fit import Plan, fit, may_be_selected, parameter_groups
+from polyphony.training.fit import Plan, ResumeError, fit, may_be_selected, parameter_groups
 from polyphony.training.optimise import SGD, AdamW, Trapezoid
 from polyphony.training.tally import DivergedError
 
@@ -349,6 +350,33 @@ def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(tmp_path, los
         assert {k: v for k, v in row.items() if k not in measured} == {
             k: v for k, v in other.items() if k not in measured
         }
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"weight_decay": 0.1}, "another weight decay or momentum"),
+        ({"momentum": 0.5}, "another weight decay"),
+    ],
+)
+def test_a_state_of_a_plan_with_other_settings_is_refused(tmp_path, settings, fault):
+    stage = Stage(tmp_path / "run", {})
+    with pytest.raises(Stopped):
+        fit(
+            student(), CrossEntropy(), TRAIN, VALID, plan(4), seeded(7),
+            checkpoint=StopsAfter(stage, 2, before=True),
+        )  # fmt: skip
+    with pytest.raises(ResumeError, match=fault):
+        fit(student(), CrossEntropy(), TRAIN, VALID, plan(4, **settings), seeded(7), checkpoint=stage)
+    with pytest.raises(ResumeError, match="it has 2 epochs, the plan has 1"):
+        fit(student(), CrossEntropy(), TRAIN, VALID, plan(1), seeded(7), checkpoint=stage)
+
+
+def test_frozen_weights_are_refused():
+    frozen = network(0)
+    DeepEnsemble([frozen])
+    with pytest.raises(SettingError, match="all weights are frozen, as those of a DeepEnsemble"):
+        fit(Single(frozen), CrossEntropy(), TRAIN, VALID, plan(1), seeded())
 
 
 def test_a_network_that_draws_by_itself_goes_on_with_the_same_bits_too(tmp_path):

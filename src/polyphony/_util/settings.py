@@ -78,6 +78,8 @@ class Settings(BaseModel):
         Raises a SettingError for the first invalid setting.
         """
         names = [name for name in type(self).model_fields if name != "kind"]
+        if len(values) > len(names):
+            raise SettingError(f"{type(self).__name__} takes {len(names)} values at most, not {len(values)}")
         try:
             super().__init__(**dict(zip(names, values, strict=False)), **named)
         except ValidationError as error:

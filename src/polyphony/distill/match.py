@@ -30,7 +30,8 @@ def match_step_size(
     At the result, the teachers' mean-KLD on perturbed training images is `share` times the mean-KLD on
     validation images. The search is a bisection of log η on at most 1,000 images of each split, with the same
     random draws at each step. If no step size within `STEP_SIZES` reaches the goal, the result is close to
-    the nearer end of that range.
+    the nearer end of that range. Teachers that have not memorised their training images disagree on them as
+    much as on validation images without any step: see `is_at_end`.
 
     Args:
         make: Returns the perturbation with a step size.
@@ -59,3 +60,9 @@ def match_step_size(
         middle = (low + high) / 2
         low, high = (low, middle) if disagreement(math.exp(middle)) > goal else (middle, high)
     return math.exp((low + high) / 2)
+
+
+def is_at_end(step_size: float) -> bool:
+    """Whether a step is at an end of the range of `match_step_size`, so that it matches nothing."""
+    low, high = STEP_SIZES
+    return step_size < 1.01 * low or step_size > high / 1.01

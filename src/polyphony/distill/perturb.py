@@ -25,7 +25,7 @@ from polyphony.distill.losses import check_labels
 from polyphony.ensembles import DeepEnsemble as Teachers
 from polyphony.ensembles import Ensemble, evaluating
 
-StepSize = Annotated[NotNegative, BeforeValidator(fraction)]  # a number, or a string such as "1/255"
+StepSize = Annotated[NotNegative, Field(le=1), BeforeValidator(fraction)]  # or a string such as "1/255"
 
 
 class Perturbation(Protocol):
@@ -114,6 +114,8 @@ class ODS(BuiltIn):
     @classmethod
     def _complete_confods(cls, table: Any) -> Any:
         if isinstance(table, dict) and (table.get("kind") == "confods" or table.get("scale_by_confidence")):
+            if table.get("scale_by_confidence") is False:
+                raise ValueError("'confods' scales by confidence; 'ods' does not")
             return table | {"kind": "confods", "scale_by_confidence": True}
         return table
 
@@ -204,7 +206,10 @@ class Mixup(BuiltIn):
 
 @dataclass(frozen=True)
 class Chain:
-    """Applies perturbations one after the other, each to the result of the one before."""
+    """Applies perturbations one after the other, each to the result of the one before.
+
+    After one that mixes images, the next ones get the label −1, as for images without labels.
+    """
 
     perturbations: Sequence[Perturbation]
 
@@ -213,11 +218,18 @@ class Chain:
         """Whether any of them mixes images."""
         return any(map(mixes_images, self.perturbations))
 
+    @property
+    def source(self) -> Teachers | None:
+        """The networks that a part takes its directions from, if they are not the teachers."""
+        sources = (getattr(perturb, "source", None) for perturb in self.perturbations)
+        return next(filter(None, sources), None)
+
     def __call__(
         self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
     ) -> Tensor:
         for perturb in self.perturbations:
             x = perturb(x, y, teachers, student, temperature, rng)
+            y = torch.full_like(y, -1) if mixes_images(perturb) else y
         return x
 
 

@@ -60,6 +60,10 @@ class Ensemble(nn.Module):
         """
         return iter(())
 
+    def clip_gradients(self, norm: float) -> None:
+        """Scale the gradients of a step so that their norm is at most this."""
+        nn.utils.clip_grad_norm_(self.parameters(), norm)
+
     def ask_all(self, x: Tensor) -> Tensor:
         """Every member's logits for the same images. [b c h w] → [m b k]"""
         return self(x[None] if self.members == 1 else x.expand(self.members, *x.shape))

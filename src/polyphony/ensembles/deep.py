@@ -84,6 +84,11 @@ class Separate(Networks):
         """All parameters."""
         return self.networks.parameters()
 
+    def clip_gradients(self, norm: float) -> None:
+        """Clip each network as it would be alone: its gradients here are 1/M of those."""
+        for network in self.networks:
+            nn.utils.clip_grad_norm_(network.parameters(), norm / self.members)
+
     def member(self, j: int) -> nn.Module:
         """A copy of network j: [b c h w] → [b k]."""
         check_member(j, self.members)

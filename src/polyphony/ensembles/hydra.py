@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import cast
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from polyphony._util.settings import Members, check
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, check_member, share_rows
-from polyphony.nn.conversion import normal, replace
+from polyphony.nn.conversion import normal, replace, trainable_copy
 from polyphony.nn.probe import without_hooks
 
 FEW = 2  # images on which the position of the classifier is checked
@@ -144,6 +143,6 @@ def ends_with_head(network: nn.Module, head: str, rows: Tensor) -> bool:
 
 def with_head(network: nn.Module, name: str, head: nn.Module) -> nn.Module:
     """A copy of a network in which `head` replaces the layer of this name."""
-    network = copy.deepcopy(network)
+    network = trainable_copy(network)
     old = network.get_submodule(name)
     return replace(network, lambda module: head if module is old else None)

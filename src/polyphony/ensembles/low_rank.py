@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import torch
@@ -12,6 +11,7 @@ from polyphony._util.settings import Count, check
 from polyphony.ensembles.batch_ensemble import MembersInside
 from polyphony.ensembles.hydra import Heads, find_head
 from polyphony.nn import Size
+from polyphony.nn.conversion import trainable_copy
 from polyphony.nn.low_rank import LowRank, OwnWeights, adapted_layers, draw_low_rank
 from polyphony.nn.members import layers_to_convert, replace_layers
 from polyphony.nn.rank_one import MemberLayer
@@ -56,7 +56,7 @@ class LoRAEnsemble(MembersInside):
         size: Size | None = None,
     ) -> None:
         check(Count, rank=rank)
-        network = copy.deepcopy(network)
+        network = trainable_copy(network)
         linear = [name for name, layer in network.named_modules() if type(layer) is nn.Linear]
         head, classifier = find_head(network, head or next(reversed(linear), None))
         heads = Heads(classifier, members, factor_std, rng)

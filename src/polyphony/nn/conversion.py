@@ -72,6 +72,14 @@ def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Mo
     return AtOnce(converted, members, order.front) if order.front else converted
 
 
+def trainable_copy(network: nn.Module) -> nn.Module:
+    """A copy of a network; if all its weights are frozen, as in a DeepEnsemble, those of the copy are not."""
+    network = copy.deepcopy(network)
+    if not any(weight.requires_grad for weight in network.parameters()):
+        network.requires_grad_()
+    return network
+
+
 def make_member_layer(module: nn.Module, members: int, draw: Draw) -> MemberLayer:
     """The layer with members that replaces a plain one: rank-one for Conv2d and Linear, else BatchNorms."""
     if isinstance(module, nn.Conv2d):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -22,6 +21,7 @@ from polyphony.nn.conversion import (
     draw_factors,
     every_module,
     make_member_layer,
+    trainable_copy,
 )
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import MemberLayer
@@ -89,7 +89,7 @@ def replace_layers(
     """Replace layers by what `make` returns, by the order of `set_proven`, or else by the one of `find`."""
     check(Members, members=members)
     order, tried = getattr(network, PROVEN, None) or find()
-    network = network if inplace else copy.deepcopy(network)
+    network = network if inplace else trainable_copy(network)
     vars(network).pop(PROVEN, None)
     converted = convert(network, members, order, make)
     setattr(converted, TRIED, tried)

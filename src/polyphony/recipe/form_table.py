@@ -71,6 +71,7 @@ class FormTable(Settings):
     always_one_pass: ClassVar[bool] = False  # one pass of the student in a step, whatever `passes` says
     mixes_members: ClassVar[bool] = False  # a member's answer depends on the inputs of the others
     one_to_one: ClassVar[bool] = True  # member j learns from teacher j, if there are as many
+    fewest_teachers: ClassVar[int] = 1
     takes_teacher: ClassVar[bool] = True  # it may start from a teacher's weights
     distils_by: ClassVar[type[Distill]] = Distill  # its loss with teachers
     words: ClassVar[str] = ""  # its name in tables of a report (default: its label)

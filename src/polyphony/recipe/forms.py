@@ -227,6 +227,7 @@ class LatentFactorForm(DistributionForm):
     """One network that predicts a distribution over functions; its members are draws from it (DLF)."""
 
     one_to_one: ClassVar[bool] = False
+    fewest_teachers: ClassVar[int] = 2
     takes_teacher: ClassVar[bool] = False
     words: ClassVar[str] = "latent factors (DLF)"
     kind: Literal["dlf"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import PositiveFloat, field_serializer
+from pydantic import field_serializer
 
-from polyphony._util.settings import Count, Settings, Share, Temperature
+from polyphony._util.settings import Count, Positive, Settings, Share, Temperature
 from polyphony.distill import Passes
 from polyphony.distill.perturb import BuiltIn, Chain, Perturbation, WithSource
 from polyphony.ensembles import DeepEnsemble
@@ -40,7 +40,7 @@ class Method(Settings):
     """Share of `data.unlabelled` images in a batch; 0 for none."""
     epochs: Count | None = None
     """Epochs of this method."""
-    learning_rate: PositiveFloat | None = None
+    learning_rate: Positive | None = None
     """Learning rate of this method."""
 
     @field_serializer("perturb")
@@ -50,6 +50,16 @@ class Method(Settings):
         if all(isinstance(part, BuiltIn) and part.spec() == {"kind": part.kind} for part in parts):
             return self.label or None
         return [part.model_dump(mode="json", exclude={"step_size"} - part.model_fields_set) for part in parts]
+
+    def unused_settings(self) -> tuple[str, str] | None:
+        """The first setting that changes nothing, and why; None if there is none."""
+        if self.perturb is None:
+            keys = ("alpha", "temperature", "step_size", "passes")
+            why = "without perturb a student learns from labels alone; give perturb, 'clean' for none"
+        else:
+            keys = () if self.takes_step else ("step_size",)
+            why = f"'{self.label}' takes no step, or its table sets one"
+        return next(((key, why) for key in keys if getattr(self, key) is not None), None)
 
     @property
     def takes_step(self) -> bool:
@@ -91,8 +101,12 @@ class Distillation(Settings):
     def perturbation(self, step_size: float, source: DeepEnsemble | None = None) -> Perturbation:
         """The perturbation; parts whose table sets no step size use `step_size`.
 
-        `source` are the networks that directions come from (default: the teachers).
+        Parts that take a source take their directions from `source` (default: the teachers).
         """
-        chain = tuple(part.build(step_size) for part in self.perturb)
-        perturb: Perturbation = chain[0] if len(chain) == 1 else Chain(chain)
-        return perturb if source is None else WithSource(perturb, source)
+        chain = tuple(
+            WithSource(part.build(step_size), source)
+            if source is not None and part.takes_source
+            else part.build(step_size)
+            for part in self.perturb
+        )
+        return chain[0] if len(chain) == 1 else Chain(chain)

@@ -43,7 +43,7 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, code: bool
     path = find(source)
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_SIZE + 1).decode()
+            text = file.read(MAX_SIZE + 1).decode("utf-8-sig")  # Windows editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:

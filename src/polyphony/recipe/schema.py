@@ -248,6 +248,8 @@ class Recipe(Settings):
             return ".share needs images without labels: set data.unlabelled"
         if method.share and not method.perturb:
             return ".share needs teachers, because its images have no labels: give perturb, 'clean' for none"
+        if unused := method.unused_settings():
+            return f".{unused[0]} has no effect: {unused[1]}"
         if method.source and not any(part.takes_source for part in method.perturb or ()):
             return ".source needs a perturbation that takes directions from networks, such as 'ods'"
         if method.source and not self.teachers.extra:
@@ -255,6 +257,8 @@ class Recipe(Settings):
         if form.needs_teachers and not method.perturb:
             label = self.form_table(name).label
             return f": a {label} student learns from teachers: give perturb, 'clean' for none"
+        if self.members < form.fewest_teachers:
+            return f": a {self.form_table(name).label} student needs {form.fewest_teachers} teachers or more"
         one_pass = form.always_one_pass or self.setting(name, "passes") == "one"
         if method.mixes_images and one_pass and not form.own_loss and self.setting(name, "alpha") < 1:
             cure = "alpha = 1" if form.always_one_pass else "passes = 'two' or alpha = 1"

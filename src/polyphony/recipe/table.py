@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -24,7 +23,7 @@ def beside(path: str, info: ValidationInfo) -> str:
 
 
 def as_step_size(value: object) -> object:
-    """Returns a number above 0, from a number or a fraction such as "1/255", or "match" or "search".
+    """Returns a number above 0, up to 1, from a number or a fraction such as "1/255", or "match" or "search".
 
     Raises a ValueError for anything else.
     """
@@ -34,8 +33,10 @@ def as_step_size(value: object) -> object:
         number = -1.0 if isinstance(value, bool) else float(fraction(value))
     except (TypeError, ValueError, OverflowError):
         number = -1.0
-    if not 0 < number < inf:
-        raise ValueError('must be a number or a fraction above 0, such as "1/255", "match" or "search"')
+    if not 0 < number <= 1:  # pixels are in [0, 1]
+        raise ValueError(
+            'must be a number or a fraction above 0, such as "1/255", at most 1, or "match" or "search"'
+        )
     return number
 
 

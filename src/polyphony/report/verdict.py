@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from polyphony import metrics
 from polyphony._util.text import counted, listed
+from polyphony.distill.match import is_at_end
 from polyphony.metrics import MeanSd, Predictions
 from polyphony.metrics.temperature import TEMPERATURE_BOUNDS
 from polyphony.runs.run import Run
@@ -256,8 +257,10 @@ def _found_step(run: Run, name: str) -> str:
     steps = [done.step_size for done in run.trainings[name] if done.step_size]
     if not isinstance(rule, str) or not steps:
         return ""
-    how = {"search": "chosen by short trainings", "match": "matched to the teachers’ disagreement"}
-    return f"; step size {255 * steps[0]:.3g}/255, {how[rule]}"
+    how = {"search": "chosen by short trainings", "match": "matched to the teachers’ disagreement"}[rule]
+    if rule == "match" and is_at_end(steps[0]):
+        how = "an end of the range of “match”, so it matches nothing: state a step"
+    return f"; step size {255 * steps[0]:.3g}/255, {how}"
 
 
 def _members(run: Run, name: str) -> str:

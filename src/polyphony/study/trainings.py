@@ -17,6 +17,7 @@ from polyphony.compute.parallel import group_from_environment
 from polyphony.compute.seeds import generator
 from polyphony.data.files import path_exists
 from polyphony.distill import CrossEntropy, match_step_size
+from polyphony.distill.match import is_at_end
 from polyphony.distill.perturb import Perturbation, applied
 from polyphony.distill.search import GROWTH, SEARCH_STEPS, search_epochs, search_name, short_schedule
 from polyphony.ensembles import DeepEnsemble, Ensemble, Single
@@ -318,6 +319,11 @@ class TrainStudent(StudentTraining):
     def train(self, stage: Stage, watch: Watch) -> None:
         study, student = self.study, self.new_student("student weights", self.seed)
         loss, step_size = self.loss()
+        if step_size and study.recipe.setting(self.method, "step_size") == "match" and is_at_end(step_size):
+            watch.warn(
+                f"{self.name}: step_size = 'match' found {255 * step_size:.3g}/255, an end of its range, so"
+                " it matches nothing: state a step"
+            )
         plan = self.training_plan(study.recipe.schedule(self.method))
         log = self.fit(stage, student, loss, plan, generator("student", self.seed), watch)
         proof = study.proof(self.method, student)

@@ -192,6 +192,11 @@ class Training:
             raise SettingError(
                 f"weights are trained in float32, not {halves.pop()}: set the precision of the plan instead"
             )
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise SettingError(
+                "all weights are frozen, as those of a DeepEnsemble's networks are: train a copy, after"
+                " requires_grad_()"
+            )
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         set_way(model, plan.way)
         self.optimiser = plan.optimizer(parameter_groups(model, plan), plan.momentum)
@@ -213,7 +218,7 @@ class Training:
         self.group.sum_gradients(self.model.parameters())
         if self.plan.clip is not None:
             self.scaler.unscale_(self.optimiser)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
+            self.model.clip_gradients(self.plan.clip)
         self.scaler.step(self.optimiser)
         self.scaler.update()
 
@@ -249,14 +254,28 @@ class Training:
         """Continue from a saved state, if there is one; raises a ResumeError if it is of another training."""
         if state is None:
             return
+        fixed = self.fixed_settings()
         try:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.scaler.load_state_dict(state.get("scaler", {}))  # missing in older states
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])
+            self.check_plan(fixed)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ResumeError(f"the saved state is not of this training ({first_line(error)})") from error
+
+    def fixed_settings(self) -> list[tuple[float, ...]]:
+        """The weight decay and the momentum of each parameter group."""
+        names = ("weight_decay", "momentum")
+        return [tuple(group.get(name, 0.0) for name in names) for group in self.optimiser.param_groups]
+
+    def check_plan(self, fixed: list[tuple[float, ...]]) -> None:
+        """Raise a ValueError if the restored state is of a plan with other settings or fewer epochs."""
+        if self.fixed_settings() != fixed:
+            raise ValueError("it has another weight decay or momentum")
+        if len(self.log) > self.plan.epochs:
+            raise ValueError(f"it has {len(self.log)} epochs, the plan has {self.plan.epochs}")
 
 
 def on_cpu(state: Any) -> Any:

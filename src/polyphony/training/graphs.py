@@ -81,8 +81,8 @@ class Compiled:
 
     def ensembles(self, student: Ensemble) -> set[Ensemble]:
         """The ensembles that the loss uses: the student, the teachers, the source of the perturbation."""
-        perturb = getattr(self.loss, "perturb", None)
-        return {student, getattr(self.loss, "teachers", student), getattr(perturb, "source", student)}
+        source = getattr(getattr(self.loss, "perturb", None), "source", None)
+        return {student, getattr(self.loss, "teachers", student), source or student}
 
 
 def as_graph(function: Callable[..., Any]) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, WrapValidator
+from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 
 from polyphony._util.settings import (
     Count,
@@ -115,3 +115,9 @@ class Schedule(Settings):
     """The learning rate over the epochs."""
     clip: Positive | None = None
     """Clip the gradient of a step to this norm (default: no clipping)."""
+
+    @model_validator(mode="after")
+    def _has_momentum_for_nesterov(self) -> Self:
+        if getattr(self.optimizer, "nesterov", False) and not self.momentum:
+            raise ValueError("Nesterov momentum needs a momentum above 0")
+        return self
