@@ -63,7 +63,7 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
         (lambda: Gaussian(8 / 255, 99), "Gaussian takes 1 values at most, not 2"),
         (
             lambda: Plan(momentum=0, optimizer=SGD(nesterov=True)),
-            "Nesterov momentum needs a momentum above 0",
+            "Nesterov momentum needs a momentum",
         ),
         (lambda: Gaussian(-1), "step_size must be"),
         (lambda: Adversarial(nan), "step_size must be"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyphony.data import Split, Splits
 from polyphony.distill import CrossEntropy, Distill, match_step_size
-from polyphony.distill.match import STEP_SIZES
+from polyphony.distill.match import STEP_SIZES, is_at_end
 from polyphony.distill.perturb import ODS, Clean, Gaussian
 from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single
 from polyphony.nn import resnet
@@ -201,6 +201,9 @@ def test_where_no_step_reaches_the_goal_the_nearer_end_is_taken():
     near = match_step_size(Gaussian, teachers, data, 4.0, seeded(), share=1e-6)
     assert far == pytest.approx(STEP_SIZES[1], rel=0.01)
     assert near == pytest.approx(STEP_SIZES[0], rel=0.01)
+    assert is_at_end(far)
+    assert is_at_end(near)
+    assert not is_at_end(1 / 255)
 
 
 def test_equal_generators_match_equal_step_sizes_whatever_memory_there_is(monkeypatch):

@@ -11,6 +11,7 @@ from polyphony.distill.perturb import ODS, Adversarial, Chain, Clean, Diversify,
 from polyphony.ensembles import (
     MIMO,
     BatchEnsemble,
+    DeepEnsemble,
     Dirichlet,
     Hydra,
     LatentBE,

@@ -356,7 +356,7 @@ def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(tmp_path, los
     ("settings", "fault"),
     [
         ({"weight_decay": 0.1}, "another weight decay or momentum"),
-        ({"momentum": 0.5}, "another weight decay"),
+        ({"momentum": 0.5}, "or momentum"),
     ],
 )
 def test_a_state_of_a_plan_with_other_settings_is_refused(tmp_path, settings, fault):

@@ -54,12 +54,12 @@ class Method(Settings):
     def unused_settings(self) -> tuple[str, str] | None:
         """The first setting that changes nothing, and why; None if there is none."""
         if self.perturb is None:
-            keys = ("alpha", "temperature", "step_size", "passes")
+            unused = self.model_fields_set & {"alpha", "temperature", "step_size", "passes"}
             why = "without perturb a student learns from labels alone; give perturb, 'clean' for none"
         else:
-            keys = () if self.takes_step else ("step_size",)
+            unused = set() if self.takes_step else self.model_fields_set & {"step_size"}
             why = f"'{self.label}' takes no step, or its table sets one"
-        return next(((key, why) for key in keys if getattr(self, key) is not None), None)
+        return (min(unused), why) if unused else None
 
     @property
     def takes_step(self) -> bool:
