@@ -59,6 +59,10 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
         (lambda: DistillMean(TEACHERS, alpha=-0.1), "alpha must be greater than or equal to 0"),
         (lambda: DistillMean(TEACHERS, temperature=0), "temperature must be"),
         (lambda: ODS(inf), "step_size must be a finite number, not inf"),
+        (
+            lambda: Distill(TEACHERS, perturb="ods"),
+            "perturb must be a perturbation such as ODS",
+        ),
         (lambda: ODS(4), "step_size must be less than or equal to 1, not 4"),
         (lambda: Gaussian(8 / 255, 99), "Gaussian takes 1 values at most, not 2"),
         (

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from polyphony.ensembles import BatchEnsemble, Single, evaluating, member_rows
+from polyphony._util.text import SettingError
+from polyphony.ensembles import BatchEnsemble, DeepEnsemble, Single, evaluating, member_rows
 from polyphony.ensembles.base import share_rows
-from polyphony.nn import resnet
+from polyphony.nn import adapt, resnet
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -50,3 +51,21 @@ def test_evaluating_gives_every_part_its_mode_back_even_after_an_error():
         fail()
     assert modes == [False, False, False]
     assert [part.training for part in network.modules()] == [True, False, True]
+
+
+class WithDict(nn.Module):
+    """Classifies as networks of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classify = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.classify(x.flatten(1))}
+
+
+def test_a_network_that_returns_a_dict_is_told_of_adapt():
+    images = torch.rand(4, 3, 2, 2)
+    with pytest.raises(SettingError, match=r"returns a dict, not logits: wrap it in adapt\(network\)"):
+        DeepEnsemble([WithDict()]).ask_all(images)
+    assert DeepEnsemble([adapt(WithDict())]).ask_all(images).shape == (1, 4, 3)

@@ -239,6 +239,11 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(what, to, me
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_ensemble_is_no_student_to_export(pictures, tmp_path):
+    with pytest.raises(ExportError, match="takes the student of load_student, not a Single"):
+        export_student(Single(network()), tmp_path / "a.onnx", pictures)
+
+
 class WrongAsAFile(nn.Module):
     """A classifier that answers otherwise in a file: its first class of image i has `off` more there."""
 

@@ -123,6 +123,7 @@ def test_a_picture_cut_short_is_one_sentence(tmp_path):
     [
         ([], "no images"),
         (np.zeros((0, 6, 6, 3), np.uint8), "no images"),
+        (np.zeros((2, 0, 0), np.uint8), "must have pixels"),
         (np.zeros((2, 6, 6, 3), np.int64), "must be uint8, or floats"),
         (np.full((2, 6, 6, 3), 255.0), r"in \[0, 1\], not from 255 to 255"),
         (np.full((2, 6, 6, 3), np.nan), "not from nan"),

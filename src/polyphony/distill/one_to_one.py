@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyphony._util.settings import Share, Temperature, check
+from polyphony._util.text import SettingError
 from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.distill.perturb import ODS, Clean, Perturbation, mixes_images
@@ -73,6 +74,8 @@ class Distill(TwoPart):
         check(Share, alpha=self.alpha)
         check(Temperature, temperature=self.temperature)
         check(Passes, passes=self.passes)
+        if not callable(self.perturb):
+            raise SettingError(f"perturb must be a perturbation such as ODS(), not {self.perturb!r}")
         if self.passes == "one" and self.alpha < 1 and mixes_images(self.perturb):
             raise ValueError('passes must be "two" with mixed images: their labels are not mixed')
 
@@ -125,9 +128,13 @@ def own_teacher_logits(teachers: DeepEnsemble, x: Tensor, assignment: Assignment
 
     Teachers run once on each image, also if a member gets an image several times.
     """
+    members = assignment.members if isinstance(assignment, SameRows) else len(assignment)
+    if members != teachers.members:
+        raise SettingError(f"the student has {members} members, but there are {teachers.members} teachers")
+    logits = teachers(x.expand(members, *x.shape))
     if isinstance(assignment, SameRows):
-        return teachers(x.expand(assignment.members, *x.shape))
-    logits = gather(teachers(x.expand(len(assignment), *x.shape)), dim=1)
+        return logits
+    logits = gather(logits, dim=1)
     return logits.gather(1, assignment[..., None].expand(-1, -1, logits.shape[-1]))
 
 

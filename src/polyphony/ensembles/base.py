@@ -144,6 +144,10 @@ class NetworkRunner:
         except RuntimeError as error:
             check_precision(network, rows, error)
             raise
+        if not isinstance(outputs, Tensor):
+            raise SettingError(
+                f"the network returns a {type(outputs).__name__}, not logits: wrap it in adapt(network)"
+            )
         self.tested.add(kind)
         return outputs
 

@@ -131,7 +131,8 @@ class Student(Schedule):
 
     Fresh students did best with 1/255 in our studies, students that start from a teacher with `"match"`: the
     step at which teachers disagree on perturbed training images as much as on validation images. It costs
-    seconds. `"search"` tries four steps in short trainings, which together cost about 0.8 of one student.
+    seconds, and matches nothing if the teachers have not memorised their training images. `"search"` tries
+    four steps in short trainings, which together cost about 0.8 of one student.
     """
     match_share: PositiveFloat = 1.0
     """For `step_size = "match"`: the share of the disagreement on validation images to reach."""

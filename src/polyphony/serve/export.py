@@ -43,6 +43,8 @@ def export_student(
     an ExportError if a number differs by more than 1e-5 (with `half` 1e-2), divided by the temperature if
     that is below one.
     """
+    if not isinstance(student, Student):
+        raise ExportError(f"export_student takes the student of load_student, not a {type(student).__name__}")
     makers = {".onnx": as_onnx, ".pt2": as_pt2}
     to = Path(to)
     if to.suffix not in makers:

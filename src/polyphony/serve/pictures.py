@@ -122,6 +122,8 @@ def _from_array(array: Array, shape: Shape, resize: Resize) -> Tensor:
         raise DataError(
             f"images must be [n h w c], [n c h w] or [n h w], of 1 or 3 channels, not {describe(images)}"
         )
+    if 0 in ordered.shape[1:]:
+        raise DataError(f"images must have pixels; these are {describe(images)}")
     images = with_channels(ordered, shape[0])
     if images.shape[2:] == shape[1:]:
         return images
