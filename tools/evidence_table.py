@@ -165,9 +165,12 @@ def score_rows(study: StudyRuns) -> list[dict[str, str]]:
 
 
 def dee_text(study: StudyRuns, model: str) -> str:
-    """The mean DEE; ">6" if a student is better than all six teachers together."""
+    """The mean DEE; ">6" if students are better than all six teachers together, "3.10 to >6" if some are."""
     values = [*study.column(model, "dee").values()]
-    return spread_text(values, 2) if all(map(math.isfinite, values)) else f">{study.first.teacher_count}"
+    if all(map(math.isfinite, values)):
+        return spread_text(values, 2)
+    most = f">{study.first.teacher_count}"
+    return f"{min(values):.2f} to {most}" if math.isfinite(min(values)) else most
 
 
 def steps_text(rows: Sequence[Trained]) -> str:

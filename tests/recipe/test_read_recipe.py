@@ -326,6 +326,11 @@ def test_an_override_below_a_value_is_rejected(small):
     ("override", "sentence"),
     [
         ("student.alfa=1", "small.toml: student has no key 'alfa'; did you mean 'alpha'?"),
+        ("teachers.weights=['a.pt', 'b.pt']", "small.toml: teachers has no key 'epochs', because pretrained"),
+        (
+            "student.optimizer={kind = 'adamw', betas = [0.9]}",
+            "small.toml: student.optimizer.betas has too few values",
+        ),
         ("teachers.epoch=1", "small.toml: teachers has no key 'epoch'; did you mean 'epochs'?"),
         ("member=4", "small.toml: a recipe has no key 'member'; did you mean 'members'?"),
         ("data.augment.pat=1", "small.toml: data.augment has no key 'pat'; did you mean 'pad'?"),

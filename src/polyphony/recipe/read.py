@@ -129,10 +129,14 @@ def explain(fault: ErrorDetails) -> str:
     match fault["type"]:
         case "extra_forbidden":
             valid = {name for kind in tables for name in kind.model_fields}
+            if key in valid:  # of Teachers, but the table has weights
+                return f"{table} has no key '{key}', because pretrained teachers are not trained"
             others = [name for name in TABLES for kind in table_at([name])[1] if key in kind.model_fields]
             elsewhere = [] if table else [f"'{name}.{key}'" for name in dict.fromkeys(others)]
             hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, sorted(valid))
             return f"{table or 'a recipe'} has no key '{key}'; {hint}"
+        case "missing" if isinstance(fault["loc"][-1], int):
+            return f"{place} has too few values"
         case "missing":
             return f"{table or 'the recipe'} needs the key '{key}'"
         case "union_tag_not_found":
