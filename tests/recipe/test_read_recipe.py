@@ -329,7 +329,7 @@ def test_an_override_below_a_value_is_rejected(small):
         ("teachers.weights=['a.pt', 'b.pt']", "small.toml: teachers has no key 'epochs', because pretrained"),
         (
             "student.optimizer={kind = 'adamw', betas = [0.9]}",
-            "small.toml: student.optimizer.betas has too few values",
+            "small.toml: student.optimizer.betas has too few",
         ),
         ("teachers.epoch=1", "small.toml: teachers has no key 'epoch'; did you mean 'epochs'?"),
         ("member=4", "small.toml: a recipe has no key 'member'; did you mean 'members'?"),
