@@ -76,7 +76,8 @@ def trainable_copy(network: nn.Module) -> nn.Module:
     """A copy of a network; if all its weights are frozen, as in a DeepEnsemble, those of the copy are not."""
     network = copy.deepcopy(network)
     if not any(weight.requires_grad for weight in network.parameters()):
-        network.requires_grad_()
+        for weight in network.parameters():
+            weight.requires_grad_(weight.is_floating_point())
     return network
 
 

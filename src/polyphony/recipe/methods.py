@@ -53,13 +53,14 @@ class Method(Settings):
 
     def unused_settings(self) -> tuple[str, str] | None:
         """The first setting that changes nothing, and why; None if there is none."""
-        if self.perturb is None:
-            unused = self.model_fields_set & {"alpha", "temperature", "step_size", "passes"}
-            why = "without perturb a student learns from labels alone; give perturb, 'clean' for none"
-        else:
-            unused = set() if self.takes_step else self.model_fields_set & {"step_size"}
-            why = f"'{self.label}' takes no step, or its table sets one"
-        return (min(unused), why) if unused else None
+        own = self.model_dump(include={"alpha", "temperature", "step_size", "passes"}, exclude_none=True)
+        if self.perturb is None and own:
+            return min(
+                own
+            ), "without perturb a student learns from labels alone; give perturb, 'clean' for none"
+        if not self.takes_step and "step_size" in own:
+            return "step_size", f"'{self.label}' takes no step, or its table sets one"
+        return None
 
     @property
     def takes_step(self) -> bool:
