@@ -55,9 +55,7 @@ class Method(Settings):
         """The first setting that changes nothing, and why; None if there is none."""
         own = self.model_dump(include={"alpha", "temperature", "step_size", "passes"}, exclude_none=True)
         if self.perturb is None and own:
-            return min(
-                own
-            ), "without perturb a student learns from labels alone; give perturb, 'clean' for none"
+            return min(own), "without perturb a student learns from labels alone; 'clean' perturbs nothing"
         if not self.takes_step and "step_size" in own:
             return "step_size", f"'{self.label}' takes no step, or its table sets one"
         return None
