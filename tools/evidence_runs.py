@@ -266,9 +266,11 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     )
     if study is None or against is None:
         return None
+    check_images(study, against)
     method, reference = resolve(study, comparison.method), resolve(against, comparison.reference)
     gaps, voices = (
-        gaps_of(by_seeds(study, method, name), by_seeds(against, reference, name)) for name in ("nll", "voice")
+        gaps_of(by_seeds(study, method, name), by_seeds(against, reference, name))
+        for name in ("nll", "voice")
     )
     if not gaps:
         return None
@@ -283,10 +285,22 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     )
 
 
-def by_seeds(study: StudyRuns, method: str, column: str) -> dict[Pair, float]:
-    """A column of a method's test scores by the seed of the teachers and the seed of the student."""
+def check_images(*studies: StudyRuns) -> None:
+    """Exit if runs whose teachers have equal seeds have other training or validation images."""
+    images: dict[int, set[str]] = {}
+    for run in (run for study in studies for run in study.runs):
+        parts = [run.facts.data[part] for part in ("train", "valid")]
+        images.setdefault(run.recipe.teachers.seed, set()).add(str(parts))
+    if wrong := [seed for seed, found in images.items() if len(found) > 1]:
+        raise SystemExit(f"the sets {wrong} have other images in another run, so they cannot be paired")
+
+
+def by_seeds(study: StudyRuns, method: str, column: str, split: str = "test") -> dict[Pair, float]:
+    """A column of a method's calibrated scores by the seed of the teachers and the seed of the student."""
     seeds = [run.recipe.teachers.seed for run in study.runs]
-    return {(seeds[place], seed): value for (place, seed), value in study.column(method, column).items()}
+    rows = study.scored(method, split=split)
+    values = {(seeds[place], seed): getattr(row, column) for (place, seed), row in rows.items()}
+    return {pair: value for pair, value in values.items() if value is not None}
 
 
 def gaps_of(mine: Mapping[Pair, float], theirs: Mapping[Pair, float]) -> dict[Pair, float]:

@@ -32,6 +32,8 @@ from evidence_runs import (
     WORDS,
     MeanCosine,
     Trained,
+    by_seeds,
+    check_images,
     cost,
     results,
     runs_of,
@@ -262,21 +264,29 @@ def match_rows(folder: Path) -> list[dict[str, str]]:
         if runs is None or scans is None:
             continue
         best = min(methods, key=lambda name: valid_nll(scans, name).mean)
-        ours, theirs = valid_nll(runs, "match"), valid_nll(scans, best)
-        gap = ours.mean - theirs.mean
+        check_images(runs, scans)
+        nlls = [by_set(runs, "match"), by_set(scans, best)]
+        sets = nlls[0].keys() & nlls[1].keys()
+        ours, theirs = (fmean(nll[seed] for seed in sets) for nll in nlls)
+        gap = ours - theirs
         rows.append(
             {
                 "setting": setting,
-                "sets": str(len(runs.runs)),
+                "sets": str(len(sets)),
                 "matched step (1/255)": spread_text([255 * step for step in steps_of(runs, "match")], 1),
-                "NLL, matched step": f"{ours.mean:.3f}",
+                "NLL, matched step": f"{ours:.3f}",
                 "fixed step (1/255)": f"{255 * steps_of(scans, best)[0]:g}",
-                "NLL, fixed step": f"{theirs.mean:.3f}",
+                "NLL, fixed step": f"{theirs:.3f}",
                 "difference": signed(gap),
                 f"at most {CLOSE} worse": "yes" if gap <= CLOSE else "no",
             }
         )
     return rows
+
+
+def by_set(study: StudyRuns, method: str) -> dict[int, float]:
+    """The calibrated validation NLL of a method by the seed of the teachers; it has one student each."""
+    return {seed: nll for (seed, _), nll in by_seeds(study, method, "nll", "valid").items()}
 
 
 def steps_of(study: StudyRuns, method: str) -> list[float]:

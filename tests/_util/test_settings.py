@@ -63,7 +63,7 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
             lambda: Distill(TEACHERS, perturb="ods"),
             "perturb must be a perturbation such as ODS",
         ),
-        (lambda: ODS(4), "step_size must be less than or equal to 1, not 4"),
+        (lambda: ODS(4), r"step_size must be at most 1 \(pixels are in \[0, 1\]\), not 4"),
         (lambda: Gaussian(8 / 255, 99), "Gaussian takes 1 values at most, not 2"),
         (
             lambda: Plan(momentum=0, optimizer=SGD(nesterov=True)),

@@ -134,9 +134,19 @@ def test_a_student_from_a_teacher_trains_although_the_teacher_is_frozen(form):
     assert not any(weight.requires_grad for weight in network.parameters())
 
 
-def test_a_student_keeps_what_the_user_has_frozen():
+@pytest.mark.parametrize("teaches", [False, True])
+def test_a_student_keeps_what_the_user_has_frozen(teaches):
     network = small()
     frozen = next(network.parameters()).requires_grad_(False)
+    if teaches:
+        DeepEnsemble([network])
     student = BatchEnsemble(network, 2)
     still = [weight for weight in student.parameters() if not weight.requires_grad]
     assert [weight.shape for weight in still] == [frozen.shape]
+
+
+def test_a_network_that_the_user_has_frozen_trains_its_factors_alone():
+    student = BatchEnsemble(small().requires_grad_(False), 2)
+    shared = [weight for name, weight in student.named_parameters() if name.endswith(".weight")]
+    assert not any(weight.requires_grad for weight in shared)
+    assert any(weight.requires_grad for weight in student.parameters())

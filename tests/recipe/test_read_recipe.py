@@ -21,7 +21,7 @@ from polyphony.ensembles import (
     Single,
 )
 from polyphony.nn import ResNet, WideResNet, resnet
-from polyphony.recipe import Blueprint, RecipeError, read_recipe, shipped
+from polyphony.recipe import Blueprint, RecipeError, check, read_recipe, shipped
 from polyphony.recipe.networks import ResNetTable
 
 SMALL = """
@@ -198,6 +198,18 @@ def test_a_method_may_set_its_own_schedule(small):
             "methods.kd.step_size has no effect",
         ),
         (
+            "methods.kd={perturb = 'ods', form = 'latent_be', passes = 'two'}",
+            "methods.kd.passes has no effect: a latent_be student trains in one pass",
+        ),
+        (
+            "methods.kd={perturb = 'ods', form = 'dirichlet', alpha = 0.5}",
+            "methods.kd.alpha has no effect: a dirichlet student has a loss of its own",
+        ),
+        (
+            "methods.kd={form = 'dirichlet', temperature = 4}",
+            "methods.kd: a dirichlet student learns from teachers: give perturb",
+        ),
+        (
             "methods.kd.perturb={kind = 'confods', scale_by_confidence = false}",
             "'confods' scales by confidence",
         ),
@@ -207,6 +219,23 @@ def test_a_method_may_set_its_own_schedule(small):
 def test_an_impossible_form_or_perturbation_is_one_sentence(small, override, sentence):
     matched = ["methods.kd-ods.step_size=match"] if override == "members=1" else []
     assert sentence in complaint(small, override, *matched)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"temperature": 4.0},
+        {"perturb": "mixup", "passes": "one"},
+        {"perturb": "ods", "step_size": 4.0},
+        {"perturb": [{"kind": "ods", "step_size": 4.0}]},
+    ],
+)
+def test_a_stored_recipe_opens_with_settings_that_a_new_one_may_not_have(small, method):
+    table = read_recipe(small).model_dump(mode="json", exclude_none=True) | {"methods": {"a": method}}
+    with pytest.raises(RecipeError):
+        check(table, "a recipe")
+    stored = check(table, "recipe.json", stored=True).model_dump(mode="json", exclude_none=True)
+    assert check(stored, "recipe.json", stored=True).methods.keys() == {"a"}
 
 
 def test_settings_that_exclude_each_other_are_one_sentence(small):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from torch import nn
 
 from polyphony.ensembles import DeepEnsemble
@@ -13,7 +14,7 @@ from polyphony.recipe import Distillation, Recipe, RecipeError, read_recipe
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.points import PAPER, Point, plan_sweep, read_values, text_of, uses
 from polyphony.recipe.read import kinds_of, tables_in
-from polyphony.recipe.table import as_step_size
+from polyphony.recipe.table import StepSize
 from polyphony.report import paper
 
 ALPHAS = st.floats(0, 1)
@@ -41,7 +42,9 @@ def test_a_points_name_is_a_valid_method_name_and_exact(alpha, temperature, step
     parts = re.fullmatch(r"a(.+?)-t(.+?)(?:-s([^s]+|match))?", name)
     assert parts
     assert (float(parts[1]), float(parts[2])) == (alpha, temperature)
-    assert (as_step_size(parts[3].replace("_", "/")) if parts[3] else None) == step_size
+    assert (
+        TypeAdapter(StepSize).validate_python(parts[3].replace("_", "/")) if parts[3] else None
+    ) == step_size
 
 
 @pytest.mark.parametrize(
@@ -187,6 +190,15 @@ def test_a_method_that_does_not_use_the_papers_parameters_needs_step_sizes():
 def test_impossible_sweeps_are_one_sentence(digits, method, texts, sentence):
     with pytest.raises(RecipeError, match=re.escape(sentence)):
         plan_sweep(digits, method, texts)
+
+
+def test_a_method_that_must_ignore_labels_keeps_its_alpha():
+    recipe = read_recipe("digits", ["methods={mixed={perturb='mixup', passes='one', alpha=1.0}}"])
+    planned = plan_sweep(recipe, None, {})
+    assert planned.varied == ("temperature",)
+    assert {method.alpha for method in planned.derived(planned.grid()).methods.values()} == {1.0}
+    with pytest.raises(RecipeError, match="the method 'mixed' needs alpha = 1, because it mixes images"):
+        plan_sweep(recipe, None, {"alpha": "0.9,1"})
 
 
 def test_a_recipe_of_labels_alone_has_nothing_to_sweep():

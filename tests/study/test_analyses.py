@@ -75,6 +75,13 @@ def test_the_step_of_an_analysis_may_be_set_in_the_perturbations_table(here, qui
     assert analyses.ods_setting(study) == pytest.approx((30 / 255, 2))
 
 
+def test_snr_leaves_out_steps_above_one(tiny_recipe, tmp_path):
+    study = Study(tiny_recipe("methods={kd={perturb='clean'}}", "student.step_size=0.4"), tmp_path)
+    assert analyses.ods_setting(study)[0] == 0.4
+    kept = [scale for scale in analyses.SNR_STEPS if scale * 0.4 <= 1]
+    assert analyses.snr_steps(study) == kept == [1 / 4, 1 / 2, 1, 2]
+
+
 def test_snr_covers_both_perturbations_around_the_recipes_step(analysed):
     columns, rows = table(analysed, "snr")
     assert columns == ["perturbation", "step_size", "snr", "samples", "literal"]

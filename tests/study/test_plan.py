@@ -105,6 +105,27 @@ def test_other_images_are_other_results(tiny_recipe, tmp_path, split, changed):
         assert len(differ) == len(plan(study, PRINTS))
 
 
+@pytest.mark.parametrize(
+    ("method", "revised"),
+    [
+        ("{perturb='ods', form={kind='separate', width=8}}", ["clip of each network"]),
+        ("{perturb='adversarial+ods', source='extra'}", ["source for ODS alone"]),
+        ("{perturb='ods', source='extra'}", None),
+        ("{perturb='mixup+adversarial'}", ["no labels after mixing"]),
+        ("{perturb='adversarial+mixup'}", None),
+        ("{perturb='mixup+ods'}", None),
+        ("{}", None),
+    ],
+)
+def test_only_trainings_that_have_changed_have_another_key(tiny_recipe, tmp_path, method, revised):
+    recipe = tiny_recipe("student.clip=1.0", "methods={a=" + method + "}")
+    (spec,) = (job.result.spec for job in plan(Study(recipe, tmp_path), PRINTS) if job.name == "a, seed 0")
+    assert spec.get("revised") == revised
+    kept = plan(Study(tiny_recipe(f"methods={{a={method}}}"), tmp_path), PRINTS)
+    (spec,) = (job.result.spec for job in kept if job.name == "a, seed 0")
+    assert ("clip of each network" in spec.get("revised", [])) is False
+
+
 def test_a_job_holds_the_recipe_and_not_the_data(tmp_path):
     study = Study(read_recipe("digits"), tmp_path)
     assert study.data().test.images.numel() > 50_000  # bytes

@@ -372,6 +372,31 @@ def test_a_state_of_a_plan_with_other_settings_is_refused(tmp_path, settings, fa
         fit(student(), CrossEntropy(), TRAIN, VALID, plan(1), seeded(7), checkpoint=stage)
 
 
+class Warming(torch.optim.SGD):
+    """Raises its momentum at every step."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["momentum"] = min(0.9, group["momentum"] + 0.1)
+        return super().step(closure)
+
+
+def test_an_optimiser_may_change_its_momentum_while_it_trains(tmp_path):
+    def warming(groups, momentum):
+        return Warming(groups, momentum=0.0)
+
+    whole, stage = student(), Stage(tmp_path / "run", {})
+    fit(whole, CrossEntropy(), TRAIN, VALID, plan(4, optimizer=warming), seeded(7))
+    with pytest.raises(Stopped):
+        fit(
+            student(), CrossEntropy(), TRAIN, VALID, plan(4, optimizer=warming), seeded(7),
+            checkpoint=StopsAfter(stage, 2, before=False),
+        )  # fmt: skip
+    resumed = student()
+    fit(resumed, CrossEntropy(), TRAIN, VALID, plan(4, optimizer=warming), seeded(7), checkpoint=stage)
+    assert same(whole.state_dict(), resumed.state_dict())
+
+
 def test_frozen_weights_are_refused():
     frozen = network(0)
     DeepEnsemble([frozen])

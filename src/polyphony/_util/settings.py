@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
 )
 from pydantic_core import ErrorDetails
@@ -53,6 +54,18 @@ def as_tuple(value: object) -> object:
 def table_or_callable(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     """A callable unchanged; `read` validates any other value as a table."""
     return value if callable(value) else read(value)
+
+
+def is_stored(info: ValidationInfo) -> bool:
+    """Whether a recipe is read from a run folder: it must open, whatever later versions refuse."""
+    return bool((info.context or {}).get("stored"))
+
+
+def at_most_one(step_size: float, info: ValidationInfo) -> float:
+    """The step size; raises a ValueError if it is above 1, the range of pixels."""
+    if step_size > 1 and not is_stored(info):
+        raise ValueError("must be at most 1 (pixels are in [0, 1])")
+    return step_size
 
 
 Whole = Annotated[int, BeforeValidator(plain), Field(strict=True)]

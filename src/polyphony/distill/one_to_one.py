@@ -77,7 +77,7 @@ class Distill(TwoPart):
         if not callable(self.perturb):
             raise SettingError(f"perturb must be a perturbation such as ODS(), not {self.perturb!r}")
         if self.passes == "one" and self.alpha < 1 and mixes_images(self.perturb):
-            raise ValueError('passes must be "two" with mixed images: their labels are not mixed')
+            raise SettingError('passes must be "two" with mixed images: their labels are not mixed')
 
     def draw(self, student: Ensemble, x: Tensor, y: Tensor, rng: torch.Generator) -> Draws:
         assignment = student.assign(len(x), rng, x.device)

@@ -1,7 +1,7 @@
 """Perturbations x → x̃. In all of them `step_size` is the RMS change of a pixel.
 
-A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b], the frozen teachers, the student,
-the temperature τ and a generator. It returns pixels of the same shape.
+A perturbation is called with pixels x [b c h w] in [0, 1], labels y [b] (−1: none), the frozen teachers, the
+student, the temperature τ and a generator. It returns pixels of the same shape.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import Generator as Rng
 from torch import Tensor
 
-from polyphony._util.settings import NotNegative, Positive, Settings, Temperature, fraction
+from polyphony._util.settings import NotNegative, Positive, Settings, Temperature, at_most_one, fraction
 from polyphony._util.text import SettingError
 from polyphony.compute.devices import full_precision
 from polyphony.compute.parallel import drawn, gather
@@ -25,7 +25,8 @@ from polyphony.distill.losses import check_labels
 from polyphony.ensembles import DeepEnsemble as Teachers
 from polyphony.ensembles import Ensemble, evaluating
 
-StepSize = Annotated[NotNegative, Field(le=1), BeforeValidator(fraction)]  # or a string such as "1/255"
+# A number or a string such as "1/255".
+StepSize = Annotated[NotNegative, AfterValidator(at_most_one), BeforeValidator(fraction)]
 
 
 class Perturbation(Protocol):
@@ -252,7 +253,7 @@ class WithSource:
 
 def mixes_images(perturb: Perturbation) -> bool:
     """Whether a perturbation mixes images, so that their labels are no longer right."""
-    return bool(getattr(perturb, "mixes_images", False))
+    return getattr(perturb, "mixes_images", False) is True
 
 
 def applied(

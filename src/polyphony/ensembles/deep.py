@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyphony.ensembles.base import Ensemble, NetworkRunner, check_leading, check_member
+from polyphony.nn.conversion import freeze
 from polyphony.nn.folding import fold_norms
 
 
@@ -51,7 +52,7 @@ class DeepEnsemble(Networks):
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__(networks)
-        self.requires_grad_(False).eval()
+        freeze(self.eval())
 
     def train(self, mode: bool = True) -> DeepEnsemble:
         """Stay in eval mode; `mode` is ignored."""

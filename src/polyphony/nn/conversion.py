@@ -27,6 +27,7 @@ Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r
 Make = Callable[[nn.Module], MemberLayer]  # makes the layer with members that replaces a plain layer
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
+WAS_TRAINABLE = "polyphony_was_trainable"  # marks weights that `freeze` has frozen
 LOST = -2  # in place of a dimension, like `SHARED`: the order of the rows is unknown
 
 
@@ -72,12 +73,21 @@ def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Mo
     return AtOnce(converted, members, order.front) if order.front else converted
 
 
+def freeze(network: nn.Module) -> None:
+    """Freeze a network in place; `trainable_copy` undoes it."""
+    for weight in network.parameters():
+        if weight.requires_grad:
+            weight.requires_grad_(False)
+            vars(weight)[WAS_TRAINABLE] = True
+
+
 def trainable_copy(network: nn.Module) -> nn.Module:
-    """A copy of a network; if all its weights are frozen, as in a DeepEnsemble, those of the copy are not."""
+    """A copy of a network in which the weights that `freeze` has frozen are trainable again."""
+    frozen = {name for name, weight in network.named_parameters() if WAS_TRAINABLE in vars(weight)}
     network = copy.deepcopy(network)
-    if not any(weight.requires_grad for weight in network.parameters()):
-        for weight in network.parameters():
-            weight.requires_grad_(weight.is_floating_point())
+    for name, weight in network.named_parameters():
+        vars(weight).pop(WAS_TRAINABLE, None)
+        weight.requires_grad_(weight.requires_grad or name in frozen)
     return network
 
 

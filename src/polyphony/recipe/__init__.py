@@ -6,6 +6,7 @@ from polyphony.recipe.form_table import Blueprint, FormTable
 from polyphony.recipe.forms import Form
 from polyphony.recipe.methods import Distillation
 from polyphony.recipe.networks import foreign_table
+from polyphony.recipe.perturbations import PythonPerturbation
 from polyphony.recipe.python import own_code, report_user_errors
 from polyphony.recipe.read import check, read_recipe
 from polyphony.recipe.schema import ROUNDING, Data, PretrainedTeachers, Recipe
@@ -22,6 +23,7 @@ __all__ = [
     "FormTable",
     "NetworkTable",
     "PretrainedTeachers",
+    "PythonPerturbation",
     "Recipe",
     "RecipeError",
     "Schedule",

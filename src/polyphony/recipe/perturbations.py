@@ -18,7 +18,7 @@ class PythonPerturbation(PythonTable):
 
     If this has an argument `step_size`, it gets the recipe's step size. Its attributes `reads_temperature`,
     `needs_student`, `takes_source` and `mixes_images` mean the same as in `distill.perturb.BuiltIn` (default:
-    False).
+    False). A function that makes a perturbation needs them too, for example `make.mixes_images = True`.
     """
 
     kind: Literal["python"]
@@ -47,7 +47,7 @@ class PythonPerturbation(PythonTable):
 
     def _has(self, attribute: str) -> bool:
         with self.as_recipe_error():
-            return bool(getattr(self.load(), attribute, False))
+            return getattr(self.load(), attribute, False) is True
 
     def build(self, step_size: float) -> Perturbation:
         perturbation: Perturbation = self.make(**({"step_size": step_size} if self.takes_step else {}))

@@ -94,9 +94,12 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
             raise RecipeError(
                 f"{recipe.name}: the method '{name}' does not use {parameter}; choose another method"
             )
+    fixed = {"alpha"} if recipe.must_ignore_labels(name) else set()
+    if any(alpha < 1 for alpha in swept.get("alpha", ()) if fixed):
+        raise RecipeError(f"{recipe.name}: the method '{name}' needs alpha = 1, because it mixes images")
     if not swept:
         paper = PAPER.get(recipe.student_network.label, PAPER["resnet"])
-        swept = {parameter: values for parameter, values in paper.items() if parameter in used}
+        swept = {parameter: paper[parameter] for parameter in paper if parameter in {*used} - fixed}
     if not swept:
         raise RecipeError(
             f"{recipe.name}: the method '{name}' does not use the paper's α and temperatures;"

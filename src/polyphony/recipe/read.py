@@ -102,12 +102,15 @@ def parse(text: str) -> dict[str, Any]:
         raise ValueError("nested too deeply") from error
 
 
-def check(table: dict[str, Any], where: str, folder: Path | None = None, *, code: bool = True) -> Recipe:
+def check(
+    table: dict[str, Any], where: str, folder: Path | None = None, *, code: bool = True, stored: bool = False
+) -> Recipe:
     """The recipe of a table; raises a RecipeError that begins with `where`.
 
-    `folder` is the folder that paths and modules are relative to. `code` is as in `read_recipe`.
+    `folder` is the folder that paths and modules are relative to. `code` is as in `read_recipe`. A `stored`
+    recipe, of a run folder, may have settings that new recipes may not have.
     """
-    context = {"folder": str(folder or ""), "code": code}
+    context = {"folder": str(folder or ""), "code": code, "stored": stored}
     try:
         text = json.dumps(table, default=str)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested tables

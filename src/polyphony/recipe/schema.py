@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from polyphony._util.settings import MOST_MEMBERS, Settings, Share, Temperature
+from polyphony._util.settings import MOST_MEMBERS, Settings, Share, Temperature, is_stored
 from polyphony.data import Augmentation, Options
 from polyphony.data.catalogue import DATASETS
 from polyphony.data.files import path_exists
@@ -234,7 +234,7 @@ class Recipe(Settings):
     def _has_possible_methods(self, info: ValidationInfo) -> Recipe:
         if (info.context or {}).get("code", True):  # attributes of the user's perturbations may run code
             for name in self.methods:
-                if fault := self._fault(name):
+                if fault := self._fault(name) or ("" if is_stored(info) else self._useless_setting(name)):
                     raise ValueError(f"methods.{name}{fault}")
         return self
 
@@ -249,8 +249,6 @@ class Recipe(Settings):
             return ".share needs images without labels: set data.unlabelled"
         if method.share and not method.perturb:
             return ".share needs teachers, because its images have no labels: give perturb, 'clean' for none"
-        if unused := method.unused_settings():
-            return f".{unused[0]} has no effect: {unused[1]}"
         if method.source and not any(part.takes_source for part in method.perturb or ()):
             return ".source needs a perturbation that takes directions from networks, such as 'ods'"
         if method.source and not self.teachers.extra:
@@ -260,10 +258,6 @@ class Recipe(Settings):
             return f": a {label} student learns from teachers: give perturb, 'clean' for none"
         if self.members < form.fewest_teachers:
             return f": a {self.form_table(name).label} student needs {form.fewest_teachers} teachers or more"
-        one_pass = form.always_one_pass or self.setting(name, "passes") == "one"
-        if method.mixes_images and one_pass and not form.own_loss and self.setting(name, "alpha") < 1:
-            cure = "alpha = 1" if form.always_one_pass else "passes = 'two' or alpha = 1"
-            return f": '{method.label}' mixes images but not their labels: give {cure}"
         matches_step = method.takes_step and self.setting(name, "step_size") == "match"
         if matches_step and self.members < 2:
             return ".step_size cannot be matched: one teacher does not disagree"
@@ -272,6 +266,26 @@ class Recipe(Settings):
         if method.needs_student and (form.trains_as_one or self.members < 2):
             return f".perturb = '{method.label}' needs a student with two members or more"
         return ""
+
+    def _useless_setting(self, name: str) -> str:
+        """Which setting of a method has no effect or spoils it, as `_fault`; empty if there is none."""
+        method, form, label = self.methods[name], self.form(name), self.form_table(name).label
+        if self.must_ignore_labels(name) and self.setting(name, "alpha") < 1:
+            cure = "alpha = 1" if form.always_one_pass else "passes = 'two' or alpha = 1"
+            return f": '{method.label}' mixes images but not their labels: give {cure}"
+        if unused := method.unused_settings():
+            return f".{unused[0]} has no effect: {unused[1]}"
+        if form.always_one_pass and method.passes == "two":
+            return f".passes has no effect: a {label} student trains in one pass"
+        if form.own_loss and method.alpha is not None:
+            return f".alpha has no effect: a {label} student has a loss of its own"
+        return ""
+
+    def must_ignore_labels(self, name: str) -> bool:
+        """Whether α must be 1: the loss on labels would get mixed images with labels that are not mixed."""
+        form = self.form(name)
+        one_pass = form.always_one_pass or self.setting(name, "passes") == "one"
+        return self.methods[name].mixes_images and one_pass and not form.own_loss
 
     @property
     def student_network(self) -> NetworkTable:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo
 
-from polyphony._util.settings import fraction
+from polyphony._util.settings import HUGE, fraction, is_stored
 from polyphony._util.text import UserError
 
 StepRule = Literal["match", "search"]  # ways to find a step size before the training
@@ -22,7 +22,7 @@ def beside(path: str, info: ValidationInfo) -> str:
     return str(Path((info.context or {}).get("folder", ""), path))
 
 
-def as_step_size(value: object) -> object:
+def as_step_size(value: object, info: ValidationInfo) -> object:
     """Returns a number above 0, up to 1, from a number or a fraction such as "1/255", or "match" or "search".
 
     Raises a ValueError for anything else.
@@ -33,7 +33,7 @@ def as_step_size(value: object) -> object:
         number = -1.0 if isinstance(value, bool) else float(fraction(value))
     except (TypeError, ValueError, OverflowError):
         number = -1.0
-    if not 0 < number <= 1:  # pixels are in [0, 1]
+    if not 0 < number <= (HUGE if is_stored(info) else 1):  # pixels are in [0, 1]
         raise ValueError(
             'must be a number or a fraction above 0, such as "1/255", at most 1, or "match" or "search"'
         )

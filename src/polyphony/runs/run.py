@@ -66,7 +66,7 @@ class Run:
     def recipe(self) -> Recipe:
         path = self.folder / "recipe.json"
         try:
-            return check(self.facts.recipe, path.name, code=False)
+            return check(self.facts.recipe, path.name, code=False, stored=True)
         except RecipeError as error:
             raise damaged_file(path, error) from None
 

@@ -132,6 +132,12 @@ def snr_job(study: Study, student: Student, noise: str, scale: float) -> Job:
     return Job(f"gradient SNR of {noise} at {scale:g} × the step size", (), saved, measure)
 
 
+def snr_steps(study: Study) -> list[float]:
+    """The factors of the recipe's step size that give steps of at most 1."""
+    step_size, _ = ods_setting(study)
+    return [scale for scale in SNR_STEPS if scale * step_size <= 1]
+
+
 def measure_snr(study: Study, student: Student, noise: str, scale: float, watch: Watch) -> list[GradientSnr]:
     base, temperature = ods_setting(study)
     batch, step_size = study.data().train.some(SNR_BATCH), scale * base
@@ -274,7 +280,9 @@ ANALYSES = {
     ),
     "snr": Analysis(
         lambda study, *_: [
-            snr_job(study, plain_student(study), noise, scale) for noise in NOISES for scale in SNR_STEPS
+            snr_job(study, plain_student(study), noise, scale)
+            for noise in NOISES
+            for scale in snr_steps(study)
         ],
         GradientSnr,
         methods=one_to_one,

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from polyphony.distill.perturb import Adversarial
 from polyphony.distill.search import GROWTH, SEARCH_STEPS
 from polyphony.execute.job import Job
-from polyphony.recipe import ROUNDING, PretrainedTeachers, Schedule
+from polyphony.recipe import ROUNDING, PretrainedTeachers, PythonPerturbation, Recipe, Schedule
 from polyphony.runs.predictions import UNLABELLED
 from polyphony.runs.scores import TEACHERS
 from polyphony.runs.stage import Stage
@@ -115,7 +116,23 @@ def student_spec(work: TrainStudent, prints: Fingerprints, training_jobs: dict[s
         spec["start"] = keys[0]
     if method and method.source:
         spec["source"] = keys[recipe.members]
+    if revised := revisions(recipe, name):
+        spec["revised"] = revised
     return spec
+
+
+def revisions(recipe: Recipe, name: str) -> list[str]:
+    """What has changed in a method's training since `FORMAT` was raised, if most methods are as before."""
+    method = recipe.methods[name]
+    parts = method.perturb or ()
+    before_last = any(part.mixes_images for part in parts[:-1])
+    reads_labels = any(isinstance(part, Adversarial | PythonPerturbation) for part in parts)
+    changes = {
+        "clip of each network": recipe.form_table(name).label == "separate" and recipe.student.clip,
+        "source for ODS alone": method.source and not all(part.takes_source for part in parts),
+        "no labels after mixing": before_last and reads_labels,
+    }
+    return [change for change, concerns in changes.items() if concerns]
 
 
 def search_spec(work: SearchStep, prints: Fingerprints, training_jobs: dict[str, Job]) -> Spec:

@@ -111,7 +111,7 @@ def stored_recipe(folder: Path, code: bool = True) -> Recipe:
     table = read_json(path).get("recipe")
     if not isinstance(table, dict):
         raise FileError(path, "does not hold a recipe")
-    return check(table, str(path), code=code)
+    return check(table, str(path), code=code, stored=True)
 
 
 def refuse_sweep(folder: Path) -> None:

@@ -200,6 +200,7 @@ class Training:
         self.model, self.plan, self.rng, self.group = model, plan, rng, group
         set_way(model, plan.way)
         self.optimiser = plan.optimizer(parameter_groups(model, plan), plan.momentum)
+        self.fixed = fixed_settings(self.optimiser)
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=plan.precision == "float16")
         self.best: dict[str, Tensor] = {}
         self.log: list[Row] = []
@@ -244,6 +245,7 @@ class Training:
         return {
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
+            "fixed": self.fixed,
             "scaler": self.scaler.state_dict(),
             "rng": self.rng.get_state(),
             "best": self.best,
@@ -254,28 +256,28 @@ class Training:
         """Continue from a saved state, if there is one; raises a ResumeError if it is of another training."""
         if state is None:
             return
-        fixed = self.fixed_settings()
         try:
             self.model.load_state_dict(state["model"])
             self.optimiser.load_state_dict(state["optimiser"])
             self.scaler.load_state_dict(state.get("scaler", {}))  # missing in older states
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])
-            self.check_plan(fixed)
+            self.check_plan(state.get("fixed", self.fixed))  # missing in older states
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ResumeError(f"the saved state is not of this training ({first_line(error)})") from error
 
-    def fixed_settings(self) -> list[tuple[float, ...]]:
-        """The weight decay and the momentum of each parameter group."""
-        names = ("weight_decay", "momentum")
-        return [tuple(group.get(name, 0.0) for name in names) for group in self.optimiser.param_groups]
-
-    def check_plan(self, fixed: list[tuple[float, ...]]) -> None:
-        """Raise a ValueError if the restored state is of a plan with other settings or fewer epochs."""
-        if self.fixed_settings() != fixed:
+    def check_plan(self, fixed: list[list[float]]) -> None:
+        """Raise a ValueError if the saved state has other `fixed_settings` or more epochs than the plan."""
+        if fixed != self.fixed:
             raise ValueError("it has another weight decay or momentum")
         if len(self.log) > self.plan.epochs:
             raise ValueError(f"it has {len(self.log)} epochs, the plan has {self.plan.epochs}")
+
+
+def fixed_settings(optimiser: torch.optim.Optimizer) -> list[list[float]]:
+    """The weight decay and the momentum with which each parameter group starts."""
+    names = ("weight_decay", "momentum")
+    return [[group.get(name, 0.0) for name in names] for group in optimiser.param_groups]
 
 
 def on_cpu(state: Any) -> Any:
