@@ -151,8 +151,8 @@ def page(run: Run, tables: Sequence[PageTable], figure: Chart, best: Sequence[st
     parts += [table.markdown() for table in tables]
     parts += ["![Calibrated NLL against milliseconds of each student](price.svg)", figure.reading]
     parts.append(
-        "Of each form the figure shows clean or ODS, as validation NLL chooses. No other student in it has"
-        f" both a lower NLL and fewer milliseconds than {listed(front(run, best))}."
+        "Of each form the figure shows clean or ODS, as validation NLL chooses. The best trade-offs of NLL and"
+        f" milliseconds are {listed(front(run, best))}."
     )
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -203,7 +203,7 @@ def quality_table(run: Run, models: Sequence[str]) -> PageTable:
     )
     if left_out:
         caption += (
-            " Of methods that differ only in τ the table has the one with the lowest validation NLL; without"
+            " Some methods differ only in τ; the table has the one with the lowest validation NLL. Left out:"
             f" {', '.join(left_out)}."
         )
     return PageTable.from_rows("quality", caption, [quality_row(run, model) for model in models])
@@ -256,7 +256,7 @@ def price_table(run: Run, models: Sequence[str]) -> PageTable:
         "Price. Training: multiply-adds of one training (10¹²), with its passes through the teachers;"
         " for the teachers, of all of them. Milliseconds are for one image in one thread"
         f" ({row.runtime}, {row.machine}), bytes those of the exported file. NLL by int8: how much higher the"
-        " calibrated NLL of the int8 file is on test samples of the run, first seed. Students of one form and"
+        " calibrated NLL of the int8 file (eight-bit weights) is on test samples of the run, first seed. Students of one form and"
         " network are measured once."
     )
     trained = {row.model: row.multiply_adds for row in run.table(TrainingCost)}

@@ -114,7 +114,7 @@ class Schedule(Settings):
     schedule: RatesSetting = Trapezoid()
     """The learning rate over the epochs."""
     clip: Positive | None = None
-    """Clip the gradient of a step to this norm (default: no clipping)."""
+    """Clip the gradient of a step to this norm; `separate` clips each network (default: no clipping)."""
 
     @model_validator(mode="after")
     def _has_momentum_for_nesterov(self) -> Self:
