@@ -101,16 +101,18 @@ STUDIES = {  # study → its runs in kept/
     "CIFAR-10, 4,000, set 31": "price",
     "CIFAR-10, 4,000, noise for fresh students": "noise-3?",
     "CIFAR-10, 4,000, small student": "small-3?",
-    "CIFAR-10, 20,000": "more-52",
+    "CIFAR-10, 20,000": "more-5?",
+    "CIFAR-10, 20,000, set 52": "more-52",
     "CIFAR-10, 45,000": "full-51",
     "CIFAR-10, 45,000, 3 epochs": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
     "CIFAR-100, 4,000, new sets, fresh": "fresh100-*",
     "CIFAR-100, 4,000, set 26": "cifar100",
+    "CIFAR-100, 18,000": "large100-*",
     "Fashion-MNIST, 4,000": "fashion-*",
 }
-NEW, OLD, OLD_FRESH, PRICE, NOISE, SMALL, MORE, FULL, FULL_3, *OTHERS = STUDIES
-CIFAR100, FRESH_100, OLD_CIFAR100, FASHION = OTHERS
+NEW, OLD, OLD_FRESH, PRICE, NOISE, SMALL, MORE, MORE_52, FULL, FULL_3, *OTHERS = STUDIES
+CIFAR100, FRESH_100, OLD_CIFAR100, LARGE_100, FASHION = OTHERS
 ALL = "CIFAR-10, 4,000, all sets"
 CHOICE, CHOICE_100, STEPS_100 = "choose", "choose-cifar100", "steps-cifar100"
 SET_31, SET_41 = "cifar10-31", "fashion-41"
@@ -128,7 +130,7 @@ COMPARISONS = (
     Comparison(NEW, "fresh: ODS − noise at equal cost", "fresh-ods", "noise-*", NOISE),
     Comparison(SMALL, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(MORE, "ODS − plain at equal cost", "ods-*", "plain"),
-    Comparison(MORE, "ODS − noise at equal cost", "ods-*", "noise"),
+    Comparison(MORE_52, "ODS − noise at equal cost", "ods-*", "noise"),
     Comparison(MORE, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
     Comparison(MORE, "ODS from a teacher − ODS fresh", "ods-*", "fresh-ods"),
     Comparison(FULL, "ODS − plain at equal cost", "ods-*", "plain-*"),
@@ -136,6 +138,10 @@ COMPARISONS = (
     Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),
     Comparison(FRESH_100, "ODS − plain at equal cost", "ods-*", "plain-t8"),
     Comparison(CIFAR100, "ODS from a teacher − ODS fresh", "ods", "ods-*", FRESH_100),
+    Comparison(LARGE_100, "ODS − plain at equal cost", "ods-*", "plain"),
+    Comparison(LARGE_100, "ODS − noise at equal cost", "ods-*", "noise"),
+    Comparison(LARGE_100, "fresh: ODS − plain at equal cost", "fresh-ods-*", "fresh-plain"),
+    Comparison(LARGE_100, "ODS from a teacher − ODS fresh", "ods-*", "fresh-ods-*"),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
     Comparison(FASHION, "shared front, 10 epochs − fresh, two passes", "front-e10", "fresh-two-e30"),
     Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30"),
