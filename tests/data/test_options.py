@@ -15,6 +15,7 @@ from polyphony.data.options import (
     apportion,
     area_average,
     first_images,
+    left_without_labels,
     last,
     last_of_each_class,
     rank_in_class,
@@ -120,6 +121,15 @@ def test_per_class_then_a_limit_draw_from_the_first_of_each_class() -> None:
     assert labels[rows].bincount().tolist() == [2] * 5
     assert (rows % 10 < 4).all()
     assert sorted([*rows.tolist(), *left_out.tolist()]) == list(range(50))
+
+
+def test_unlabelled_images_of_sorted_data_have_every_class() -> None:
+    split = numbered(torch.arange(5).repeat_interleave(10))
+    left_out = left_without_labels(split, Options(per_class=4, unlabelled=10))
+    rows = left_out.images.flatten()
+    assert split.labels[rows.long()].bincount().tolist() == [2] * 5
+    assert (rows % 10 >= 4).all()
+    assert left_out.labels.unique().tolist() == [-1]
 
 
 @settings(derandomize=True)  # one order in very many would be sorted by class

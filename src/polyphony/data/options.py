@@ -113,10 +113,15 @@ def sample(split: Split, count: int, seed: int) -> Split:
 
     Drawn images stay in the order of the split.
     """
-    if not first_lack_classes(split.labels, count):
-        return split[:count]
-    _, drawn = stratified(split.labels, count, seed)
-    return split[drawn.sort().values]
+    return take_rows(split, sample_rows(split.labels, count, seed))
+
+
+def sample_rows(labels: Tensor, count: int, seed: int) -> Tensor:
+    """The rows that `sample` takes."""
+    if not first_lack_classes(labels, count):
+        return torch.arange(min(count, len(labels)))
+    _, drawn = stratified(labels, count, seed)
+    return drawn.sort().values
 
 
 def training_rows(labels: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -140,9 +145,9 @@ def trim(split: Split, options: Options) -> Split:
 
 
 def left_without_labels(train: Split, options: Options) -> Split | None:
-    """The first training images that the options leave out, with label −1; None if none are wanted.
+    """Some of the training images that the options leave out, with label −1; None if none are wanted.
 
-    Raises a DataError if the options leave out too few images.
+    They are drawn as `sample` does. Raises a DataError if the options leave out too few images.
     """
     if not isinstance(options.unlabelled, int):
         return None
@@ -152,7 +157,8 @@ def left_without_labels(train: Split, options: Options) -> Split | None:
             f"{options.unlabelled:,} unlabelled images were asked for, but per_class and limit leave out"
             f" {len(rows):,} training images"
         )
-    return converted(train[rows[: options.unlabelled]], options).without_labels()
+    rows = rows[sample_rows(train.labels[rows], options.unlabelled, options.seed)]
+    return converted(train[rows], options).without_labels()
 
 
 def first_images(split: Split, count: int, what: str) -> Split:
