@@ -49,6 +49,12 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def simulated_device() -> None:
+    """Registered before the first backward pass: PyTorch has no queue for devices that come later."""
+    import device  # noqa: F401
+
+
+@pytest.fixture(autouse=True, scope="session")
 def letters_as_curves() -> None:
     """In PDFs: to embed a part of a TrueType font takes as long as all else that a page does."""
     from polyphony.report.chart import _SETTINGS
