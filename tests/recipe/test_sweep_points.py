@@ -14,7 +14,7 @@ from polyphony.recipe import Distillation, Recipe, RecipeError, read_recipe
 from polyphony.recipe.perturbations import Perturb
 from polyphony.recipe.points import PAPER, Point, plan_sweep, read_values, text_of, uses
 from polyphony.recipe.read import kinds_of, tables_in
-from polyphony.recipe.table import StepSize
+from polyphony.recipe.table import StepSetting
 from polyphony.report import paper
 
 ALPHAS = st.floats(0, 1)
@@ -43,7 +43,7 @@ def test_a_points_name_is_a_valid_method_name_and_exact(alpha, temperature, step
     assert parts
     assert (float(parts[1]), float(parts[2])) == (alpha, temperature)
     assert (
-        TypeAdapter(StepSize).validate_python(parts[3].replace("_", "/")) if parts[3] else None
+        TypeAdapter(StepSetting).validate_python(parts[3].replace("_", "/")) if parts[3] else None
     ) == step_size
 
 

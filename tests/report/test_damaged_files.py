@@ -166,6 +166,7 @@ def test_a_damaged_file_is_one_sentence_that_names_it_and_nothing_is_written(
     [
         ("scores.csv", "'polyphony evaluate RUN' makes it again"),
         ("analysis/dee.csv", "'polyphony evaluate RUN' makes it again"),
+        ("analysis/selective.csv", "'polyphony evaluate RUN' makes it again"),
         ("analysis/snr.csv", "'polyphony analyse RUN snr' makes it again"),
         ("analysis/ood.csv", "'polyphony evaluate RUN --ood NAME' makes it again"),
     ],

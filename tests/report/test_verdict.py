@@ -66,7 +66,8 @@ def test_a_student_worse_than_one_teacher_is_not_praised_for_diversity(scored):
     result = verdict(run)
     words = " ".join([result.sentence, *result.notes, result.students["kd-ods"]])
     assert "diversity" not in words
-    assert "Worse than one teacher: " in words
+    assert "Worse than one teacher (calibrated test NLL 0.412): " in words
+    assert "kd-ods (1.200)" in words
     assert "kd-ods" in next(note for note in result.notes if note.startswith("Worse"))
     assert result.students["kd-ods"].startswith("Worse than your best network (NLL 1.200 against 0.412)")
 

@@ -1,1 +1,1 @@
-"""Files, text and settings: helpers that know nothing else of Polyphony."""
+"""Files, text, settings and the list of shipped recipes: they import no other part of Polyphony."""

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polyphony.data import MissingDataError
 
+_EVALUATED = (
+    "scores",
+    "dee",
+    "temperatures",
+    "selective",
+    "sets",
+    "thresholds",
+    "groups",
+    "unlabelled",
+)
 _COMMANDS = {  # by the name of the file that they write
     "recipe": "study RECIPE",
-    "scores": "evaluate {run}",
-    "dee": "evaluate {run}",
-    "temperatures": "evaluate {run}",
+    **dict.fromkeys(_EVALUATED, "evaluate {run}"),
     "ood": "evaluate {run} --ood NAME",
     "corrupted": "evaluate {run} --corrupted NAME",
     "sweep": "sweep RECIPE",
@@ -31,6 +39,8 @@ def advice(path: Path) -> str:
         return f"{path.parent} is not a run folder; 'polyphony study RECIPE' makes one"
     is_analysis = path.parent.name == "analysis"
     run = path.parents[1] if is_analysis else path.parent
+    if path.name == "groups.csv" and not is_analysis:
+        return f"delete it, and 'polyphony evaluate {run} --groups FILE.csv:COLUMN' makes it again"
     command = _COMMANDS.get(path.stem, "analyse {run} {name}" if is_analysis else "")
     text = f"'polyphony {command}' makes it again" if command else "delete it to make it again"
     if path.name.isdecimal():  # the folder of a training

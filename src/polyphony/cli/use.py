@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,6 @@ from polyphony.cli.options import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from polyphony.runs.run import Run
     from polyphony.runs.samples import Samples
     from polyphony.serve import Student
     from polyphony.serve.graph import InputType
@@ -192,7 +191,7 @@ def export(
     from polyphony.serve import export_student, load_student
     from polyphony.serve.load import load_samples
 
-    student = load_student(folder, method, seed).licensed(licence)
+    student = load_student(folder, method, seed).with_description(licence=licence)
     student = student if sets is None else student.with_sets(sets)
     show_choice(student)
     samples = load_samples(folder, data)
@@ -281,29 +280,13 @@ def show_choice(student: Student) -> None:
 
 def warn_if_poor(folder: Path, method: str) -> None:
     """Repeat the page's warnings about a method: worse than one teacher, or members almost alike."""
+    from polyphony.report.verdict import warnings_of
     from polyphony.runs.run import Run
     from polyphony.runs.store import StoreError
 
     with suppress(StoreError):  # the student is written: a damaged file of the run is no reason to fail
-        for warning in warnings_of(Run.open(folder), method):
-            terminal.line(f"Warning: {warning}.", "yellow")
-
-
-def warnings_of(run: Run, method: str) -> Iterator[str]:
-    """The page's warnings about the students of a method, one sentence each."""
-    from polyphony.report.verdict import is_alike, is_worse
-
-    if is_worse(run, method):
-        better = "one teacher (DEE below 1)"
-        if run.baseline:
-            mine, teacher = (run.mean(model, "nll").mean for model in (method, run.baseline))
-            better = (
-                f"your best single teacher (calibrated NLL on test images {mine:.3f} against {teacher:.3f})"
-            )
-        yield f"{method} is worse than {better}: train it longer, or take a larger network"
-    if run.perturbation(method) is not None and is_alike(run, method):
-        alike = f"the members of {method} are almost alike"
-        yield f'{alike}: one network (form = "single") would do the same for less'
+        for warning in warnings_of(Run.open(folder), [method]):
+            terminal.line(f"Warning: {warning}", "yellow")
 
 
 def show_int8(quantised: Int8) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyphony._util.files import memory
 from polyphony.data.files import DataError, cache_root
 
-UNLABELLED = -1  # label of an image that has none
+NO_LABEL = -1  # label of an image that has none
 SMALL = 1 << 28  # bytes; images up to this size are always kept in memory
 CHUNK = 1 << 24  # bytes of images to process at a time
 Resize = Literal["crop", "squash"]  # "crop" cuts out the centre first; both then resize by area averaging
@@ -56,7 +56,7 @@ class Split:
 
     def without_labels(self) -> Split:
         """The same images, all with the label −1, which means no label."""
-        return Split(self.images, torch.full_like(self.labels, UNLABELLED))
+        return Split(self.images, torch.full_like(self.labels, NO_LABEL))
 
     def some(self, count: int) -> Split:
         """At most `count` images, evenly spaced, so that data sorted by class keeps all its classes."""

@@ -15,7 +15,7 @@ from torch.func import grad_and_value
 
 from polyphony._util.text import SettingError
 from polyphony.compute.parallel import gather
-from polyphony.data.splits import UNLABELLED
+from polyphony.data.splits import NO_LABEL
 from polyphony.metrics.probabilities import mean_log_probs
 
 AGREEMENT = 1e-6
@@ -30,8 +30,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, labelled: Tensor | None = None
     if labelled is None:
         check_labels(logits, labels)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    check_labels(logits, labels, lowest=UNLABELLED)
-    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
+    check_labels(logits, labels, lowest=NO_LABEL)
+    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
     return total / labels.numel() / labelled
 
 
@@ -71,7 +71,10 @@ def check_labels(logits: Tensor, labels: Tensor, lowest: int = 0) -> None:
         low, high = int(labels.min()), int(labels.max())
         if low < lowest or high >= logits.shape[-1]:
             wrong = low if low < lowest else high
-            raise SettingError(f"there is a label {wrong}, but the network has {logits.shape[-1]} classes")
+            raise SettingError(
+                f"there is a label {wrong}, but the network has {logits.shape[-1]} classes: correct the"
+                " labels, or build the network for more classes"
+            )
 
 
 def check_classes(student: Tensor, teachers: Tensor) -> None:

@@ -216,7 +216,10 @@ def may_crash(layer: nn.Conv2d) -> bool:
 def check_leading(x: Tensor, members: int) -> None:
     """Raise a ValueError unless the leading dimension is the number of members."""
     if len(x) != members:
-        raise ValueError(f"inputs [m b …] for {members} members have a leading dimension of {len(x)}")
+        raise ValueError(
+            f"inputs must be [{members} b …], one part for each member, not {list(x.shape)}:"
+            " call ask_all(images), or predict(student, split)"
+        )
 
 
 def check_member(j: int, members: int) -> None:

@@ -22,12 +22,12 @@ class MembersInside(Ensemble):
     def __init__(self, network: nn.Module, members: int, size: Size | None) -> None:
         super().__init__()
         self.members, self.network = members, network
-        self.run = NetworkRunner(network, members, size)
+        self.runner = NetworkRunner(network, members, size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
-        return self.run.run_members(self.network, x)
+        return self.runner.run_members(self.network, x)
 
     def member(self, j: int) -> nn.Module:
         """A copy of member j as a plain network: [b c h w] → [b k]."""

@@ -116,9 +116,9 @@ class Single(Ensemble):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.run = network, NetworkRunner(network)
+        self.network, self.runner = network, NetworkRunner(network)
 
     def forward(self, x: Tensor) -> Tensor:
         """[1 b c h w] → [1 b k]"""
         check_leading(x, 1)
-        return self.run(self.network, x[0])[None]
+        return self.runner(self.network, x[0])[None]

@@ -31,7 +31,7 @@ class Dirichlet(Ensemble):
         super().__init__()
         check(NotNegative, offset=offset)
         self.offset = offset
-        self.network, self.run = network, NetworkRunner(network)
+        self.network, self.runner = network, NetworkRunner(network)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,6 +39,6 @@ class Dirichlet(Ensemble):
         check_leading(x, 1)
         if self.training:
             self.steps += 1
-        outputs = self.run(self.network, x[0])
+        outputs = self.runner(self.network, x[0])
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return torch.logaddexp(outputs, outputs.new_full((), self.offset).log())[None]

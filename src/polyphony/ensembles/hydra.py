@@ -39,7 +39,7 @@ class Hydra(Ensemble):
         self.head, classifier = find_head(network, head)
         self.heads = Heads(classifier, members, factor_std, rng)
         self.trunk = with_head(network, self.head, nn.Identity())
-        self.run = NetworkRunner(self.trunk, members)
+        self.runner = NetworkRunner(self.trunk, members)
         # Becomes True when the first images show that the classifier is the network's end.
         self.checked = False
 
@@ -47,9 +47,9 @@ class Hydra(Ensemble):
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
         rows = x[0] if share_rows(x) else x.flatten(0, 1)
-        features = self.run(self.trunk, rows)
+        features = self.runner(self.trunk, rows)
         if not self.checked:
-            self.check_end(features, self.run.formatted(rows[:FEW]))
+            self.check_end(features, self.runner.formatted(rows[:FEW]))
         if share_rows(x):
             return cast(Tensor, self.heads(features.expand(self.members, *features.shape)))
         return cast(Tensor, self.heads(features.unflatten(0, (self.members, -1))))

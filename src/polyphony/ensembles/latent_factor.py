@@ -52,7 +52,7 @@ class LatentFactor(Ensemble):
         check(Members, teachers=teachers, draws=draws)
         check(Count, classes=classes, factors=factors)
         self.members, self.classes = draws, classes
-        self.network, self.run = network, NetworkRunner(network)
+        self.network, self.runner = network, NetworkRunner(network)
         like, fixed = next(network.parameters()), torch.Generator().manual_seed(seed)
         first = torch.Generator().manual_seed(seed + 1) if rng is None else rng
         self.scale = nn.Parameter(START * torch.eye(classes).to(like))
@@ -76,7 +76,7 @@ class LatentFactor(Ensemble):
         """μ [b k] and Φ [b q] of images [b c h w], in float32 at least."""
         if self.training:
             self.steps += 1
-        outputs = self.run(self.network, x)
+        outputs = self.runner(self.network, x)
         if outputs.shape[-1] != self.classes + self.z.shape[-1]:
             raise ValueError(
                 f"the network has {outputs.shape[-1]} outputs, not {self.classes} + {self.z.shape[-1]}"

@@ -61,7 +61,8 @@ class LoRAEnsemble(MembersInside):
         head, classifier = find_head(network, head or next(reversed(linear), None))
         heads = Heads(classifier, members, factor_std, rng)
         modules = [named for named in adapted_layers(network, layers) if named[1] is not classifier]
-        names = {network.get_submodule(name): name for name in layers_to_convert(modules, member_norm=False)}
+        adapted = layers_to_convert(modules, member_norm=False, options=("layers",))
+        names = {network.get_submodule(name): name for name in adapted}
 
         def make(layer: nn.Module) -> MemberLayer:
             if layer is classifier:

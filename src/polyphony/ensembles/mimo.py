@@ -27,7 +27,7 @@ class MIMO(Ensemble):
         check(Share, input_repetition=input_repetition)
         self.members = members
         self.batch_repetition, self.input_repetition = batch_repetition, input_repetition
-        self.network, self.run = network, NetworkRunner(network)
+        self.network, self.runner = network, NetworkRunner(network)
 
     def assign(self, size: int, rng: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
         """A shuffle of the repeated batch for every member; the last rows are the same for all. [m rows]"""
@@ -45,7 +45,7 @@ class MIMO(Ensemble):
     def forward(self, x: Tensor) -> Tensor:
         """[m b c h w] → [m b k]"""
         check_leading(x, self.members)
-        logits = self.run(self.network, x.transpose(0, 1).flatten(1, 2))
+        logits = self.runner(self.network, x.transpose(0, 1).flatten(1, 2))
         if logits.shape[-1] % self.members:
             raise ValueError(f"{logits.shape[-1]} outputs do not divide among {self.members} members")
         by_member: Tensor = logits.unflatten(-1, (self.members, -1))

@@ -1,4 +1,4 @@
-"""Networks and the rank-one layer that gives any of them members."""
+"""Networks, layers with members, the conversion of one into the other, and its test."""
 
 from polyphony.nn.adapter import Adapted, adapt
 from polyphony.nn.conversion import (

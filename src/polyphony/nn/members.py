@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -26,7 +26,7 @@ from polyphony.nn.conversion import (
 from polyphony.nn.probe import Size
 from polyphony.nn.rank_one import MemberLayer
 from polyphony.nn.running import Front
-from polyphony.nn.trial import ORDER, PROVEN, TRIED, find_order, front_at
+from polyphony.nn.trial import ORDER, PROVEN, TRIED, find_order, front_at, leave_out
 
 # Layers with weights for which there is no rank-one layer. Members share a network's other parameters.
 UNSUPPORTED = (
@@ -143,16 +143,19 @@ def without_kept(modules: NamedModules, keep: tuple[str, ...]) -> NamedModules:
     return [(name, module) for name, module in modules if module not in kept]
 
 
-def layers_to_convert(modules: NamedModules, member_norm: bool) -> list[str]:
+def layers_to_convert(
+    modules: NamedModules, member_norm: bool, options: Sequence[str] = ("keep",)
+) -> list[str]:
     """The names of the layers that get members, each layer once.
 
-    Raises a ConversionError that names all layers that cannot have members, or says that there is no layer.
+    Raises a ConversionError that names all layers that cannot have members and which of the options helps,
+    or says that there is no layer.
     """
     kinds = (nn.Conv2d, nn.Linear, _BatchNorm) if member_norm else (nn.Conv2d, nn.Linear)
     obstacles = {name: reason for name, module in modules if (reason := obstacle(module))}
     if obstacles:
         listed = ", ".join(f"'{name}' ({reason})" for name, reason in obstacles.items())
-        raise ConversionError(f"no members for layer {listed}; to share them, set keep={tuple(obstacles)}")
+        raise ConversionError(f"no members for layer {listed}; {leave_out([*obstacles], options)}")
     names: dict[nn.Module, str] = {m: name for name, m in reversed(modules) if isinstance(m, kinds)}
     if not names:
         raise ConversionError("the network has no Conv2d or Linear layer to give members to")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
@@ -132,6 +132,10 @@ class DistributionForm(FormTable):
     trains_as_one: ClassVar[bool] = True
     own_loss: ClassVar[bool] = True
 
+    def common(self, method: Distillation, perturb: Perturbation) -> dict[str, Any]:
+        """The arguments that all its losses have."""
+        return {"perturb": perturb, "temperature": method.temperature, "unlabelled": method.share > 0}
+
 
 class DirichletForm(DistributionForm):
     """One network that predicts a Dirichlet distribution over the teachers' predictions (EnD²)."""
@@ -143,9 +147,7 @@ class DirichletForm(DistributionForm):
         return Dirichlet(network)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillDistribution(
-            teachers, steps, perturb=perturb, temperature=method.temperature, unlabelled=method.share > 0
-        )
+        return DistillDistribution(teachers, steps, **self.common(method, perturb))
 
 
 class ProxyDirichletForm(DistributionForm):
@@ -158,9 +160,7 @@ class ProxyDirichletForm(DistributionForm):
         return Dirichlet(network, offset=1.0)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillProxy(
-            teachers, perturb=perturb, temperature=method.temperature, unlabelled=method.share > 0
-        )
+        return DistillProxy(teachers, **self.common(method, perturb))
 
 
 class SeparateForm(FormTable):
@@ -244,9 +244,7 @@ class LatentFactorForm(DistributionForm):
         return LatentFactor(network, blueprint.classes, members, rng=rng, **counts)
 
     def loss(self, teachers: DeepEnsemble, method: Distillation, perturb: Perturbation, steps: int) -> Loss:
-        return DistillFactors(
-            teachers, steps, perturb=perturb, temperature=method.temperature, unlabelled=method.share > 0
-        )
+        return DistillFactors(teachers, steps, **self.common(method, perturb))
 
 
 class PythonForm(PythonTable, FormTable):

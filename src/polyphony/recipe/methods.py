@@ -12,7 +12,7 @@ from polyphony.distill.perturb import BuiltIn, Chain, Perturbation, WithSource
 from polyphony.ensembles import DeepEnsemble
 from polyphony.recipe.forms import Form
 from polyphony.recipe.perturbations import Perturb
-from polyphony.recipe.table import StepRule, StepSize, UnlabelledShare
+from polyphony.recipe.table import StepRule, StepSetting, UnlabelledShare
 
 Start = Literal["fresh", "teacher"]  # initial weights: random, or the first teacher's
 
@@ -32,7 +32,7 @@ class Method(Settings):
     """α: weight of the distillation loss."""
     temperature: Temperature | None = None
     """τ: temperature of the distillation."""
-    step_size: StepSize | None = None
+    step_size: StepSetting | None = None
     """η: step of the perturbation."""
     passes: Passes | None = None
     """Forward passes of the student in a step."""

@@ -28,7 +28,7 @@ from polyphony.recipe.form_table import FormTable
 from polyphony.recipe.forms import BatchEnsembleForm, Form
 from polyphony.recipe.methods import Distillation, Method, Start
 from polyphony.recipe.networks import Network
-from polyphony.recipe.table import Name, StepSize, UnlabelledShare, beside
+from polyphony.recipe.table import Name, StepSetting, UnlabelledShare, beside
 from polyphony.training.fit import Precision
 from polyphony.training.optimise import Schedule
 
@@ -63,14 +63,14 @@ class Data(Options):
 
 
 class TeacherTable(Settings):
-    """The deep ensemble: `members` networks, and `extra` ones that only the DEE curve needs."""
+    """The deep ensemble: `members` networks, and `extra` ones that no student imitates."""
 
     network: Network | None = None
     """Network of all teachers."""
     networks: tuple[Network, ...] = ()
     """Instead of `network`: one network for each teacher."""
     extra: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Teachers beyond `members`, which only make the DEE curve longer."""
+    """Teachers beyond `members`: for a longer DEE curve, `source = "extra"` and the analysis `transfer`."""
 
     @model_validator(mode="after")
     def _has_network_or_networks(self) -> Self:
@@ -126,7 +126,7 @@ class Student(Schedule):
     """α: weight of the distillation loss; the loss on labels has weight 1 − α."""
     temperature: Temperature = 4.0
     """τ: temperature of the distillation."""
-    step_size: StepSize = 1 / 255
+    step_size: StepSetting = 1 / 255
     """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255".
 
     Fresh students did best with 1/255 in our studies, students that start from a teacher with `"match"`: the

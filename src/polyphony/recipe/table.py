@@ -40,6 +40,6 @@ def as_step_size(value: object, info: ValidationInfo) -> object:
     return number
 
 
-StepSize = Annotated[float | StepRule, BeforeValidator(as_step_size)]
+StepSetting = Annotated[float | StepRule, BeforeValidator(as_step_size)]
 UnlabelledShare = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+_.-]*$")]

@@ -45,7 +45,7 @@ class Verdict:
 def verdict(run: Run) -> Verdict:
     """Compare the student that is best on validation images with one teacher and with all teachers."""
     name = best_on_validation(run)
-    notes = [*_certainty_notes(run, name), *_cheaper_note(run, name), *_worse_note(run), *_alike_note(run)]
+    notes = [*_certainty_notes(run, name), *_cheaper_note(run, name), *warnings_of(run, run.methods)]
     headlines = [_worth(run, name), _price(run, name), _following(run, name)]
     students = {method: _student(run, method) for method in run.methods}
     return Verdict(_sentence(run, name), headlines, notes, students)
@@ -186,7 +186,7 @@ def _cheaper_note(run: Run, name: str) -> list[str]:
         method: price.milliseconds / mine.milliseconds
         for method in run.methods
         if (price := run.price(method)) and not differ(nlls, run.valid_nll(method))
-        if not is_worse(run, method)
+        if not run.is_worse(method)
     }
     cheapest = min(shares, key=shares.__getitem__, default=name)
     if shares.get(cheapest, 1) > CHEAPER:
@@ -198,31 +198,28 @@ def _cheaper_note(run: Run, name: str) -> list[str]:
     ]
 
 
-def _worse_note(run: Run) -> list[str]:
-    """Which students are worse than one teacher, and what to change; empty if there are none."""
-    names = [name for name in run.methods if is_worse(run, name)]
-    if not names:
+def warnings_of(run: Run, methods: Sequence[str]) -> list[str]:
+    """Which methods are worse than one teacher or have members that are alike, and what to change."""
+    return [*_worse_note(run, methods), *_alike_note(run, methods)]
+
+
+def _worse_note(run: Run, methods: Sequence[str]) -> list[str]:
+    worse = [name for name in methods if run.is_worse(name)]
+    if not worse:
         return []
     start = ' start from a teacher (student.start = "teacher"),'
-    if all(map(run.recipe.starts_from_teacher, names)):
+    if all(map(run.recipe.starts_from_teacher, worse)):
         start = " lower student.learning_rate,"
+    nlls = {name: run.mean(name, "nll").mean for name in worse}
+    teacher = f" (calibrated test NLL {run.mean(run.baseline, 'nll').mean:.3f})" if run.baseline else ""
     return [
-        f"Worse than one teacher: {listed(names)}. Train longer (student.epochs),{start} or use a larger"
-        " network."
+        f"Worse than one teacher{teacher}: {listed([f'{name} ({nll:.3f})' for name, nll in nlls.items()])}."
+        f" Train longer (student.epochs),{start} or use a larger network."
     ]
 
 
-def is_worse(run: Run, name: str) -> bool:
-    """Whether a student's NLL is above the best teacher's, or without a best teacher its DEE below 1."""
-    if run.baseline:
-        return run.mean(name, "nll").mean > run.mean(run.baseline, "nll").mean
-    dee = run.dee(name)
-    return dee is not None and dee.value < 1
-
-
-def _alike_note(run: Run) -> list[str]:
-    """Which distilled students have members that are alike, and what to change; empty if there are none."""
-    names = [name for name in run.methods if run.perturbation(name) is not None and is_alike(run, name)]
+def _alike_note(run: Run, methods: Sequence[str]) -> list[str]:
+    names = [name for name in methods if run.perturbation(name) is not None and is_alike(run, name)]
     if not names:
         return []
     return [
@@ -246,7 +243,7 @@ def _student(run: Run, name: str) -> str:
     nll, dee = f"NLL {_nll(run, name)}", run.dee(name)
     quality = f"{nll}, worth {dee.text} teachers (DEE)" if dee else nll
     if run.baseline:
-        word = "Worse" if is_worse(run, name) else "Better"
+        word = "Worse" if run.is_worse(name) else "Better"
         quality = f"{word} than your best network ({nll} against {_nll(run, run.baseline)})"
     return f"{quality}; {_members(run, name)}{_found_step(run, name)}."
 

@@ -73,7 +73,8 @@ def count_images(path: Path) -> int:
 
 
 def read_views(path: Path) -> dict[str, Tensor]:
-    """members.safetensors: `images` and `perturbed` [e c h w]; of each model, logits [2 m e k].
+    """members.safetensors: `images` and `perturbed` [e c h w]; of each model, the members'
+    probabilities before and after the perturbation [2 m e k].
 
     Raises a FileError if the file is damaged.
     """

@@ -172,9 +172,15 @@ class Run:
         None for one network, and for a student that is worse than one teacher: its members are diverse
         because they make different errors.
         """
-        dee, own, teachers = self.dee(model), self.mean(model, "kld").mean, self.mean(TEACHERS, "kld").mean
-        is_worse = dee is not None and dee.value < 1
-        return own / teachers if own and teachers and not is_worse else None
+        own, teachers = (self.mean(name, "kld").mean for name in (model, TEACHERS))
+        return own / teachers if own and teachers and not self.is_worse(model) else None
+
+    def is_worse(self, model: str) -> bool:
+        """Whether a model's NLL is above the best teacher's, or without a best teacher its DEE below 1."""
+        if self.baseline:
+            return self.mean(model, "nll").mean > self.mean(self.baseline, "nll").mean
+        dee = self.dee(model)
+        return dee is not None and dee.value < 1
 
     def price(self, model: str, batch: int | None = None) -> Latency | None:
         """What a model's answers cost for a batch (default: the smallest measured)."""

@@ -116,10 +116,6 @@ class Student:
         form = f"{description.form.label} of {members}, temperature {self.temperature:.3g}"
         return f"the student of {description.method}, seed {description.seed} ({form})"
 
-    def licensed(self, licence: str) -> Student:
-        """The same student with a licence, which exported and packed files store."""
-        return self.with_description(licence=licence)
-
     def with_sets(self, coverage: float) -> Student:
         """The same student; a file exported from it has the output `set` with prediction sets.
 

@@ -95,8 +95,8 @@ ods-fresh = {{ perturb = "ods", step_size = "3/255", start = "fresh", form = {wi
 """
 # Candidates beside the first four, and seeds; the first set that fits the time is used.
 CANDIDATE_SETS = [((MORE, FRESH), 3), ((MORE,), 3), ((), 3), ((MORE, FRESH), 1), ((MORE,), 1), ((), 1)]
-FOR_CONVOLUTIONS = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
-FOR_TRANSFORMERS = """optimizer = "adamw"
+FOR_BATCH_NORM = "learning_rate = 0.05\nweight_decay = 5e-4\nwarm_up = 2"
+FOR_OTHERS = """optimizer = "adamw"
 schedule = "cosine"
 clip = 1.0
 learning_rate = 5e-4
@@ -118,7 +118,7 @@ class DraftInputs:
     shares_front: bool = True  # do members share the first half of the network?
 
     @property
-    def convolves(self) -> bool:
+    def has_batch_norm(self) -> bool:
         """Whether the network has BatchNorm: then SGD suits it, and it soon learns from random weights."""
         return any(isinstance(module, nn.BatchNorm2d) for module in self.networks.fitted().modules())
 
@@ -195,7 +195,7 @@ class Offer:
 
 def recipe_within(inputs: DraftInputs, findings: list[str], minutes: float, say: Say) -> str:
     """The text of the recipe with as many candidates and seeds as this machine can train in the time."""
-    plans = [(more, seeds) for more, seeds in CANDIDATE_SETS if inputs.convolves or FRESH not in more]
+    plans = [(more, seeds) for more, seeds in CANDIDATE_SETS if inputs.has_batch_norm or FRESH not in more]
     try:
         seconds = estimated(inputs, recipe_text(inputs, (), *plans[0]))
     except RecipeError as fault:
@@ -251,7 +251,7 @@ def recipe_text(inputs: DraftInputs, findings: Sequence[str], candidates: Sequen
         epochs=epochs,
         long=LONGER * epochs,
         batch=batch,
-        rates=FOR_CONVOLUTIONS if inputs.convolves else FOR_TRANSFORMERS,
+        rates=FOR_BATCH_NORM if inputs.has_batch_norm else FOR_OTHERS,
     )
 
 

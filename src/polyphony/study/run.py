@@ -19,7 +19,7 @@ from polyphony.study.plan import Upto, jobs_upto, plan
 from polyphony.study.provenance import naming_changed_code, refuse_sweep, write_provenance
 from polyphony.study.score_table import write_scores
 from polyphony.study.study import Study
-from polyphony.study.trainings import Training
+from polyphony.study.trainings import TrainingJob
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def link_results(jobs: Sequence[Job], runs: Path) -> set[str]:
     results = results_in(runs) if jobs else {}
     waiting, linked = {job.name for job in jobs}, set()
     for job in jobs:
-        if not isinstance(job.work, Training) or not waiting.isdisjoint(job.needs):
+        if not isinstance(job.work, TrainingJob) or not waiting.isdisjoint(job.needs):
             continue
         stage, hashes, folders = job.result, job.work.teacher_hashes(), results.get(job.key, [])
         if isinstance(stage, Stage) and any(stage.take_over(folder, hashes) for folder in folders):

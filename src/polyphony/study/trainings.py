@@ -35,7 +35,7 @@ from polyphony.training.predict import predict
 from polyphony.training.tally import DivergedError
 
 
-class Training:
+class TrainingJob:
     """The base class of jobs that train a teacher or a student."""
 
     study: Study
@@ -92,7 +92,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class TrainTeacher(Training):
+class TrainTeacher(TrainingJob):
     """Trains teacher j on the labels, or imports its pretrained weights."""
 
     study: Study
@@ -138,7 +138,7 @@ class TrainTeacher(Training):
         watch.epoch({})
 
 
-class StudentTraining(Training):
+class StudentTraining(TrainingJob):
     """The base class of jobs that train students of one method."""
 
     method: str

@@ -52,13 +52,20 @@ class Plan(Schedule):
     batch: Count = 128
     learning_rate: Positive = 0.1
     weight_decay: NotNegative = 5e-4
-    factor_rate: NotNegative = 0.5  # learning rate of rank-one factors, relative to the base rate
+    factor_rate: NotNegative = 0.5
+    """Learning rate of rank-one factors, relative to the learning rate."""
     augment: Augmentation = Augmentation()
-    precision: Precision = "float32"  # of autocast; float16 scales the loss and synchronises each step
-    deterministic: bool = False  # use only deterministic kernels?
-    way: Way = "auto"  # what rank-one layers scale: weights or activations
-    compile: bool = False  # compile the loss and its networks with torch.compile (graphs.py)?
-    unlabelled: Share = 0.0  # share of unlabelled images (label −1) in a batch
+    """Random changes of training images."""
+    precision: Precision = "float32"
+    """Precision of autocast; float16 scales the loss and synchronises at each step."""
+    deterministic: bool = False
+    """Use only deterministic kernels."""
+    way: Way = "auto"
+    """What rank-one layers scale: weights or activations."""
+    compile: bool = False
+    """Compile the loss and its networks with `torch.compile`."""
+    unlabelled: Share = 0.0
+    """Share of unlabelled images (label −1) in a batch."""
 
     @classmethod
     def of(cls, schedule: Schedule, **others: Any) -> Plan:
@@ -150,7 +157,8 @@ def fit(
         group: The processes of one training. Each calls `fit` with the same arguments.
 
     Returns:
-        One dictionary for each epoch: loss, accuracy, learning rate, seconds.
+        One dictionary for each epoch: epoch, learning_rate, the means of the loss's terms, images_per_second,
+        valid_acc, valid_nll, seconds; with members also valid_member_acc, valid_disagreement and valid_kld.
 
     Examples:
         >>> data = load("digits", Options(per_class=5, valid=50, test=50))
