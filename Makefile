@@ -8,7 +8,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 demo: .venv/ready  ## the whole method on 4,000 real images, in about five minutes
 	$(BIN)/polyphony study demo
 
-test: .venv/ready  ## every test, one thread a process: tensors are tiny; what is compiled once is kept
+test: .venv/ready  ## every test; one thread for each process, because tensors are tiny
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: .venv/ready  ## format, lint, types
@@ -29,8 +29,8 @@ bench: .venv/ready  ## speed, side by side with a textbook implementation; a few
 clean:  ## the environment and caches; runs stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# torch comes first and exactly, so that the CPU build is taken where there is one; timm without torchvision,
-# which the tests stand in for, since its only build beside a CPU's PyTorch is not on PyPI.
+# torch first, pinned, so that pip keeps the CPU build of an index that has one. timm without its dependency
+# torchvision, whose CPU build is not on PyPI; the tests use a stand-in.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)

@@ -1,4 +1,4 @@
-"""Polyphony distils a deep ensemble into one network that keeps the ensemble's diversity.
+"""Polyphony distils a deep ensemble into one network that keeps part of the ensemble's diversity.
 
 `__init__.pyi` lists the public names and their modules, for type checkers and for `__getattr__` below, which
 imports a name when it is first used: `import polyphony` and `polyphony --help` do not wait for PyTorch.

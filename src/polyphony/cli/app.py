@@ -1,4 +1,4 @@
-"""The verbs in groups, each with an example, and the options that every verb takes."""
+"""The commands ("verbs") in groups, each with an example, and the options that every one takes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def versions() -> str:
 
 app = App(
     name="polyphony",
-    help="Distil a deep ensemble into one network that keeps the ensemble's diversity.",
+    help="Distil a deep ensemble into one network that keeps part of the ensemble's diversity.",
     help_epilogue=EXAMPLES,
     help_format="plaintext",
     version=versions,
@@ -74,7 +74,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.meta.suppress_keyboard_interrupt = False
-app.meta.group_parameters = Group("All verbs", sort_key=len(VERBS) + 1)
+app.meta.group_parameters = Group("All commands", sort_key=len(VERBS) + 1)
 
 
 @app.meta.default

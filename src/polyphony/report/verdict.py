@@ -256,7 +256,7 @@ def _found_step(run: Run, name: str) -> str:
         return ""
     how = {"search": "chosen by short trainings", "match": "matched to the teachers’ disagreement"}[rule]
     if rule == "match" and is_at_end(steps[0]):
-        how = "an end of the range of “match”, so it matches nothing: state a step"
+        how = "an end of the range of “match”: set a number, such as 3/255"
     return f"; step size {255 * steps[0]:.3g}/255, {how}"
 
 

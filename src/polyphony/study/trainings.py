@@ -321,8 +321,8 @@ class TrainStudent(StudentTraining):
         loss, step_size = self.loss()
         if step_size and study.recipe.setting(self.method, "step_size") == "match" and is_at_end(step_size):
             watch.warn(
-                f"{self.name}: step_size = 'match' found {255 * step_size:.3g}/255, an end of its range, so"
-                " it matches nothing: state a step"
+                f"{self.name}: step_size = 'match' ended at {255 * step_size:.3g}/255, an end of its range:"
+                " no step makes the teachers disagree as on validation images; set a number, such as '3/255'"
             )
         plan = self.training_plan(study.recipe.schedule(self.method))
         log = self.fit(stage, student, loss, plan, generator("student", self.seed), watch)
