@@ -267,7 +267,7 @@ def test_the_price_of_quality_follows_from_validation_scores():
         paper[row["study"]] = whole, goal = paper[row["study"]] or (cost, mean)  # the first row
         assert row["share of the cost"] == f"{cost / whole:.2f}"
         assert row["validation NLL"] == spread(nlls, 3)
-        assert row["difference"] == f"{mean - goal:+.3f}".replace("-", "−")
+        assert row["difference"] == f"{mean - goal:+.4f}".replace("-", "−")
         assert row["reaches it"] == ("yes" if mean <= goal else "no")
 
 

@@ -106,8 +106,8 @@ def trainings(run: Run) -> Iterator[Trained]:
 # Tables
 
 
-def signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
+def signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def half_text(mean: MeanSd) -> str:
@@ -229,7 +229,7 @@ def price_rows(folder: Path) -> list[dict[str, str]]:
                         "validation NLL": spread_text(
                             [row.nll for row in there.scored(method, split="valid").values()], 3
                         ),
-                        "difference": signed(nll.mean - goal),
+                        "difference": signed(nll.mean - goal, 4),
                         "n": str(nll.n),
                         "reaches it": "yes" if nll.mean <= goal else "no",
                     }
@@ -437,7 +437,7 @@ PRICE_CAPTION = (
 )
 SECONDS_CAPTION = (
     "A step relative to that of the paper (two passes, ODS): multiply-adds are counted, seconds are medians"
-    " of one run that alternates all ways, in one thread (`benchmarks/ways.py`)."
+    " of one run that alternates all ways, in one thread (benchmarks/ways.py)."
 )
 CHOICE_100_CAPTION = (
     "CIFAR-100, 4,000 images, set 26, student seed 60, 2,000 validation images, calibrated NLL."
@@ -448,7 +448,7 @@ COSINE_CAPTION = (
     " s.d. over n students."
 )
 SNR_CAPTION = (
-    "Signal-to-noise ratio of the gradient (paper §4.3), student `plain`, seed 61, τ = 4, 32 training images,"
+    "Signal-to-noise ratio of the gradient (paper §4.3), student plain, seed 61, τ = 4, 32 training images,"
     " 50 draws, mean ± s.d. over three sets of teachers."
 )
 STEP_CAPTION = (
@@ -458,7 +458,7 @@ STEP_CAPTION = (
 )
 MATCH_CAPTION = (
     "Calibrated validation NLL of ODS, students that start from a teacher, mean over sets, one student each."
-    ' Matched step: that of `step_size = "match"`. Fixed step: the one that scans of 3 to 24 of 255 chose, on'
+    ' Matched step: that of step_size = "match". Fixed step: the one that scans of 3 to 24 of 255 chose, on'
     " other sets for CIFAR-10 and CIFAR-100, on the same set for Fashion-MNIST."
 )
 DECAY_CAPTION = (
