@@ -151,8 +151,8 @@ def page(run: Run, tables: Sequence[PageTable], figure: Chart, best: Sequence[st
     parts += [table.markdown() for table in tables]
     parts += ["![Calibrated NLL against milliseconds of each student](price.svg)", figure.reading]
     parts.append(
-        "Of each form the figure shows clean or ODS, as validation NLL chooses. The best trade-offs of NLL and"
-        f" milliseconds are {listed(front(run, best))}."
+        "Of each form the figure shows clean or ODS, as validation NLL chooses. The best trade-offs of NLL"
+        f" and milliseconds are {listed(front(run, best))}."
     )
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -256,8 +256,8 @@ def price_table(run: Run, models: Sequence[str]) -> PageTable:
         "Price. Training: multiply-adds of one training (10¹²), with its passes through the teachers;"
         " for the teachers, of all of them. Milliseconds are for one image in one thread"
         f" ({row.runtime}, {row.machine}), bytes those of the exported file. NLL by int8: how much higher the"
-        " calibrated NLL of the int8 file (eight-bit weights) is on test samples of the run, first seed. Students of one form and"
-        " network are measured once."
+        " calibrated NLL of the int8 file (eight-bit weights) is on test samples of the run, first seed."
+        " Students of one form and network are measured once."
     )
     trained = {row.model: row.multiply_adds for row in run.table(TrainingCost)}
     small = {row.model: row for row in run.table(Int8Latency)}

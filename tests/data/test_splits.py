@@ -83,3 +83,10 @@ def test_some_images_of_sorted_data_have_every_class():
     assert torch.equal(split.images[chosen.images.flatten().long()], chosen.images)
     assert split.some(70) is split
     assert split.some(1000) is split
+
+
+def test_some_images_have_every_class_where_classes_take_turns():
+    split = Split(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), torch.arange(1000) % 10)
+    chosen = split.some(100)  # every tenth image is of class 0
+    assert chosen.labels.bincount(minlength=10).min() > 0
+    assert chosen.labels.equal(split.some(100).labels)

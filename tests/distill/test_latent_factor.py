@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from cases import CLASSES, MEMBERS, network, seeded, teachers
 from polyphony.distill import DistillFactors
-from polyphony.distill.latent_factor import deviations, discrepancy, expected_square, posterior
+from polyphony.distill.latent_factor import discrepancy, expected_square, posterior
 from polyphony.ensembles import DeepEnsemble, LatentFactor, Single
+from polyphony.ensembles.latent_factor import deviations
 
 DOUBLE = torch.float64
 ROWS, K, Q, M = 7, 3, 2, 4
@@ -85,6 +86,35 @@ def test_what_is_apart_from_the_mean_has_the_variance_of_one():
     each = numbers(3, 200_000, seed=8)
     assert float(deviations(each).square().mean()) == pytest.approx(1, abs=0.01)
     assert float(deviations(each).mean(0).abs().max()) < 1e-12
+
+
+def test_the_mean_of_the_members_is_the_networks_mean():
+    student = LatentFactor(network(3, extra=2), CLASSES, MEMBERS, factors=2, draws=5, seed=5).double().eval()
+    student.scale.data.copy_(numbers(CLASSES, CLASSES, seed=9))
+    x = torch.rand(4, 1, 5, 5, generator=seeded())
+    torch.testing.assert_close(student.ask_all(x).mean(0), student.network(x)[:, :CLASSES])
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_draws_of_pure_noise_differ_as_much_as_teachers_of_pure_noise(classes):
+    """Logits that are centred over classes have a smaller variance; the draws make up for it."""
+    student = LatentFactor(nn.Linear(1, classes + 2), classes, MEMBERS, factors=2, draws=1024)
+    members = student.noise.double()
+    teachers = numbers(4096, classes, seed=10)
+    centred = deviations(teachers)
+    centred = centred - centred.mean(-1, keepdim=True)
+    assert float(members.square().mean()) == pytest.approx(1, abs=0.1)
+    members = members * centred.square().mean().sqrt()  # σ
+    spreads = [each.log_softmax(-1).var(0).mean() for each in (members, teachers)]
+    assert float(spreads[0]) == pytest.approx(float(spreads[1]), rel=0.1)
+
+
+@pytest.mark.parametrize("broken", ["features", "lower"])
+def test_a_diverged_posterior_is_not_a_number_and_no_traceback(broken):
+    parts = {"features": FEATURES.clone(), "lower": LOWER.clone()}
+    parts[broken][0, 0] = math.inf
+    found = posterior(RESIDUAL, parts["features"], parts["lower"], VARIANCE)
+    assert expected_square(RESIDUAL, parts["features"], parts["lower"], found).isnan()
 
 
 def test_members_are_draws_by_the_formula_and_the_network_runs_once():

@@ -190,7 +190,7 @@ def test_the_verdict_compares_errors_at_80_percent_coverage_with_the_best_teache
         rows += [replace(row, model="best teacher", seed=1, error_80=0.1) for row in alike]
     write_table(run.folder, Score, rows)
     said = verdict(Run.open(run.folder)).sentence.replace("\N{NO-BREAK SPACE}", " ")
-    assert said.endswith("At 80 % coverage it makes 14 % fewer errors than your best single network.")
+    assert said.endswith("At 80 % coverage its error rate is 8.6 %, that of your best single network 10.0 %.")
 
 
 def test_the_best_score_of_unknown_images_is_bold(run):

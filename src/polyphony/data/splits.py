@@ -59,10 +59,16 @@ class Split:
         return Split(self.images, torch.full_like(self.labels, NO_LABEL))
 
     def some(self, count: int) -> Split:
-        """At most `count` images, evenly spaced, so that data sorted by class keeps all its classes."""
+        """At most `count` images, evenly spaced, so that data sorted by class keeps its classes.
+
+        If they lack classes, as in data in which classes take turns, a fixed random draw takes their place.
+        """
         if count >= len(self):
             return self
-        return self[torch.arange(count, device=self.images.device) * len(self) // count]
+        labels, rows = self.labels.cpu(), torch.arange(count) * len(self) // count
+        if len(labels[rows].unique()) < min(count, len(labels.unique())):
+            rows = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count].sort().values
+        return self[rows.to(self.images.device)]
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:

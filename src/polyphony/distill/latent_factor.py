@@ -20,6 +20,7 @@ from polyphony.distill import losses
 from polyphony.distill.distribution import DistributionLoss
 from polyphony.distill.one_to_one import all_teacher_logits
 from polyphony.ensembles import Ensemble, LatentFactor
+from polyphony.ensembles.latent_factor import deviations
 from polyphony.training.graphs import Draws
 
 RATE = 0.1  # weight of a batch in the running variance, as in BatchNorm
@@ -92,11 +93,18 @@ class DistillFactors(DistributionLoss):
 
 def posterior(residual: Tensor, features: Tensor, lower: Tensor, variance: Tensor) -> Posterior:
     """The posterior of every teacher's Z. residual f − μ [m b k], Φ [b q], L [k k], σ² []"""
-    class_values, left = torch.linalg.eigh(lower.T @ lower)
-    feature_values, right = torch.linalg.eigh(features.T @ features)
+    class_values, left = eigen(lower.T @ lower)
+    feature_values, right = eigen(features.T @ features)
     variances = variance / (variance + class_values[:, None].clamp_min(0) * feature_values.clamp_min(0))
     cross = left.T @ (lower.T @ residual.mT @ features) @ right
     return Posterior(left @ (cross * variances / variance) @ right.T, left, right, variances)
+
+
+def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a symmetric matrix; NaN if it is not finite, as after a divergence."""
+    finite = matrix.isfinite().all()
+    values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
+    return torch.where(finite, values, torch.nan), torch.where(finite, vectors, torch.nan)
 
 
 def expected_square(residual: Tensor, features: Tensor, lower: Tensor, z: Posterior) -> Tensor:
@@ -114,11 +122,6 @@ def discrepancy(z: Tensor) -> Tensor:
     pairs = torch.exp(-(z[:, None] - z).square().sum(-1) / (2 * q)).mean()
     with_normal = torch.exp(-z.square().sum(-1) / (2 * (q + 1))).mean() * math.pow(q / (q + 1), q / 2)
     return pairs - 2 * with_normal + math.pow(q / (q + 2), q / 2)
-
-
-def deviations(values: Tensor) -> Tensor:
-    """Each teacher's deviation from the mean, scaled to an unbiased variance. [m …] → [m …]"""
-    return (values - values.mean(0)) * math.sqrt(len(values) / (len(values) - 1))
 
 
 def check_latent_factor(student: Ensemble, teachers: int) -> LatentFactor:

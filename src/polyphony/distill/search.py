@@ -12,10 +12,13 @@ GROWTH = 2.0  # longer trainings prefer larger steps: the result is this times t
 
 
 def short_schedule(schedule: Schedule) -> Schedule:
-    """The schedule of a short training: a fifth of the epochs and of the warm-up, rounded up."""
+    """The schedule of a short training: a fifth of the epochs and of the warm-up, rounded up.
+
+    A warm-up of one epoch is none, so that a longer one stays two epochs or more.
+    """
     lengths = {
         "epochs": math.ceil(SEARCH_SHARE * schedule.epochs),
-        "warm_up": math.ceil(SEARCH_SHARE * schedule.warm_up),
+        "warm_up": max(math.ceil(SEARCH_SHARE * schedule.warm_up), min(schedule.warm_up, 2)),
     }
     return schedule.replace(**lengths)
 

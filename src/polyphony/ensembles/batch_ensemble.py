@@ -95,7 +95,8 @@ class LatentBE(MembersInside):
     The parameter of a factor is its deviation δ from one. A mean over M members leaves each member 1/M of its
     gradient, so the gradients of `own_parameters` are multiplied by M. For SGD that is M times the learning
     rate with 1/M of the weight decay, which is what `fit` uses for them: M g + λ δ = M (g + λ/M δ), and
-    momentum is linear.
+    momentum is linear. Other optimisers get M times the rate, too. The authors' code scales the gradients of
+    factors; here those of the members' biases are scaled as well.
     """
 
     expects_diversity = False

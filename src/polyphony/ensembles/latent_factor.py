@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +19,9 @@ class LatentFactor(Ensemble):
 
     Member s has the logits μ(x) + L Z_s Φ(x) + σ e_s. L [k k] is lower triangular and trained; σ² is the
     variance of the teachers' logits that the other terms do not explain. Z_s [k q] and e_s [k] are standard
-    normal draws from a seed, saved with the weights. The network runs once for all members that see the same
-    rows.
+    normal draws from a seed, saved with the weights. Their mean over members is zero, so that the members'
+    mean logits are μ(x), and so is that of e_s over classes, as the teachers' logits are centred for the
+    loss. The network runs once for all members that see the same rows.
 
     `latents` take the place of each teacher's Z at the start of training; `steps` counts training passes.
 
@@ -57,8 +60,9 @@ class LatentFactor(Ensemble):
         first = torch.Generator().manual_seed(seed + 1) if rng is None else rng
         self.scale = nn.Parameter(START * torch.eye(classes).to(like))
         self.latents = nn.Parameter(normal((teachers, classes, factors), like, first))
-        self.register_buffer("z", normal((draws, classes, factors), like, fixed))
-        self.register_buffer("noise", normal((draws, classes), like, fixed))
+        z, noise = normal((draws, classes, factors), like, fixed), normal((draws, classes), like, fixed)
+        self.register_buffer("z", deviations(z))
+        self.register_buffer("noise", deviations(deviations(noise).T).T.contiguous())
         self.register_buffer("variance", torch.ones(()).to(like))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
@@ -87,3 +91,8 @@ class LatentFactor(Ensemble):
     def lower(self) -> Tensor:
         """L. [k k]"""
         return self.scale.tril()
+
+
+def deviations(values: Tensor) -> Tensor:
+    """The deviations from the mean, scaled to an unbiased variance; zero for one value. [n …] → [n …]"""
+    return (values - values.mean(0)) * math.sqrt(len(values) / max(len(values) - 1, 1))

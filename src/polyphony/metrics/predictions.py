@@ -172,7 +172,7 @@ class Predictions:
         always at temperature 1; a single network has none.
         """
         mean = self.log_probs(temperature)
-        doubt = 1 - confidence(mean)
+        doubt = mean.double().sort(-1).values[..., :-1].exp().sum(-1)  # not 1 − p, which is 0 for p near 1
         information = {"mutual_information": self.information()} if self.varies else {}
         return {"entropy": entropy(mean), **information, "doubt": doubt}
 

@@ -20,6 +20,7 @@ LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # shares of the teachers' disagreement on
 SUGGESTED_TEMPERATURE = 4.0
 TRAINED = 0.95  # a student below this share of the teachers' training accuracy needs longer training
 CHEAPER = 0.75  # of the best student's milliseconds: below it, another student is worth a note
+SIMILAR = 1.02  # times the best student's NLL: above it, a few seeds that show no difference are no comfort
 ONE_SEED = "Every student was trained once, so a difference between two methods may be chance."
 
 
@@ -74,15 +75,14 @@ def _sentence(run: Run, name: str) -> str:
 
 
 def _errors(run: Run, name: str) -> str:
-    """ "At 80 % coverage it makes 14 % fewer errors than your best single network.", or nothing."""
+    """ "At 80 % coverage its error rate is 8.6 %, that of your best single network 10.0 %.", or nothing."""
     if run.baseline is None:
         return ""
     student, teacher = (run.mean(model, "error_80").mean for model in (name, run.baseline))
-    if math.isnan(student) or not teacher > 0:  # NaN: older runs did not measure it
+    if math.isnan(student) or math.isnan(teacher):  # older runs did not measure it
         return ""
-    share = student / teacher - 1
-    word = "fewer" if share < 0 else "more"
-    return f" At 80 % coverage it makes {percent(abs(share))} {word} errors than your best single network."
+    rates = f"{100 * student:.1f} %, that of your best single network {100 * teacher:.1f} %"
+    return f" At 80 % coverage its error rate is {rates}.".replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _nll(run: Run, model: str) -> str:
@@ -178,7 +178,7 @@ def _certainty_notes(run: Run, name: str) -> list[str]:
 
 
 def _cheaper_note(run: Run, name: str) -> list[str]:
-    """The cheapest student that is not clearly worse than `name` on validation images; empty if none is."""
+    """The cheapest student with about the NLL of `name` on validation images; empty if there is none."""
     mine, nlls = run.price(name), run.valid_nll(name)
     if mine is None or len(nlls) < 2:
         return []
@@ -187,6 +187,7 @@ def _cheaper_note(run: Run, name: str) -> list[str]:
         for method in run.methods
         if (price := run.price(method)) and not differ(nlls, run.valid_nll(method))
         if not run.is_worse(method)
+        if statistics.fmean(run.valid_nll(method).values()) <= SIMILAR * statistics.fmean(nlls.values())
     }
     cheapest = min(shares, key=shares.__getitem__, default=name)
     if shares.get(cheapest, 1) > CHEAPER:

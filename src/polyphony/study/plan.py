@@ -131,6 +131,7 @@ def revisions(recipe: Recipe, name: str) -> list[str]:
         "clip of each network": recipe.form_table(name).label == "separate" and recipe.student.clip,
         "source for ODS alone": method.source and not all(part.takes_source for part in parts),
         "no labels after mixing": before_last and reads_labels,
+        "centred draws": recipe.form_table(name).label == "dlf",
     }
     return [change for change, concerns in changes.items() if concerns]
 
