@@ -26,6 +26,7 @@ STUDIES = {
     "CIFAR-10, 4,000, small student": "small-3?",
     "CIFAR-10, 20,000": "more-5?",
     "CIFAR-10, 20,000, set 52": "more-52",
+    "CIFAR-10, 20,000, memorised": "memorised-57",
     "CIFAR-10, 45,000": "full-51",
     "CIFAR-10, 45,000, 3 epochs": "full",
     "CIFAR-100, 4,000, new sets": "cifar100-*",
@@ -305,7 +306,7 @@ def test_matched_steps_are_compared_with_the_best_fixed_step(setting, matched, f
 
 def test_weight_decays_are_compared_on_validation_images():
     runs = {}
-    for folder in (*folders("decay-*"), *folders("cifar10-31")):
+    for folder in folders("decay-*"):
         recipe = recipe_of(folder)
         assert recipe["data"]["seed"] == 31
         runs[recipe["student"]["weight_decay"]] = folder.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from polyphony.metrics import MeanSd
 from polyphony.report.chart import Chart, Margins, Panel, spread
-from polyphony.report.style import MUTED, assign
+from polyphony.report.style import MUTED, Look, assign
 from polyphony.report.tables import Numbers
 
 ODS_MARK = {"marker": "o", "markersize": 5.5, "color": "#d14f00"}
@@ -58,48 +59,25 @@ def half(mean: MeanSd) -> float | None:
     return mean.half if mean.n > 1 else None
 
 
+Points = Mapping[str, Sequence[tuple[float, MeanSd]]]  # label of a way → cost, validation NLL
+
+
 def price_chart(folder: Path) -> Chart:
     """Calibrated validation NLL against training cost: a curve for each way."""
-    panels, rows = [], []
     labels = list(dict.fromkeys(way.label for ways in WAYS.values() for way in ways))
     look = assign([(label, None) for label in labels])
-    for name, ways in WAYS.items():
-        study = runs_of(folder, name)
-        if study is None:
-            continue
-        points = {
-            way.label: [
-                (cost(*found) / 1e12, valid_nll(*found))
-                for method in way.methods
-                if (found := tried(folder, name, method))
-            ]
-            for way in ways
-        }
-        rows += [
-            (
-                WORDS.get(name, name),
-                label,
-                price,
-                nll.mean,
-                None if math.isnan(nll.sd) else nll.sd,
-            )
-            for label, line in points.items()
-            for price, nll in line
-        ]
-
-        def draw(axes: Axes, points: dict[str, list[tuple[float, MeanSd]]]) -> None:
-            for label, line in points.items():
-                x, means = [price for price, _ in line], [nll for _, nll in line]
-                bars = [spread(nll) for nll in means]
-                axes.errorbar(x, [nll.mean for nll in means], bars, **look[label].mark, elinewidth=1.2)
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.set(xlabel="multiply-adds of one training (10¹²)", ylabel="calibrated validation NLL")
-
-        title = WORDS.get(name, name)
-        panels.append(Panel(title, partial(draw, points=points), 1.2, Margins(left=58.0, bottom=44.0)))
+    points = {WORDS.get(name, name): priced(folder, name) for name in WAYS if runs_of(folder, name)}
+    margins = Margins(left=58.0, bottom=44.0)
+    panels = [
+        Panel(title, partial(draw_prices, points=each, look=look), 1.2, margins)
+        for title, each in points.items()
+    ]
+    rows = [
+        (title, label, price, nll.mean, None if math.isnan(nll.sd) else nll.sd)
+        for title, each in points.items()
+        for label, line in each.items()
+        for price, nll in line
+    ]
     reading = (
         "Calibrated validation NLL against the cost of one training. A curve is one way to train with"
         " different numbers of epochs; bars are one standard deviation over sets and seeds. Lower left is"
@@ -109,3 +87,28 @@ def price_chart(folder: Path) -> Chart:
     return Chart(
         "price", "Price of quality", reading, panels, numbers, [look[label] for label in labels], 340.0
     )
+
+
+def priced(folder: Path, name: str) -> Points:
+    """The cost (10¹²) and the validation NLL of every training of each way of a study."""
+    return {
+        way.label: [
+            (cost(*found) / 1e12, valid_nll(*found))
+            for method in way.methods
+            if (found := tried(folder, name, method))
+        ]
+        for way in WAYS[name]
+    }
+
+
+def draw_prices(axes: Axes, points: Points, look: Mapping[str, Look]) -> None:
+    """A curve with its spread for each way."""
+    for label, line in points.items():
+        costs, nlls = [price for price, _ in line], [nll for _, nll in line]
+        bars = [spread(nll) for nll in nlls]
+        axes.errorbar(costs, [nll.mean for nll in nlls], bars, **look[label].mark, elinewidth=1.2)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="multiply-adds of one training (10¹²)", ylabel="calibrated validation NLL")

@@ -94,30 +94,45 @@ class Way:
     methods: Sequence[str]
 
 
+NEW = "CIFAR-10, 4,000, new sets"
+OLD = "CIFAR-10, 4,000, sets 20 to 22"
+OLD_FRESH = "CIFAR-10, 4,000, sets 20 to 22, fresh"
+PRICE = "CIFAR-10, 4,000, set 31"
+NOISE = "CIFAR-10, 4,000, noise for fresh students"
+SMALL = "CIFAR-10, 4,000, small student"
+MORE = "CIFAR-10, 20,000"
+MORE_52 = "CIFAR-10, 20,000, set 52"
+MEMORISED = "CIFAR-10, 20,000, memorised"
+FULL = "CIFAR-10, 45,000"
+FULL_3 = "CIFAR-10, 45,000, 3 epochs"
+CIFAR100 = "CIFAR-100, 4,000, new sets"
+FRESH_100 = "CIFAR-100, 4,000, new sets, fresh"
+OLD_CIFAR100 = "CIFAR-100, 4,000, set 26"
+LARGE_100 = "CIFAR-100, 18,000"
+FASHION = "Fashion-MNIST, 4,000"
 STUDIES = {  # study → its runs in kept/
-    "CIFAR-10, 4,000, new sets": "cifar10-3?",
-    "CIFAR-10, 4,000, sets 20 to 22": "cifar10-2?",
-    "CIFAR-10, 4,000, sets 20 to 22, fresh": "fresh-*",
-    "CIFAR-10, 4,000, set 31": "price",
-    "CIFAR-10, 4,000, noise for fresh students": "noise-3?",
-    "CIFAR-10, 4,000, small student": "small-3?",
-    "CIFAR-10, 20,000": "more-5?",
-    "CIFAR-10, 20,000, set 52": "more-52",
-    "CIFAR-10, 45,000": "full-51",
-    "CIFAR-10, 45,000, 3 epochs": "full",
-    "CIFAR-100, 4,000, new sets": "cifar100-*",
-    "CIFAR-100, 4,000, new sets, fresh": "fresh100-*",
-    "CIFAR-100, 4,000, set 26": "cifar100",
-    "CIFAR-100, 18,000": "large100-*",
-    "Fashion-MNIST, 4,000": "fashion-*",
+    NEW: "cifar10-3?",
+    OLD: "cifar10-2?",
+    OLD_FRESH: "fresh-*",
+    PRICE: "price",
+    NOISE: "noise-3?",
+    SMALL: "small-3?",
+    MORE: "more-5?",
+    MORE_52: "more-52",
+    MEMORISED: "memorised-57",
+    FULL: "full-51",
+    FULL_3: "full",
+    CIFAR100: "cifar100-*",
+    FRESH_100: "fresh100-*",
+    OLD_CIFAR100: "cifar100",
+    LARGE_100: "large100-*",
+    FASHION: "fashion-*",
 }
-NEW, OLD, OLD_FRESH, PRICE, NOISE, SMALL, MORE, MORE_52, FULL, FULL_3, *OTHERS = STUDIES
-CIFAR100, FRESH_100, OLD_CIFAR100, LARGE_100, FASHION = OTHERS
 ALL = "CIFAR-10, 4,000, all sets"
 CHOICE, CHOICE_100, STEPS_100 = "choose", "choose-cifar100", "steps-cifar100"
 SET_31, SET_41 = "cifar10-31", "fashion-41"
 RUNS = {**STUDIES, ALL: "cifar10-*"}
-DECAYS = ("decay-*", SET_31)  # runs that differ in the weight decay of their students
+DECAYS = "decay-*"  # runs that differ in the weight decay of their students
 COMPARISONS = (
     Comparison(NEW, "ODS − plain", "ods", "plain"),
     Comparison(NEW, "ODS − plain at equal cost", "ods", "plain-long"),
@@ -133,6 +148,7 @@ COMPARISONS = (
     Comparison(MORE_52, "ODS − noise at equal cost", "ods-*", "noise"),
     Comparison(MORE, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
     Comparison(MORE, "ODS from a teacher − ODS fresh", "ods-*", "fresh-ods"),
+    Comparison(MEMORISED, "ODS − plain at equal cost", "ods-*", "plain"),
     Comparison(FULL, "ODS − plain at equal cost", "ods-*", "plain-*"),
     Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain"),
     Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),

@@ -297,8 +297,8 @@ def steps_of(study: StudyRuns, method: str) -> list[float]:
 
 def decay_rows(folder: Path) -> list[dict[str, str]]:
     """Calibrated validation NLL of ODS by weight decay, for both starts."""
-    studies = [runs_of(folder, name) for name in DECAYS]
-    runs = [run for study in studies if study for run in study.runs]
+    study = runs_of(folder, DECAYS)
+    runs = study.runs if study else []
     rows = []
     for start, method in {"a teacher": "ods", "fresh": "fresh-ods"}.items():
         for run in sorted(runs, key=lambda run: run.recipe.student.weight_decay):
