@@ -28,12 +28,13 @@ _CAPTION = (
     " the first method has the lower calibrated NLL. A method is compared with plain distillation and with"
     " Gaussian noise at its temperature, and with the plain distillation that is best on validation images."
     " One pass is compared with two passes, and a student with members with one network that learns the"
-    " teachers’ mean. The intervals are not corrected for the number of comparisons."
+    " teachers’ mean. A pair shares its initial weights, but not the order of images after the first epoch."
+    " The intervals are not corrected for the number of comparisons."
 )
 _SETS = (
     " Pairs with the same teachers are not independent. “NLL over sets” therefore takes the mean of each set"
-    " of teachers as one value: it shows whether other teachers would give the same result. In a study with"
-    " several sets, bold means that this interval excludes zero as well."
+    " of teachers as one value: it shows whether other teachers would give the same result, with the same seeds"
+    " of students. In a study with several sets, bold means that this interval excludes zero as well."
 )
 _READING = (
     "Mean difference of calibrated NLL on test images over pairs with the same teachers and seed, with its"

@@ -45,7 +45,7 @@ from polyphony.training.predict import predict
 
 Kind = TypeVar("Kind", bound=TableRow)
 CHOICE_STRIDE = 5  # every fifth unknown image is used to choose the best score
-ROWS_FORMAT = 1  # raise it when the same predictions give other rows
+ROWS_FORMAT = 2  # raise it when the same predictions give other rows
 
 
 @dataclass(frozen=True)
