@@ -33,8 +33,8 @@ _CAPTION = (
 )
 _SETS = (
     " Pairs with the same teachers are not independent. “NLL over sets” therefore takes the mean of each set"
-    " of teachers as one value: it shows whether other teachers would give the same result, with the same seeds"
-    " of students. In a study with several sets, bold means that this interval excludes zero as well."
+    " of teachers as one value: it shows whether other teachers would give the same result with the same"
+    " seeds of students. In a study with several sets, bold means that this interval excludes zero as well."
 )
 _READING = (
     "Mean difference of calibrated NLL on test images over pairs with the same teachers and seed, with its"
