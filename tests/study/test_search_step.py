@@ -73,8 +73,16 @@ def calibrated_nll(logits: torch.Tensor, labels: torch.Tensor) -> float:
 def test_a_short_training_has_a_fifth_of_the_epochs(epochs, short, total):
     schedule = Schedule(epochs=epochs, batch=8, learning_rate=0.1, warm_up=epochs // 2)
     assert short_schedule(schedule).epochs == short
-    assert short_schedule(schedule).warm_up <= short
     assert search_epochs(schedule) == total
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warm_up", "short"),
+    [(200, 50, 10), (200, 5, 2), (20, 5, 2), (20, 1, 1), (20, 0, 0), (10, 5, 1), (5, 5, 0)],
+)
+def test_the_warm_up_of_a_short_training_is_two_epochs_but_at_most_half(epochs, warm_up, short):
+    schedule = Schedule(epochs=epochs, batch=8, learning_rate=0.1, warm_up=warm_up)
+    assert short_schedule(schedule).warm_up == short
 
 
 def test_the_step_is_the_best_of_trainings_made_by_hand(searched):

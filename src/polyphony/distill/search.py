@@ -14,13 +14,11 @@ GROWTH = 2.0  # longer trainings prefer larger steps: the result is this times t
 def short_schedule(schedule: Schedule) -> Schedule:
     """The schedule of a short training: a fifth of the epochs and of the warm-up, rounded up.
 
-    A warm-up of one epoch is none, so that a longer one stays two epochs or more.
+    A warm-up of one epoch has no effect, so a longer one keeps two epochs or more, but at most half of them.
     """
-    lengths = {
-        "epochs": math.ceil(SEARCH_SHARE * schedule.epochs),
-        "warm_up": max(math.ceil(SEARCH_SHARE * schedule.warm_up), min(schedule.warm_up, 2)),
-    }
-    return schedule.replace(**lengths)
+    epochs = math.ceil(SEARCH_SHARE * schedule.epochs)
+    warm_up = max(math.ceil(SEARCH_SHARE * schedule.warm_up), min(schedule.warm_up, 2))
+    return schedule.replace(epochs=epochs, warm_up=min(warm_up, epochs // 2))
 
 
 def search_epochs(schedule: Schedule) -> int:
