@@ -114,7 +114,7 @@ def test_recipes_of_the_paper_and_of_small_studies_are_shipped():
         *(f"evidence-3-{study}" for study in ("choose-cifar100", "cifar10", "cifar100", "fashion", "price")),
         *(
             f"evidence-4-{study}"
-            for study in ("full", "small", "20000", "cifar100-fresh", "cifar100-18000", "noise")
+            for study in ("full", "small", "20000", "cifar100-fresh", "cifar100-18000", "noise", "price")
         ),
         "evidence-branch",
         "students-cifar10",
