@@ -64,7 +64,7 @@ SPLIT = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
             "perturb must be a perturbation such as ODS",
         ),
         (lambda: ODS(4), r"step_size must be at most 1 \(pixels are in \[0, 1\]\), not 4"),
-        (lambda: Gaussian(8 / 255, 99), "Gaussian takes 1 values at most, not 2"),
+        (lambda: Gaussian(8 / 255, 99), "Gaussian takes at most 1 value, not 2"),
         (
             lambda: Plan(momentum=0, optimizer=SGD(nesterov=True)),
             "Nesterov momentum needs a momentum",

@@ -85,7 +85,7 @@ def test_pixels_are_the_255ths_of_the_bytes_channels_last() -> None:
 def test_an_epoch_visits_every_image_once_with_its_own_label(n: int, size: int, seed: int) -> None:
     split, rng = numbered(n), torch.Generator().manual_seed(seed)
     if size > n:
-        with pytest.raises(ValueError, match=f"1 to {n} images, the number there are, not {size}"):
+        with pytest.raises(ValueError, match=f"a batch of {size} images cannot be drawn from {n} images"):
             batches(split, size, Augmentation(0, False), rng)
         return
     drawn = list(batches(split, size, Augmentation(0, False), rng))

@@ -40,6 +40,30 @@ def test_digits_are_scikit_learns_and_the_split_is_stratified() -> None:
     assert load("digits", Options(seed=1)).test.fingerprint != load("digits").test.fingerprint
 
 
+def rows_of(split: Split) -> set[bytes]:
+    return {image.numpy().tobytes() for image in split.images}
+
+
+def test_shuffled_sets_have_other_images_and_the_same_test_images(cifar10, root: Path) -> None:
+    cifar10.python(root / "cifar-10-batches-py")
+    first = load("cifar10", Options(limit=10, valid=6, seed=1), root)
+    assert (
+        load("cifar10", Options(limit=10, valid=6, seed=2), root).train.fingerprint == first.train.fingerprint
+    )
+    one, again, two = (
+        load("cifar10", Options(limit=10, valid=6, seed=seed, shuffle=True), root) for seed in (1, 1, 2)
+    )
+    everything = rows_of(load("cifar10", root=root).train) | rows_of(load("cifar10", root=root).valid)
+    for name in ("train", "valid"):
+        assert getattr(one, name).fingerprint == getattr(again, name).fingerprint
+        assert rows_of(getattr(one, name)) not in (rows_of(getattr(two, name)), rows_of(getattr(first, name)))
+    for splits in (one, two):
+        assert splits.test.fingerprint == first.test.fingerprint
+        assert (len(splits.train), len(splits.valid)) == (10, 6)
+        assert not rows_of(splits.train) & rows_of(splits.valid)
+        assert rows_of(splits.train) | rows_of(splits.valid) <= everything
+
+
 def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(DataError, match=r"pip install '\.\[demo\]'"):

@@ -90,3 +90,19 @@ def test_some_images_have_every_class_where_classes_take_turns():
     chosen = split.some(100)  # every tenth image is of class 0
     assert chosen.labels.bincount(minlength=10).min() > 0
     assert chosen.labels.equal(split.some(100).labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "drawn"),
+    [
+        (torch.arange(1000) % 10, 250, True),  # evenly spaced images have five of ten classes
+        (torch.arange(1000) % 10, 300, False),
+        (torch.arange(1000) // 100, 100, False),
+        (torch.randint(100, (5000,), generator=torch.Generator().manual_seed(0)), 64, False),
+        (torch.tensor([0] * 997 + [1, 2, 3]), 100, False),  # rare classes are no reason
+        (torch.arange(10), 20, False),
+    ],
+)
+def test_images_are_drawn_only_where_classes_take_turns(labels, count, drawn):
+    split = Split(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
+    assert split.needs_draw(count) is drawn

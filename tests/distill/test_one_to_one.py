@@ -143,7 +143,7 @@ def test_one_student_pass_when_clean_two_when_perturbed(perturbation, passes):
 def test_teachers_of_another_number_are_refused():
     x, y = batch()
     loss = Distill(DeepEnsemble([small(0)]), perturb=Clean())
-    with pytest.raises(ValueError, match="the student has 3 members, but there are 1 teachers"):
+    with pytest.raises(ValueError, match="the student has 3 members, the ensemble 1 teacher"):
         loss(BatchEnsemble(small(9), MEMBERS), x, y, seeded())
 
 

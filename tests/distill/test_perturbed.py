@@ -181,5 +181,5 @@ def test_diversified_steps_train_the_student_and_touch_no_teacher():
 @pytest.mark.parametrize("loss", [Distill, one_pass])
 def test_teachers_of_another_number_are_refused(loss):
     x, y = batch()
-    with pytest.raises(ValueError, match="the student has 3 members, but there are 2 teachers"):
+    with pytest.raises(ValueError, match="the student has 3 members, the ensemble 2 teachers"):
         loss(DeepEnsemble([small(0), small(1)]), perturb=Clean())(STUDENTS["mimo"](), x, y, seeded())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -125,11 +127,12 @@ def test_every_member_sees_every_example_in_the_same_order():
     assert BatchEnsemble(small(), 3).assign(4, seeded()) == SameRows(3)
 
 
+@pytest.mark.parametrize("copied", [lambda network: network, copy.deepcopy])
 @pytest.mark.parametrize("form", [BatchEnsemble, Hydra, LatentBE, LoRAEnsemble])
-def test_a_student_from_a_teacher_trains_although_the_teacher_is_frozen(form):
+def test_a_student_from_a_teacher_trains_although_the_teacher_is_frozen(form, copied):
     network = small()
     DeepEnsemble([network])  # freezes it
-    student = form(network, 2)
+    student = form(copied(network), 2)
     assert all(weight.requires_grad for weight in student.parameters())
     assert not any(weight.requires_grad for weight in network.parameters())
 

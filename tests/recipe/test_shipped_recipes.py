@@ -116,6 +116,8 @@ def test_recipes_of_the_paper_and_of_small_studies_are_shipped():
             f"evidence-4-{study}"
             for study in ("full", "small", "20000", "cifar100-fresh", "cifar100-18000", "noise", "price")
         ),
+        "evidence-5-cifar10",
+        "evidence-5-cifar100",
         "evidence-branch",
         "students-cifar10",
         "students-fashion",

@@ -30,6 +30,16 @@ def digits() -> Recipe:
     return read_recipe("digits", ["student.temperature=4", "methods.kd-confods.perturb=confods"])
 
 
+@pytest.mark.parametrize("form", ["batch_ensemble", "dirichlet", "proxy_dirichlet", "dlf", "latent_be"])
+def test_a_sweep_sets_only_what_the_method_uses(form):
+    recipe = read_recipe("digits", ["methods={a={perturb='ods', form='" + form + "'}}"])
+    sweep = plan_sweep(recipe, "a", {"step_size": "1/255,2/255"})
+    methods = sweep.derived(sweep.grid()).methods
+    assert [method.step_size for method in methods.values()] == [1 / 255, 2 / 255]
+    alpha = None if form in ("dirichlet", "proxy_dirichlet", "dlf") else recipe.student.alpha
+    assert {method.alpha for method in methods.values()} == {alpha}
+
+
 # Names and words
 
 

@@ -127,6 +127,17 @@ def test_it_is_smaller_and_the_classifier_keeps_its_precision(quantised):
     assert sum(kind == onnx.TensorProto.INT8 for kind in kinds.values()) >= 3 + 3 * 4
 
 
+def test_its_weights_have_seven_bits_so_that_sums_of_two_products_fit_16_bits(quantised):
+    weights = [
+        onnx.numpy_helper.to_array(each)
+        for each in onnx.load_from_string(quantised.data).graph.initializer
+        if each.data_type == onnx.TensorProto.INT8
+    ]
+    largest = max(int(np.abs(weight.astype(int)).max()) for weight in weights)
+    assert largest == 64
+    assert 2 * 255 * largest < 2**15
+
+
 def test_a_file_that_is_worse_is_not_written(quantised, tmp_path):
     worse = replace(quantised, after=replace(quantised.after, nll=quantised.before.nll + 0.015))
     with pytest.raises(

@@ -13,7 +13,6 @@ import pytest
 
 from polyphony import load_student
 from polyphony.recipe import foreign_table
-from polyphony.report.verdict import warnings_of
 from polyphony.runs.rows import Latency, Score, SetScore, to_csv
 from polyphony.runs.run import Run
 from polyphony.runs.store import StoreError, read_table, write_atomically
@@ -146,7 +145,7 @@ def test_a_poor_student_is_written_with_the_warnings_of_the_page(say, run, verb,
     warned = say(verb, poor, "be", "--out", tmp_path / to)
     assert (warned.code, (tmp_path / to).exists()) == (0, True), warned
     warnings = [line for line in warned.out.splitlines() if line.startswith("Warning: ")]
-    assert warnings == [f"Warning: {words}" for words in warnings_of(Run.open(poor), ["be"])]
+    assert len(warnings) == 2
     worse = "Warning: Worse than one teacher (calibrated test NLL 1.250): be (3.000). Train longer"
     assert warnings[0].startswith(worse)
     assert warnings[1].startswith("Warning: The members of be are almost alike: ")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import builtins
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from polyphony.data import Split
+from polyphony.distill.match import MATCH_IMAGES
 from polyphony.recipe import read_recipe
 from polyphony.runs.store import spec_key
 from polyphony.study.evaluation import PredictShifted, unknown
@@ -110,6 +113,10 @@ def test_other_images_are_other_results(tiny_recipe, tmp_path, split, changed):
     [
         ("{perturb='ods', form={kind='separate', width=8}}", ["clip of each network"]),
         ("{perturb='adversarial+ods', source='extra'}", ["source for ODS alone"]),
+        ("{perturb='gaussian+ods', source='extra'}", None),  # noise asks no teachers
+        ("{perturb='clean', form='dlf'}", ["centred draws"]),
+        ("{perturb='adversarial+mixup+ods'}", None),
+        ("{perturb='mixup+ods+adversarial'}", ["no labels after mixing"]),
         ("{perturb='ods', source='extra'}", None),
         ("{perturb='mixup+adversarial'}", ["no labels after mixing"]),
         ("{perturb='adversarial+mixup'}", None),
@@ -124,6 +131,26 @@ def test_only_trainings_that_have_changed_have_another_key(tiny_recipe, tmp_path
     kept = plan(Study(tiny_recipe(f"methods={{a={method}}}"), tmp_path), PRINTS)
     (spec,) = (job.result.spec for job in kept if job.name == "a, seed 0")
     assert ("clip of each network" in spec.get("revised", [])) is False
+
+
+def test_only_keys_that_depend_on_subsets_change_if_these_are_drawn(tiny_recipe, tmp_path):
+    methods = "methods={a={perturb='ods', step_size='match'}, b={perturb='ods'}}"
+    study = Study(tiny_recipe(methods), tmp_path)
+    before, now = plan(study, PRINTS), plan(study, replace(PRINTS, drawn=True))
+    differ = {one.name for one, two in zip(before, now, strict=True) if one.key != two.key}
+    matched = {job.name for job in now if job.name.startswith("a, seed")}
+    assert matched
+    assert {job.name for job in now if job.in_ranks} & differ == matched
+    kept = {job.name for job in now} - differ
+    assert kept
+    assert not any("train" in name for name in kept)
+
+
+def test_images_in_which_classes_take_turns_are_noted(tiny_recipe, tmp_path, monkeypatch):
+    study = Study(tiny_recipe("methods={a={perturb='ods'}}"), tmp_path)
+    assert not fingerprints(study).drawn
+    monkeypatch.setattr(Split, "needs_draw", lambda split, count: count == MATCH_IMAGES)
+    assert fingerprints(study).drawn
 
 
 def test_a_job_holds_the_recipe_and_not_the_data(tmp_path):

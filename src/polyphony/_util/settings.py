@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from polyphony._util.text import SettingError, suggestion
+from polyphony._util.text import SettingError, counted, suggestion
 
 MOST_MEMBERS = 1024
 HUGE = 1e100  # upper limit of numbers; the squares of larger ones may overflow
@@ -92,7 +92,9 @@ class Settings(BaseModel):
         """
         names = [name for name in type(self).model_fields if name != "kind"]
         if len(values) > len(names):
-            raise SettingError(f"{type(self).__name__} takes {len(names)} values at most, not {len(values)}")
+            raise SettingError(
+                f"{type(self).__name__} takes at most {counted(len(names), 'value')}, not {len(values)}"
+            )
         try:
             super().__init__(**dict(zip(names, values, strict=False)), **named)
         except ValidationError as error:

@@ -54,5 +54,5 @@ def external_predictions(
     rng: torch.Generator,
 ) -> Predictions:
     """The teachers' predictions on images that ODS perturbs with directions from `source`."""
-    before = applied(ODS(step_size=step_size), source, None, temperature, rng)
+    before = applied(ODS().build(step_size), source, None, temperature, rng)
     return predict(teachers, split, before=before)

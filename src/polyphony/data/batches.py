@@ -113,7 +113,7 @@ def batches(
 def _order(split: Split, size: int, rng: torch.Generator) -> Sequence[Tensor]:
     """The rows of each batch of an epoch."""
     if not 0 < size <= len(split):
-        raise ValueError(f"a batch must have 1 to {len(split)} images, the number there are, not {size}")
+        raise ValueError(f"a batch of {size} images cannot be drawn from {len(split)} images")
     order = send(torch.randperm(len(split), generator=rng), split.images.device)
     return list(order.split(size)[: batch_count(len(split), size)])
 

@@ -27,6 +27,7 @@ from polyphony.data.options import (
     holdout_size,
     left_without_labels,
     sample,
+    shuffled,
     stratified,
     take_rows,
     trim,
@@ -159,6 +160,8 @@ def arrange(dataset: Dataset, contents: Contents, options: Options) -> Splits:
     parts = dict(contents.parts)
     if "train" not in parts:
         raise DataError(f"{dataset.name} has no training images here; use it as unknown or shifted data only")
+    if options.shuffle:
+        parts["train"] = shuffled(parts["train"], options.seed)
     for part, what, share, holdout in (
         ("test", "test", 5, stratified),
         ("valid", "validation", 10, dataset.holdout),

@@ -33,7 +33,9 @@ class Options(Settings):
     test: Count | None = None
     """Number of test images; without such a split they are set aside (default: a fifth)."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
-    """Seed of random splits and draws; ignored if the data set has fixed ones."""
+    """Seed of random splits and draws; ignored if the data set has fixed ones and `shuffle` is off."""
+    shuffle: bool = False
+    """Whether `seed` shuffles the training images first, so that each seed has other images."""
     coarse: bool = False
     """CIFAR-100 only: 20 superclasses as labels."""
     unlabelled: Annotated[str, Field(min_length=1)] | Count | None = None
@@ -83,6 +85,11 @@ def rank_in_class(labels: Tensor) -> Tensor:
     ranks = torch.empty_like(labels)
     ranks[order] = torch.arange(len(labels)) - starts[labels[order]]
     return ranks
+
+
+def shuffled(split: Split, seed: int) -> Split:
+    """The images in random order."""
+    return split[torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))]
 
 
 def first_of_each_class(split: Split, count: int) -> Split:

@@ -61,14 +61,23 @@ class Split:
     def some(self, count: int) -> Split:
         """At most `count` images, evenly spaced, so that data sorted by class keeps its classes.
 
-        If they lack classes, as in data in which classes take turns, a fixed random draw takes their place.
+        Where classes take turns, a fixed random draw takes their place: see `needs_draw`.
         """
         if count >= len(self):
             return self
-        labels, rows = self.labels.cpu(), torch.arange(count) * len(self) // count
-        if len(labels[rows].unique()) < min(count, len(labels.unique())):
-            rows = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count].sort().values
+        rows = drawn_rows(len(self), count) if self.needs_draw(count) else spaced_rows(len(self), count)
         return self[rows.to(self.images.device)]
+
+    def needs_draw(self, count: int) -> bool:
+        """Whether `count` evenly spaced images have at most half of the classes of as many random ones.
+
+        That is so where classes take turns: each tenth image of 0, 1, …, 9, 0, 1, … is a zero.
+        """
+        if count >= len(self):
+            return False
+        labels = self.labels.cpu()
+        spaced, drawn = (labels[rows(len(self), count)].unique() for rows in (spaced_rows, drawn_rows))
+        return 2 * len(spaced) <= len(drawn)
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:
@@ -105,6 +114,16 @@ class Splits:
     resize: Resize = "crop"  # how images were resized
     unlabelled: Split | None = None  # images of the same size whose labels are all −1
     set_aside: tuple[str, ...] = ()  # parts split off from the training images
+
+
+def spaced_rows(rows: int, count: int) -> Tensor:
+    """`count` evenly spaced rows."""
+    return torch.arange(count) * rows // count
+
+
+def drawn_rows(rows: int, count: int) -> Tensor:
+    """`count` random rows in their order, the same at each call."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
 
 
 def image_buffer(*shape: int) -> Tensor:

@@ -30,8 +30,8 @@ def match_step_size(
     At the result, the teachers' mean-KLD on perturbed training images is `share` times the mean-KLD on
     validation images. The search is a bisection of log η on at most 1,000 images of each split, with the same
     random draws at each step. If no step size within `STEP_SIZES` reaches the goal, the result is close to
-    the nearer end of that range. Teachers that have not memorised their training images disagree on them as
-    much as on validation images without any step: see `is_at_end`.
+    the nearer end of that range. Teachers that have not memorised their training images disagree on them
+    without any step as much as on validation images, so that no step matches: see `is_at_end`.
 
     Args:
         make: Returns the perturbation with a step size.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyphony._util.settings import Share, Temperature, check
-from polyphony._util.text import SettingError
+from polyphony._util.text import SettingError, counted
 from polyphony.compute.parallel import gather
 from polyphony.distill import losses
 from polyphony.distill.perturb import ODS, Clean, Perturbation, mixes_images
@@ -130,7 +130,10 @@ def own_teacher_logits(teachers: DeepEnsemble, x: Tensor, assignment: Assignment
     """
     members = assignment.members if isinstance(assignment, SameRows) else len(assignment)
     if members != teachers.members:
-        raise SettingError(f"the student has {members} members, but there are {teachers.members} teachers")
+        raise SettingError(
+            f"the student has {counted(members, 'member')},"
+            f" the ensemble {counted(teachers.members, 'teacher')}"
+        )
     logits = teachers(x.expand(members, *x.shape))
     if isinstance(assignment, SameRows):
         return logits

@@ -251,6 +251,19 @@ class WithSource:
         return self.perturb(x, y, self.source, student, temperature, rng)
 
 
+@dataclass(frozen=True)
+class MixesImages:
+    """A perturbation that mixes images, but does not say so itself."""
+
+    perturb: Perturbation
+    mixes_images: ClassVar[bool] = True
+
+    def __call__(
+        self, x: Tensor, y: Tensor, teachers: Teachers, student: Ensemble | None, temperature: float, rng: Rng
+    ) -> Tensor:
+        return self.perturb(x, y, teachers, student, temperature, rng)
+
+
 def mixes_images(perturb: Perturbation) -> bool:
     """Whether a perturbation mixes images, so that their labels are no longer right."""
     return getattr(perturb, "mixes_images", False) is True

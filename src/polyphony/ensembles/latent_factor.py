@@ -20,8 +20,8 @@ class LatentFactor(Ensemble):
     Member s has the logits μ(x) + L Z_s Φ(x) + σ e_s. L [k k] is lower triangular and trained; σ² is the
     variance of the teachers' logits that the other terms do not explain. Z_s [k q] and e_s [k] are standard
     normal draws from a seed, saved with the weights. Their mean over members is zero, so that the members'
-    mean logits are μ(x), and so is that of e_s over classes, as the teachers' logits are centred for the
-    loss. The network runs once for all members that see the same rows.
+    mean logits are μ(x). The mean of e_s over classes is zero too, because the loss centres the teachers'
+    logits. The network runs once for all members that see the same rows.
 
     `latents` take the place of each teacher's Z at the start of training; `steps` counts training passes.
 

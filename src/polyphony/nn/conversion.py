@@ -27,7 +27,9 @@ Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r
 Make = Callable[[nn.Module], MemberLayer]  # makes the layer with members that replaces a plain layer
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
-WAS_TRAINABLE = "polyphony_was_trainable"  # marks weights that `freeze` has frozen
+WAS_TRAINABLE = (
+    "polyphony_was_trainable"  # attribute of a module: the names of its weights that `freeze` has frozen
+)
 LOST = -2  # in place of a dimension, like `SHARED`: the order of the rows is unknown
 
 
@@ -75,19 +77,19 @@ def convert(network: nn.Module, members: int, order: Order, make: Make) -> nn.Mo
 
 def freeze(network: nn.Module) -> None:
     """Freeze a network in place; `trainable_copy` undoes it."""
-    for weight in network.parameters():
-        if weight.requires_grad:
-            weight.requires_grad_(False)
-            vars(weight)[WAS_TRAINABLE] = True
+    for module in network.modules():
+        own = {name for name, weight in module.named_parameters(recurse=False) if weight.requires_grad}
+        if own:  # the mark is on the module, because weights lose theirs in copy.deepcopy
+            vars(module)[WAS_TRAINABLE] = vars(module).get(WAS_TRAINABLE, frozenset()) | own
+    network.requires_grad_(False)
 
 
 def trainable_copy(network: nn.Module) -> nn.Module:
     """A copy of a network in which the weights that `freeze` has frozen are trainable again."""
-    frozen = {name for name, weight in network.named_parameters() if WAS_TRAINABLE in vars(weight)}
     network = copy.deepcopy(network)
-    for name, weight in network.named_parameters():
-        vars(weight).pop(WAS_TRAINABLE, None)
-        weight.requires_grad_(weight.requires_grad or name in frozen)
+    for module in network.modules():
+        for name in vars(module).pop(WAS_TRAINABLE, ()):
+            module.get_parameter(name).requires_grad_(True)
     return network
 
 

@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from polyphony._util.settings import as_table
-from polyphony.distill.perturb import ODS, Adversarial, Clean, Diversify, Gaussian, Mixup, Perturbation
+from polyphony.distill.perturb import (
+    ODS,
+    Adversarial,
+    Clean,
+    Diversify,
+    Gaussian,
+    MixesImages,
+    Mixup,
+    Perturbation,
+    mixes_images,
+)
 from polyphony.recipe.python import PythonTable
 
 
@@ -51,6 +61,8 @@ class PythonPerturbation(PythonTable):
 
     def build(self, step_size: float) -> Perturbation:
         perturbation: Perturbation = self.make(**({"step_size": step_size} if self.takes_step else {}))
+        if self.mixes_images and not mixes_images(perturbation):  # only the function that makes it says so
+            return MixesImages(perturbation)
         return perturbation
 
 

@@ -69,10 +69,14 @@ class SweepPlan:
     def derived(self, points: Sequence[Point]) -> Recipe:
         """A recipe with a method for each point, and without extra teachers if no method needs them."""
         method = self.recipe.methods[self.method]
-        changes: dict[str, Any] = {
-            "name": f"{self.recipe.name}-sweep",
-            "methods": {point.name: method.model_copy(update=point.settings()) for point in points},
+        used = {name for name in PARAMETERS if uses(self.recipe, self.method, name)}
+        methods = {
+            point.name: method.model_copy(
+                update={name: value for name, value in point.settings().items() if name in used}
+            )
+            for point in points
         }
+        changes: dict[str, Any] = {"name": f"{self.recipe.name}-sweep", "methods": methods}
         lists_teachers = self.recipe.teachers.networks or getattr(self.recipe.teachers, "weights", ())
         if not method.source and not lists_teachers:
             changes["teachers"] = self.recipe.teachers.model_copy(update={"extra": 0})
@@ -94,12 +98,14 @@ def plan_sweep(recipe: Recipe, method: str | None, texts: Mapping[str, str | Non
             raise RecipeError(
                 f"{recipe.name}: the method '{name}' does not use {parameter}; choose another method"
             )
-    fixed = {"alpha"} if recipe.must_ignore_labels(name) else set()
-    if any(alpha < 1 for alpha in swept.get("alpha", ()) if fixed):
+    ignores_labels = recipe.must_ignore_labels(name)
+    if ignores_labels and any(alpha < 1 for alpha in swept.get("alpha", ())):
         raise RecipeError(f"{recipe.name}: the method '{name}' needs alpha = 1, because it mixes images")
     if not swept:
         paper = PAPER.get(recipe.student_network.label, PAPER["resnet"])
-        swept = {parameter: paper[parameter] for parameter in paper if parameter in {*used} - fixed}
+        swept = {parameter: paper[parameter] for parameter in paper if parameter in used}
+        if ignores_labels:
+            swept.pop("alpha", None)
     if not swept:
         raise RecipeError(
             f"{recipe.name}: the method '{name}' does not use the paper's α and temperatures;"

@@ -129,10 +129,10 @@ class Student(Schedule):
     step_size: StepSetting = 1 / 255
     """η: step of the perturbation, the RMS change of a pixel in [0, 1]; may be a fraction such as "1/255".
 
-    Fresh students did best with 1/255 in our studies, students that start from a teacher with `"match"`: the
-    step at which teachers disagree on perturbed training images as much as on validation images. It costs
-    seconds, and matches nothing if the teachers have not memorised their training images. `"search"` tries
-    four steps in short trainings, which together cost about 0.8 of one student.
+    In our studies, fresh students did best with 1/255, and students that start from a teacher did best with
+    `"match"`: the step at which teachers disagree on perturbed training images as much as on validation
+    images. It costs seconds, and matches nothing if the teachers have not memorised their training images.
+    `"search"` tries four steps in short trainings, which together cost about 0.8 of one student.
     """
     match_share: PositiveFloat = 1.0
     """For `step_size = "match"`: the share of the disagreement on validation images to reach."""
@@ -277,8 +277,9 @@ class Recipe(Settings):
             return f".{unused[0]} has no effect: {unused[1]}"
         if form.always_one_pass and method.passes == "two":
             return f".passes has no effect: a {label} student trains in one pass"
-        if form.own_loss and method.alpha is not None:
-            return f".alpha has no effect: a {label} student has a loss of its own"
+        for setting in ("alpha", "passes"):
+            if form.own_loss and getattr(method, setting) is not None:
+                return f".{setting} has no effect: a {label} student has a loss of its own"
         return ""
 
     def must_ignore_labels(self, name: str) -> bool:

@@ -20,7 +20,7 @@ LITTLE, ENOUGH, MUCH = 0.25, 0.5, 2.0  # shares of the teachers' disagreement on
 SUGGESTED_TEMPERATURE = 4.0
 TRAINED = 0.95  # a student below this share of the teachers' training accuracy needs longer training
 CHEAPER = 0.75  # of the best student's milliseconds: below it, another student is worth a note
-SIMILAR = 1.02  # times the best student's NLL: above it, a few seeds that show no difference are no comfort
+SIMILAR = 1.02  # times the best student's NLL: above it, a student is not named, however unsure the seeds
 ONE_SEED = "Every student was trained once, so a difference between two methods may be chance."
 
 
@@ -54,8 +54,12 @@ def verdict(run: Run) -> Verdict:
 
 def best_on_validation(run: Run) -> str:
     """The method with the lowest mean calibrated NLL on validation images; the first if none has scores."""
-    nlls = {name: statistics.fmean(run.valid_nll(name).values() or [math.inf]) for name in run.methods}
-    return min(nlls, key=nlls.__getitem__)
+    return min(run.methods, key=lambda name: _mean_valid_nll(run, name))
+
+
+def _mean_valid_nll(run: Run, name: str) -> float:
+    """A method's calibrated NLL on validation images, mean over seeds; infinite without scores."""
+    return statistics.fmean(run.valid_nll(name).values() or [math.inf])
 
 
 def _sentence(run: Run, name: str) -> str:
@@ -187,12 +191,12 @@ def _cheaper_note(run: Run, name: str) -> list[str]:
         for method in run.methods
         if (price := run.price(method)) and not differ(nlls, run.valid_nll(method))
         if not run.is_worse(method)
-        if statistics.fmean(run.valid_nll(method).values()) <= SIMILAR * statistics.fmean(nlls.values())
+        if _mean_valid_nll(run, method) <= SIMILAR * _mean_valid_nll(run, name)
     }
     cheapest = min(shares, key=shares.__getitem__, default=name)
     if shares.get(cheapest, 1) > CHEAPER:
         return []
-    own, other = (statistics.fmean(run.valid_nll(method).values()) for method in (name, cheapest))
+    own, other = (_mean_valid_nll(run, method) for method in (name, cheapest))
     return [
         f"{cheapest} takes {percent(shares[cheapest])} of the time of {name} and is not clearly worse on"
         f" validation images (NLL {other:.3f} against {own:.3f}): use it if milliseconds count."

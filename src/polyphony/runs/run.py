@@ -176,7 +176,7 @@ class Run:
         return own / teachers if own and teachers and not self.is_worse(model) else None
 
     def is_worse(self, model: str) -> bool:
-        """Whether a model's NLL is above the best teacher's, or without a best teacher its DEE below 1."""
+        """Whether a model's calibrated test NLL is above the best teacher's; without one, its DEE below 1."""
         if self.baseline:
             return self.mean(model, "nll").mean > self.mean(self.baseline, "nll").mean
         dee = self.dee(model)

@@ -34,9 +34,8 @@ from polyphony.study.model_hashes import (
     trained_hash,
     weight_hashes,
 )
-from polyphony.study.prediction import TRAIN_SUBSET
 from polyphony.study.saved import SavedRows, SavedTensors, write_table
-from polyphony.study.study import Study
+from polyphony.study.study import TRAIN_SUBSET, Study
 from polyphony.training.fit import Watch
 
 Kind = TypeVar("Kind", bound=TableRow)
@@ -195,7 +194,7 @@ def measure_members(study: Study, watch: Watch) -> dict[str, Tensor]:
         study.load_teachers(study.recipe.members),
         {name: study.load_student(name, first) for name in study.recipe.methods},
         example_images(study),
-        ODS(step_size=step_size),
+        ODS().build(step_size),  # a stored recipe may have a step above 1
         temperature,
         generator("images shown", 1),
     )

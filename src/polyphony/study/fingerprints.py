@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from polyphony.data.files import path_exists, readable, regular
+from polyphony.distill.match import MATCH_IMAGES
 from polyphony.nn.weights import file_and_key
 from polyphony.recipe import PretrainedTeachers
 from polyphony.runs.store import Spec
-from polyphony.study.study import Study
+from polyphony.study.study import TRAIN_SUBSET, Study
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Fingerprints:
     images: Mapping[str, str]  # by split: train, valid, test, and unlabelled if the study has one
     classes: int | None = None  # None if the largest label of train and valid tells the number of classes
     teachers: tuple[str, ...] = ()  # of pretrained teachers' files
+    drawn: bool = False  # are subsets of the images drawn, because classes take turns?
 
 
 def fingerprints(study: Study) -> Fingerprints:
@@ -32,12 +35,14 @@ def fingerprints(study: Study) -> Fingerprints:
     files = teachers.weights if isinstance(teachers, PretrainedTeachers) else ()
     images = {"train": splits.train, "valid": splits.valid, "test": splits.test}
     images |= {"unlabelled": splits.unlabelled} if splits.unlabelled else {}
+    subsets = itertools.product((splits.train, splits.valid), (MATCH_IMAGES, TRAIN_SUBSET))
     return Fingerprints(
         {name: split.fingerprint for name, split in images.items()},
         None if classes == classes_in_labels else classes,
         tuple(
             pretrained_hash(study, j, Path(file), splits.valid.fingerprint) for j, file in enumerate(files)
         ),
+        any(split.needs_draw(count) for split, count in subsets),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from polyphony.distill.perturb import Adversarial
+from polyphony.distill.perturb import Adversarial, Diversify
 from polyphony.distill.search import GROWTH, SEARCH_STEPS
 from polyphony.execute.job import Job
 from polyphony.recipe import ROUNDING, PretrainedTeachers, PythonPerturbation, Recipe, Schedule
@@ -19,9 +19,9 @@ from polyphony.runs.scores import TEACHERS
 from polyphony.runs.stage import Stage
 from polyphony.runs.store import Spec, spec_key
 from polyphony.study.fingerprints import Fingerprints, pretrained_spec
-from polyphony.study.prediction import TRAIN_SUBSET, Images, Predict
+from polyphony.study.prediction import Images, Predict
 from polyphony.study.saved import SavedPredictions
-from polyphony.study.study import Study
+from polyphony.study.study import TRAIN_SUBSET, Study
 from polyphony.study.trainings import SearchStep, TrainStudent, TrainTeacher
 
 FORMAT = 3  # raise it when training or a default changes, so that no old result is taken for a new one
@@ -29,6 +29,8 @@ FORMAT = 3  # raise it when training or a default changes, so that no old result
 RECIPE_EXCLUDED = ROUNDING | {"name", "members", "seeds", "data", "teachers", "student", "methods"}
 SCHEDULE_EXCLUDED = {"network", "networks", "extra", "seed", "start", "form", "match_share"}
 METHOD_EXCLUDED = {"form", "start", "perturb", "source", "epochs", "learning_rate"}
+READS_LABELS = Adversarial | PythonPerturbation
+ASKS_TEACHERS = Adversarial | Diversify | PythonPerturbation
 # Settings of one method, or in [student] of all methods.
 METHOD_SETTINGS = {"alpha", "temperature", "step_size", "passes", "share"}
 
@@ -106,7 +108,7 @@ def student_spec(work: TrainStudent, prints: Fingerprints, training_jobs: dict[s
     if recipe.starts_from_teacher(name) and getattr(table, "factor_std", 0) is None:
         spec |= recipe.form(name).spec({"factor_std"})  # early runs used 0.02 and their specs lack this key
     if method and method.step_size == "match":
-        spec |= recipe.student.spec({"match_share"})
+        spec |= recipe.student.spec({"match_share"}) | ({"rows": "drawn"} if prints.drawn else {})
     if method and method.share and "unlabelled" in prints.images:
         spec["unlabelled"] = prints.images["unlabelled"]
     keys = [training_jobs[teacher.name].key for teacher in work.teachers]
@@ -122,15 +124,19 @@ def student_spec(work: TrainStudent, prints: Fingerprints, training_jobs: dict[s
 
 
 def revisions(recipe: Recipe, name: str) -> list[str]:
-    """What has changed in a method's training since `FORMAT` was raised, if most methods are as before."""
+    """Changes of the training code since `FORMAT` was raised that concern few methods, this one among them.
+
+    They change the key of these methods only.
+    """
     method = recipe.methods[name]
     parts = method.perturb or ()
-    before_last = any(part.mixes_images for part in parts[:-1])
-    reads_labels = any(isinstance(part, Adversarial | PythonPerturbation) for part in parts)
+    mixed = [part for j, part in enumerate(parts) if any(before.mixes_images for before in parts[:j])]
+    without_source = [part for part in parts if not part.takes_source]
     changes = {
         "clip of each network": recipe.form_table(name).label == "separate" and recipe.student.clip,
-        "source for ODS alone": method.source and not all(part.takes_source for part in parts),
-        "no labels after mixing": before_last and reads_labels,
+        "source for ODS alone": method.source
+        and any(isinstance(part, ASKS_TEACHERS) for part in without_source),
+        "no labels after mixing": any(isinstance(part, READS_LABELS) for part in mixed),
         "centred draws": recipe.form_table(name).label == "dlf",
     }
     return [change for change, concerns in changes.items() if concerns]
@@ -166,6 +172,7 @@ def prediction_job(work: Predict, prints: Fingerprints, training_jobs: dict[str,
         "needs": [training_jobs[name].key for name in needs],
         "images": prints.images[work.images.split],
         **({} if work.images.is_held_out else {"some": TRAIN_SUBSET}),
+        **({"rows": "drawn"} if prints.drawn and not work.images.is_held_out else {}),
     }
     return Job(work.name, needs, SavedPredictions(work.path, spec_key(spec)), work)
 

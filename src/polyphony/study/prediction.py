@@ -10,12 +10,10 @@ from typing import Literal
 from polyphony.data import Split, Splits
 from polyphony.runs.predictions import prediction_path
 from polyphony.study.saved import SavedPredictions
-from polyphony.study.study import Study
+from polyphony.study.study import TRAIN_SUBSET, Study
 from polyphony.study.trainings import TrainStudent, TrainTeacher
 from polyphony.training.fit import Watch
 from polyphony.training.predict import predict
-
-TRAIN_SUBSET = 5000  # training images that models predict on, instead of all
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from polyphony.training.fit import Plan
 
 Model = tuple[str, int | None]  # "teachers" or a method, and a student's seed
 
+TRAIN_SUBSET = 5000  # training images that models predict on, instead of all
 SMALL_IMAGE = 16 * 16  # pixels up to which one thread trains faster than two
 
 

@@ -38,6 +38,7 @@ Precision = Annotated[
     ),
 ]
 
+SAVED_SETTINGS = ("epochs", "batch", "learning_rate", "warm_up")  # of the plan, compared by a resume
 READ_EVERY = 10  # steps between readings of the loss: a reading synchronises the device
 
 
@@ -254,6 +255,7 @@ class Training:
             "model": on_cpu(self.model.state_dict()),
             "optimiser": on_cpu(self.optimiser.state_dict()),
             "fixed": self.fixed,
+            "plan": {name: getattr(self.plan, name) for name in SAVED_SETTINGS},
             "scaler": self.scaler.state_dict(),
             "rng": self.rng.get_state(),
             "best": self.best,
@@ -270,16 +272,17 @@ class Training:
             self.scaler.load_state_dict(state.get("scaler", {}))  # missing in older states
             self.rng.set_state(state["rng"])
             self.best, self.log = dict(state["best"]), list(state["log"])
-            self.check_plan(state.get("fixed", self.fixed))  # missing in older states
+            self.check_plan(state)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ResumeError(f"the saved state is not of this training ({first_line(error)})") from error
 
-    def check_plan(self, fixed: list[list[float]]) -> None:
-        """Raise a ValueError if the saved state has other `fixed_settings` or more epochs than the plan."""
-        if fixed != self.fixed:
+    def check_plan(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError if a saved state is of another plan. Older states have less to compare."""
+        if state.get("fixed", self.fixed) != self.fixed:
             raise ValueError("it has another weight decay or momentum")
-        if len(self.log) > self.plan.epochs:
-            raise ValueError(f"it has {len(self.log)} epochs, the plan has {self.plan.epochs}")
+        for name, saved in state.get("plan", {}).items():
+            if (planned := getattr(self.plan, name)) != saved:
+                raise ValueError(f"it has {name} = {saved}, the plan has {planned}")
 
 
 def fixed_settings(optimiser: torch.optim.Optimizer) -> list[list[float]]:
