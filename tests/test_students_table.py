@@ -130,7 +130,7 @@ def test_the_quality_of_every_model_is_what_the_kept_scores_say(kept):
         assert row["NLL, as predicted ↓"] == said(numbers(kept, model, "nll", kind="standard"), 3)
         assert row["AURC ↓"] == said(numbers(kept, model, "aurc"), 4)
         assert row["Voice ↑"] == said(numbers(kept, model, "voice"), 3)
-        assert row["Diversity kept %"] == said(100 * kld[[] if worse or not kld.any() else slice(None)], 0)
+        assert row["Mean-KLD kept %"] == said(100 * kld[[] if worse or not kld.any() else slice(None)], 0)
         for heading in (each for each in row if each.startswith("AUROC, ")):
             where = {"model": model, "unknown": heading.split()[1], "score": "entropy"}
             found = [float(each["auroc"]) for each in rows_of(kept / "analysis" / "ood.csv", **where)]

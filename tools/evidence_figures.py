@@ -20,7 +20,7 @@ ODS_MARK = {"marker": "o", "markersize": 5.5, "color": "#d14f00"}
 
 
 def difference_chart(folder: Path) -> Chart:
-    """The differences of calibrated NLL, with both intervals."""
+    """The differences of calibrated NLL, with their intervals over sets of teachers."""
     shown = [
         (f"{each.comparison.study}: {each.comparison.words}", each)
         for each in results(folder)
@@ -29,9 +29,15 @@ def difference_chart(folder: Path) -> Chart:
 
     def draw(axes: Axes) -> None:
         for place, (_, result) in enumerate(shown):
-            mean, pairs, sets = result.mean.mean, half(result.pairs) or 0.0, half(result.sets) or 0.0
-            axes.plot([mean - sets, mean + sets], [place, place], color=MUTED.light, linewidth=0.8)
-            axes.errorbar(mean, place, xerr=pairs, elinewidth=1.6, **ODS_MARK)
+            several = result.sets.n > 1
+            axes.errorbar(
+                result.mean.mean,
+                place,
+                xerr=half(result.sets) or 0.0,
+                elinewidth=1.6,
+                markerfacecolor=ODS_MARK["color"] if several else "none",
+                **ODS_MARK,
+            )
         axes.axvline(0, color=MUTED.light, linewidth=1.0)
         axes.set_yticks(range(len(shown)), [label for label, _ in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -39,16 +45,12 @@ def difference_chart(folder: Path) -> Chart:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(visible=False, axis="y")
 
-    header = ["comparison", "n", "difference", "half_interval", "sets", "half_interval_over_sets"]
-    rows = [
-        (label, each.pairs.n, each.mean.mean, half(each.pairs), each.sets.n, half(each.sets))
-        for label, each in shown
-    ]
+    header = ["comparison", "sets", "difference", "half_interval"]
+    rows = [(label, each.sets.n, each.mean.mean, half(each.sets)) for label, each in shown]
     margins = Margins(left=5.9 * max((len(label) for label, _ in shown), default=10))
     reading = (
-        "Mean difference of calibrated test NLL, with its 95 % interval over pairs with the same teachers and"
-        " seed. The thin line is the interval over sets of teachers. Left of zero the first method is"
-        " better."
+        "Mean difference of calibrated test NLL with its 95 % interval over sets of teachers; a hollow point"
+        " is one set. Left of zero the first method is better."
     )
     panel = Panel("", draw, 2.0, margins)
     return Chart("differences", "Differences", reading, [panel], Numbers(header, rows), width=760.0)

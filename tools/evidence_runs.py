@@ -1,4 +1,4 @@
-"""The runs of PROTOCOL-2 to PROTOCOL-4: what is compared, and the numbers that tables and figures read."""
+"""The runs of PROTOCOL-2 to PROTOCOL-5: what is compared, and the numbers that tables and figures read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from polyphony.metrics import MeanSd
 from polyphony.report.study_runs import Pair, StudyRuns
 from polyphony.runs.rows import TableRow
 from polyphony.runs.run import Run
+from polyphony.runs.scores import TEACHERS
 
 EQUAL = 0.02  # two methods are equal if the interval lies within ± this difference of NLL
 
@@ -63,7 +64,7 @@ class Result:
     comparison: Comparison
     pairs: MeanSd
     sets: MeanSd  # over the means of the sets
-    voice: MeanSd  # the same for voice, over pairs
+    voice: MeanSd  # the same for voice, over the sets; with one set, over pairs
     ahead: int
     cost: float
 
@@ -94,82 +95,91 @@ class Way:
     methods: Sequence[str]
 
 
-NEW = "CIFAR-10, 4,000, new sets"
+OWN = "CIFAR-10, 4,000"
+OWN_100 = "CIFAR-100, 4,000"
+EIGHTH = "CIFAR-10, 4,000, an eighth of the cost"
+MORE = "CIFAR-10, 20,000"
+MEMORISED = "CIFAR-10, 20,000, memorised"
+FULL = "CIFAR-10, 45,000"
+SMALL = "CIFAR-10, 4,000, small student"
+FASHION = "Fashion-MNIST, 4,000"
+FASHION_EIGHTH = "Fashion-MNIST, 4,000, an eighth of the cost"
+SAME = "CIFAR-10, 4,000, sets 31 to 34"
 OLD = "CIFAR-10, 4,000, sets 20 to 22"
 OLD_FRESH = "CIFAR-10, 4,000, sets 20 to 22, fresh"
 PRICE = "CIFAR-10, 4,000, set 31"
-NOISE = "CIFAR-10, 4,000, noise for fresh students"
-SMALL = "CIFAR-10, 4,000, small student"
-MORE = "CIFAR-10, 20,000"
-MORE_52 = "CIFAR-10, 20,000, set 52"
-MEMORISED = "CIFAR-10, 20,000, memorised"
-FULL = "CIFAR-10, 45,000"
 FULL_3 = "CIFAR-10, 45,000, 3 epochs"
-CIFAR100 = "CIFAR-100, 4,000, new sets"
-FRESH_100 = "CIFAR-100, 4,000, new sets, fresh"
+SAME_100 = "CIFAR-100, 4,000, sets 27 to 29"
+FRESH_100 = "CIFAR-100, 4,000, sets 27 to 29, fresh"
 OLD_CIFAR100 = "CIFAR-100, 4,000, set 26"
-LARGE_100 = "CIFAR-100, 18,000"
-FASHION = "Fashion-MNIST, 4,000"
 STUDIES = {  # study → its runs in kept/
-    NEW: "cifar10-3?",
+    OWN: "own10-*",
+    OWN_100: "own100-*",
+    EIGHTH: "eighth-6?",
+    SMALL: "small-*",
+    MORE: "more-*",
+    MEMORISED: "memorised-57",
+    FULL: "full-51",
+    FASHION: "fashion-*",
+    FASHION_EIGHTH: "fashion-4[2-4]",
+    SAME: "cifar10-3?",
     OLD: "cifar10-2?",
     OLD_FRESH: "fresh-*",
     PRICE: "price",
-    NOISE: "noise-3?",
-    SMALL: "small-3?",
-    MORE: "more-5?",
-    MORE_52: "more-52",
-    MEMORISED: "memorised-57",
-    FULL: "full-51",
     FULL_3: "full",
-    CIFAR100: "cifar100-*",
+    SAME_100: "cifar100-*",
     FRESH_100: "fresh100-*",
     OLD_CIFAR100: "cifar100",
-    LARGE_100: "large100-*",
-    FASHION: "fashion-*",
 }
-ALL = "CIFAR-10, 4,000, all sets"
-CHOICE, CHOICE_100, STEPS_100 = "choose", "choose-cifar100", "steps-cifar100"
+ALL = "CIFAR-10, 4,000, sets 20 to 34"
+CHOICE, CHOICE_100, STEPS_100, CHOICE_8 = "choose", "choose-cifar100", "steps-cifar100", "eighth-31"
 SET_31, SET_41 = "cifar10-31", "fashion-41"
 RUNS = {**STUDIES, ALL: "cifar10-*"}
 DECAYS = "decay-*"  # runs that differ in the weight decay of their students
+EQUAL_COST = "ODS − plain at equal cost"
+NOISE_COST = "ODS − noise at equal cost"
+FRESH_COST = "fresh: ODS − plain at equal cost"
+STARTS = "ODS from a teacher − ODS fresh"
 COMPARISONS = (
-    Comparison(NEW, "ODS − plain", "ods", "plain"),
-    Comparison(NEW, "ODS − plain at equal cost", "ods", "plain-long"),
-    Comparison(NEW, "ODS − noise", "ods", "noise"),
-    Comparison(ALL, "ODS − plain", "ods", "plain"),
-    Comparison(ALL, "ODS − plain at equal cost", "ods", "plain-long"),
-    Comparison(ALL, "ODS − noise", "ods", "noise"),
-    Comparison(NEW, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
-    Comparison(NEW, "ODS from a teacher − ODS fresh", "ods", "fresh-ods"),
-    Comparison(NEW, "fresh: ODS − noise at equal cost", "fresh-ods", "noise-*", NOISE),
-    Comparison(SMALL, "ODS − plain at equal cost", "ods", "plain"),
-    Comparison(MORE, "ODS − plain at equal cost", "ods-*", "plain"),
-    Comparison(MORE_52, "ODS − noise at equal cost", "ods-*", "noise"),
-    Comparison(MORE, "fresh: ODS − plain at equal cost", "fresh-ods", "fresh-plain"),
-    Comparison(MORE, "ODS from a teacher − ODS fresh", "ods-*", "fresh-ods"),
-    Comparison(MEMORISED, "ODS − plain at equal cost", "ods-*", "plain"),
-    Comparison(FULL, "ODS − plain at equal cost", "ods-*", "plain-*"),
-    Comparison(CIFAR100, "ODS − plain at equal cost", "ods", "plain"),
-    Comparison(CIFAR100, "ODS − noise at equal cost", "ods", "noise"),
-    Comparison(FRESH_100, "ODS − plain at equal cost", "ods-*", "plain-t8"),
-    Comparison(CIFAR100, "ODS from a teacher − ODS fresh", "ods", "ods-*", FRESH_100),
-    Comparison(LARGE_100, "ODS − plain at equal cost", "ods-*", "plain"),
-    Comparison(LARGE_100, "ODS − noise at equal cost", "ods-*", "noise"),
-    Comparison(LARGE_100, "fresh: ODS − plain at equal cost", "fresh-ods-*", "fresh-plain"),
-    Comparison(LARGE_100, "ODS from a teacher − ODS fresh", "ods-*", "fresh-ods-*"),
+    Comparison(OWN, EQUAL_COST, "ods", "plain"),
+    Comparison(OWN, NOISE_COST, "ods", "noise"),
+    Comparison(OWN, FRESH_COST, "fresh-ods", "fresh-plain"),
+    Comparison(SMALL, FRESH_COST, "ods", "plain"),
+    Comparison(OWN_100, EQUAL_COST, "ods", "plain"),
+    Comparison(OWN_100, NOISE_COST, "ods", "noise"),
+    Comparison(OWN_100, FRESH_COST, "fresh-ods", "fresh-plain"),
+    Comparison(MORE, EQUAL_COST, "ods-s3", "plain"),
+    Comparison(MORE, FRESH_COST, "fresh-ods", "fresh-plain"),
+    Comparison(MEMORISED, EQUAL_COST, "ods-*", "plain"),
+    Comparison(FULL, EQUAL_COST, "ods-*", "plain-*"),
+    Comparison(OWN, STARTS, "ods", "fresh-ods"),
+    Comparison(OWN_100, STARTS, "ods", "fresh-ods"),
+    Comparison(MORE, STARTS, "ods-s3", "fresh-ods"),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
     Comparison(FASHION, "shared front, 10 epochs − fresh, two passes", "front-e10", "fresh-two-e30"),
-    Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30"),
+    Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30", front=False),
+    Comparison(OWN, "matched step − 12/255", "match", "ods", front=False),
     Comparison(FULL_3, "ODS − plain", "ods", "plain-*", front=False),
+    Comparison(SAME, "ODS − plain", "ods", "plain", front=False),
+    Comparison(SAME, EQUAL_COST, "ods", "plain-long", front=False),
+    Comparison(SAME, "ODS − noise", "ods", "noise", front=False),
+    Comparison(SAME, FRESH_COST, "fresh-ods", "fresh-plain", front=False),
+    Comparison(SAME, STARTS, "ods", "fresh-ods", front=False),
+    Comparison(SAME, "plain from a teacher − plain fresh", "plain", "fresh-plain", front=False),
+    Comparison(ALL, "ODS − plain", "ods", "plain", front=False),
+    Comparison(ALL, EQUAL_COST, "ods", "plain-long", front=False),
+    Comparison(ALL, "ODS − noise", "ods", "noise", front=False),
     Comparison(OLD, "ODS − plain", "ods", "plain", front=False),
-    Comparison(OLD, "ODS − plain at equal cost", "ods", "plain-long", front=False),
+    Comparison(OLD, EQUAL_COST, "ods", "plain-long", front=False),
     Comparison(OLD, "ODS − noise", "ods", "noise", front=False),
     Comparison(OLD_FRESH, "ODS − plain", "ods", "plain", front=False),
-    Comparison(OLD, "ODS from a teacher − ODS fresh", "ods", "ods", OLD_FRESH, front=False),
+    Comparison(OLD, STARTS, "ods", "ods", OLD_FRESH, front=False),
     Comparison(OLD, "plain from a teacher − plain fresh", "plain", "plain", OLD_FRESH, front=False),
-    Comparison(NEW, "plain from a teacher − plain fresh", "plain", "fresh-plain", front=False),
-    Comparison(OLD_CIFAR100, "ODS − plain at equal cost", "ods", "plain-*", front=False),
+    Comparison(SAME_100, EQUAL_COST, "ods", "plain", front=False),
+    Comparison(SAME_100, NOISE_COST, "ods", "noise", front=False),
+    Comparison(FRESH_100, FRESH_COST, "ods-*", "plain-t8", front=False),
+    Comparison(SAME_100, STARTS, "ods", "ods-*", FRESH_100, front=False),
+    Comparison(OLD_CIFAR100, "ODS − plain, search included", "ods", "plain-*", front=False),
     Comparison(OLD_CIFAR100, "ODS − plain, both at τ = 4", "ods", "plain-t4", front=False),
 )
 CHOSEN = "ods-t4-s12-rate003"
@@ -246,8 +256,9 @@ STEPS: Mapping[str, Steps] = {
 
 
 MATCHED = {  # setting → runs of step_size = "match", runs of fixed steps, methods with fixed steps
-    "CIFAR-10, τ = 4, rate 0.03": ("match-cifar10-*", NEW, ("ods",)),
-    "CIFAR-100, τ = 4, rate 0.03": ("match-cifar100-*", CIFAR100, ("ods",)),
+    "CIFAR-10, other images": (OWN, OWN, ("ods",)),
+    "CIFAR-10, τ = 4, rate 0.03": ("match-cifar10-*", SAME, ("ods",)),
+    "CIFAR-100, τ = 4, rate 0.03": ("match-cifar100-*", SAME_100, ("ods",)),
     "Fashion-MNIST, τ = 1, rate 0.1": ("match-fashion-41", SET_41, ("s3", "s6", "s12", "s24")),
 }
 CLOSE = 0.01  # how much worse than the fixed step a matched step may be
@@ -288,7 +299,7 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     )
     if study is None or against is None:
         return None
-    check_images(study, against)
+    check_pairs(study, against)
     method, reference = resolve(study, comparison.method), resolve(against, comparison.reference)
     gaps, voices = (
         gaps_of(by_seeds(study, method, name), by_seeds(against, reference, name))
@@ -296,25 +307,32 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     )
     if not gaps:
         return None
-    by_set = {seed: [gap for pair, gap in gaps.items() if pair[0] == seed] for seed, _ in gaps}
+    voice = over_sets(voices)
     return Result(
         comparison,
         pairs=metrics.mean_sd(list(gaps.values())),
-        sets=metrics.mean_sd([fmean(values) for values in by_set.values()]),
-        voice=metrics.mean_sd(list(voices.values())),
+        sets=over_sets(gaps),
+        voice=voice if voice.n > 1 else metrics.mean_sd(list(voices.values())),
         ahead=sum(gap < 0 for gap in gaps.values()),
         cost=cost(study, method) / cost(against, reference),
     )
 
 
-def check_images(*studies: StudyRuns) -> None:
-    """Exit if runs whose teachers have equal seeds have other training or validation images."""
-    images: dict[int, set[str]] = {}
+def over_sets(values: Mapping[Pair, float]) -> MeanSd:
+    """The mean over sets of the mean over each set's pairs, with its spread over sets."""
+    sets = dict.fromkeys(seed for seed, _ in values)
+    return metrics.mean_sd([fmean(values[pair] for pair in values if pair[0] == seed) for seed in sets])
+
+
+def check_pairs(*studies: StudyRuns) -> None:
+    """Exit if runs whose teachers have equal seeds have other images or other teachers."""
+    found: dict[int, set[str]] = {}
     for run in (run for study in studies for run in study.runs):
         parts = [run.facts.data[part] for part in ("train", "valid")]
-        images.setdefault(run.recipe.teachers.seed, set()).add(str(parts))
-    if wrong := [seed for seed, found in images.items() if len(found) > 1]:
-        raise SystemExit(f"the sets {wrong} have other images in another run, so they cannot be paired")
+        teachers = [row.nll for row in run.scored(TEACHERS, "valid")]
+        found.setdefault(run.recipe.teachers.seed, set()).add(str([*parts, *teachers]))
+    if wrong := [seed for seed, kinds in found.items() if len(kinds) > 1]:
+        raise SystemExit(f"the sets {wrong} have other images or teachers in another run")
 
 
 def by_seeds(study: StudyRuns, method: str, column: str, split: str = "test") -> dict[Pair, float]:

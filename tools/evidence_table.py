@@ -1,10 +1,10 @@
-"""The tables and figures of docs/results/evidence/tables, from the runs of PROTOCOL-2 to PROTOCOL-4.
+"""The tables and figures of docs/results/evidence/tables, from the runs of PROTOCOL-2 to PROTOCOL-5.
 
 python tools/evidence_table.py RUN TO/kept/NAME    keep the recipe, the scores and a table of trainings of RUN
 python tools/evidence_table.py TO                  write README.md and the figures in TO from TO/kept
 
 trainings.csv has the epochs, seconds and step size of every training, and its multiply-adds with the passes
-through the teachers.
+through the teachers. front.md is the table of the page of evidence.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from statistics import fmean
 from evidence_figures import difference_chart, price_chart
 from evidence_runs import (
     CHOICE,
+    CHOICE_8,
     CHOICE_100,
     CLOSE,
     DECAYS,
@@ -33,8 +34,10 @@ from evidence_runs import (
     MeanCosine,
     Trained,
     by_seeds,
-    check_images,
+    check_pairs,
     cost,
+    gaps_of,
+    over_sets,
     results,
     runs_of,
     tried,
@@ -54,6 +57,7 @@ from polyphony.runs.scores import BEST_TEACHER, TEACHERS
 
 SECONDS = Path(__file__).parents[1] / "benchmarks" / "results" / "ways.csv"
 LENGTHS = ("short", "half", "full")  # of trainings that compare step sizes
+PERTURBATIONS = {"gaussian": "Gaussian noise", "ods": "ODS"}
 FITS = 0.95  # of the teachers' accuracy on training images
 
 
@@ -142,6 +146,23 @@ def comparison_rows(folder: Path) -> list[dict[str, str]]:
     ]
 
 
+def front_rows(folder: Path) -> list[dict[str, str]]:
+    """The comparisons of the page of evidence, with their intervals over sets."""
+    return [
+        {
+            "images": result.comparison.study,
+            "comparison": result.comparison.words,
+            "cost": f"{result.cost:.2f}",
+            "sets": str(result.sets.n),
+            "difference": signed(result.mean.mean),
+            "95 % interval": half_text(result.sets),
+            "verdict": result.verdict,
+        }
+        for result in results(folder)
+        if result.comparison.front
+    ]
+
+
 def score_rows(study: StudyRuns) -> list[dict[str, str]]:
     """A row for each model of a study."""
     kept = [row for run in study.runs for row in run.table(Trained)]
@@ -159,7 +180,6 @@ def score_rows(study: StudyRuns) -> list[dict[str, str]]:
             "voice": spread_text([*study.column(model, "voice").values()], 3),
             "step": steps_text([row for row in kept if row.model == model]),
             "multiply-adds": DASH if model == BEST_TEACHER else f"{cost(study, model) / 1e12:.2f}",
-            "seconds": spread_text([row.seconds for row in kept if row.model == model], 0),
             "n": str(len(study.column(model, "nll"))),
         }
         for model in study.models
@@ -216,22 +236,22 @@ def price_rows(folder: Path) -> list[dict[str, str]]:
         if study is None:
             continue
         first = ways[0].methods[0]
-        goal, whole = valid_nll(study, first).mean, cost(study, first)
+        goal, whole = by_seeds(study, first, "nll", "valid"), cost(study, first)
         for way in ways:
             for there, method in filter(None, (tried(folder, name, each) for each in way.methods)):
-                nll = valid_nll(there, method)
+                nlls = by_seeds(there, method, "nll", "valid")
+                gap = over_sets(gaps_of(nlls, goal))
                 rows.append(
                     {
                         "study": WORDS.get(name, name),
                         "way": way.label,
                         "epochs": str(there.first.recipe.schedule(method).epochs),
                         "share of the cost": f"{cost(there, method) / whole:.2f}",
-                        "validation NLL": spread_text(
-                            [row.nll for row in there.scored(method, split="valid").values()], 3
-                        ),
-                        "difference": signed(nll.mean - goal, 4),
-                        "n": str(nll.n),
-                        "reaches it": "yes" if nll.mean <= goal else "no",
+                        "validation NLL": spread_text([*nlls.values()], 3),
+                        "difference": signed(gap.mean, 4),
+                        "95 % interval": half_text(gap) if method != first else DASH,
+                        "n": str(gap.n),
+                        "reaches it": "yes" if gap.mean <= 0 else "no",
                     }
                 )
     return rows
@@ -264,7 +284,7 @@ def match_rows(folder: Path) -> list[dict[str, str]]:
         if runs is None or scans is None:
             continue
         best = min(methods, key=lambda name: valid_nll(scans, name).mean)
-        check_images(runs, scans)
+        check_pairs(runs, scans)
         nlls = [by_set(runs, "match"), by_set(scans, best)]
         sets = nlls[0].keys() & nlls[1].keys()
         ours, theirs = (fmean(nll[seed] for seed in sets) for nll in nlls)
@@ -314,6 +334,22 @@ def decay_rows(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
+def run_rows(folder: Path) -> list[dict[str, str]]:
+    """A row for each kept run."""
+    return [
+        {
+            "run": path.name,
+            "recipe": run.recipe.name,
+            "set": str(run.recipe.teachers.seed),
+            "training images": run.facts.data["train"][:8],
+            "validation images": run.facts.data["valid"][:8],
+            "processor": str(run.facts.machine["processor"]),
+        }
+        for path in sorted((folder / "kept").iterdir())
+        for run in [Run.open(path)]
+    ]
+
+
 def second_rows() -> list[dict[str, str]]:
     """The shares of multiply-adds and of seconds of a step, from the benchmark."""
     with SECONDS.open(encoding="utf-8") as file:
@@ -350,7 +386,8 @@ def snr_rows(study: StudyRuns) -> list[dict[str, str]]:
         {
             "step (1/255)": f"{255 * step:.3g}",
             **{
-                {"gaussian": "Gaussian noise", "ods": "ODS"}[kind]: spread_text([row.snr for row in each], 2)
+                f"{PERTURBATIONS[kind]}{suffix}": spread_text([getattr(row, column) for row in each], 2)
+                for column, suffix in {"snr": "", "literal": ", as printed"}.items()
                 for kind, each in by(group, "perturbation").items()
             },
         }
@@ -369,6 +406,8 @@ def write_page(folder: Path) -> None:
         for suffix in ("svg", "csv"):
             (folder / f"{chart.name}.{suffix}").write_bytes(files[f"{chart.name}.{suffix}"])
     (folder / "README.md").write_text(page(folder, apart, price), encoding="utf-8")
+    front = PageTable.from_rows("front", "", front_rows(folder)).markdown()
+    (folder / "front.md").write_text(front.strip() + "\n", encoding="utf-8")
 
 
 def page(folder: Path, apart: Chart, price: Chart) -> str:
@@ -376,7 +415,8 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
     parts = [
         "# Evidence: all results",
         "Written by `python tools/evidence_table.py` from the files in `kept/`. [The answer](../README.md),"
-        " the [second](../PROTOCOL-2.md), [third](../PROTOCOL-3.md) and [fourth protocol](../PROTOCOL-4.md).",
+        " the [second](../PROTOCOL-2.md), [third](../PROTOCOL-3.md), [fourth](../PROTOCOL-4.md) and"
+        " [fifth protocol](../PROTOCOL-5.md).",
         "## Comparisons",
         f"![Differences of calibrated test NLL](differences.svg)\n\n*{apart.reading}*",
         PageTable.from_rows("comparisons", COMPARISON_CAPTION, comparison_rows(folder)).markdown(),
@@ -386,9 +426,10 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
         "## Seconds of a step",
         PageTable.from_rows("seconds", SECONDS_CAPTION, second_rows()).markdown(),
     ]
+    parts += ["## Students of each study", SCORE_CAPTION]
     for name in STUDIES:
         if study := runs_of(folder, name):
-            caption = f"{study_words(study)} {SCORE_CAPTION} {fit_words(study)}"
+            caption = f"{study_words(study)} {fit_words(study)}"
             parts += [f"## {name}", PageTable.from_rows("scores", caption, score_rows(study)).markdown()]
     if (study := runs_of(folder, OLD)) and study.first.table(MeanCosine):
         parts += [
@@ -401,12 +442,16 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
         PageTable.from_rows("choice", CHOICE_CAPTION, choice_rows(folder, CHOICE)).markdown(),
         "## Settings tried for CIFAR-100",
         PageTable.from_rows("choice-100", CHOICE_100_CAPTION, choice_rows(folder, CHOICE_100)).markdown(),
+        "## Ways at an eighth of the cost",
+        PageTable.from_rows("choice-8", CHOICE_8_CAPTION, choice_rows(folder, CHOICE_8)).markdown(),
         "## Steps after short and long trainings",
         PageTable.from_rows("steps", STEP_CAPTION, step_rows(folder)).markdown(),
         "## Matched steps",
         PageTable.from_rows("matched", MATCH_CAPTION, match_rows(folder)).markdown(),
         "## Weight decay",
         PageTable.from_rows("decay", DECAY_CAPTION, decay_rows(folder)).markdown(),
+        "## Runs",
+        PageTable.from_rows("runs", RUNS_CAPTION, run_rows(folder)).markdown(),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -414,17 +459,17 @@ def page(folder: Path, apart: Chart, price: Chart) -> str:
 COMPARISON_CAPTION = (
     "Difference: calibrated test NLL of the first method less that of the second, mean over sets of teachers"
     " (with one set, over pairs); below zero, the first is better. Cost: multiply-adds of one training of the"
-    " first, relative to the second. Intervals: half of the 95 % t-interval over pairs with the same teachers"
-    " and seed, and over the means of sets of teachers. Verdict: by the interval over sets, with one set by"
-    f" that over pairs: better or worse if it excludes zero, else equal if it lies within ± {EQUAL}, else"
-    " unclear. Voice: the mean difference in nats over the same pairs; above zero, members of the first"
-    " follow their own teachers more closely."
+    " first method, divided by those of the second. Intervals: half of the 95 % t-interval over pairs with"
+    " the same teachers and seed, and over the means of sets of teachers. Verdict: by the interval over sets,"
+    " with one set by that over pairs: better or worse if it excludes zero, else equal if it lies within ±"
+    f" {EQUAL}, else unclear. Voice: the difference in nats with its interval over sets; above zero, members"
+    " of the first follow their own teachers more closely."
 )
 SCORE_CAPTION = (
     "Test images, calibrated, mean ± s.d. over n students; “as predicted” is the NLL without a fitted"
     " temperature. Voice: how much closer (in nats) member j is to teacher j than to the other teachers."
-    " Step: in 1/255. Multiply-adds: of one training (10¹²). Seconds: one training in one thread on a shared"
-    " machine."
+    " Step: in 1/255. Multiply-adds: of one training (10¹²). Each table names the students that do not fit"
+    f" their training images: below {FITS:.0%} of their teachers’ training accuracy."
 )
 CHOICE_CAPTION = (
     "CIFAR-10, 4,000 images, set 20, student seed 60, 2,000 validation images, calibrated NLL. Multiply-adds:"
@@ -439,6 +484,14 @@ SECONDS_CAPTION = (
     "A step relative to that of the paper (two passes, ODS): multiply-adds are counted, seconds are medians"
     " of one run that alternates all ways, in one thread (benchmarks/ways.py)."
 )
+CHOICE_8_CAPTION = (
+    "CIFAR-10, 4,000 images, set 31, student seed 61, 2,000 validation images, calibrated NLL. All ways but"
+    " the first cost at most an eighth of it. Multiply-adds: of one training (10¹²)."
+)
+RUNS_CAPTION = (
+    "Every kept run. Images: the first digits of the SHA-256 of all training and validation images; runs with"
+    " equal digits have the same images. Set: the seed of the teachers."
+)
 CHOICE_100_CAPTION = (
     "CIFAR-100, 4,000 images, set 26, student seed 60, 2,000 validation images, calibrated NLL."
     " Multiply-adds: of one training (10¹²). All students start from a teacher."
@@ -449,7 +502,8 @@ COSINE_CAPTION = (
 )
 SNR_CAPTION = (
     "Signal-to-noise ratio of the gradient (paper §4.3), student plain, seed 61, τ = 4, 32 training images,"
-    " 50 draws, mean ± s.d. over three sets of teachers."
+    " 50 draws, mean ± s.d. over three sets of teachers. “As printed” is the paper’s formula; the other"
+    " columns subtract the noise of the mean."
 )
 STEP_CAPTION = (
     "Calibrated validation NLL of ODS, one seed. Full trainings have 10 epochs, those of fresh students 20;"
@@ -468,15 +522,16 @@ DECAY_CAPTION = (
 
 
 def study_words(study: StudyRuns) -> str:
-    """How many sets of teachers a study has."""
-    return f"{counted(len(study.runs), 'set')} of teachers."
+    """How many sets of teachers a study has, and of training images."""
+    images = len({run.facts.data["train"] for run in study.runs})
+    return f"{counted(len(study.runs), 'set')} of teachers, {counted(images, 'set')} of training images."
 
 
 def fit_words(study: StudyRuns) -> str:
     """Which students do not fit their training images."""
     teachers = fmean(row.acc for row in study.scored(TEACHERS, split="train").values())
     short = [name for name in study.methods if not fits(study, name, teachers)]
-    return f"Students below {FITS:.0%} of their teachers’ training accuracy: {', '.join(short) or 'none'}."
+    return f"Students that do not fit: {', '.join(short) or 'none'}."
 
 
 def fits(study: StudyRuns, method: str, teachers: float) -> bool:

@@ -197,7 +197,7 @@ def quality_table(run: Run, models: Sequence[str]) -> PageTable:
         "Test scores: mean ± s.d. over n seeds of the student. They are calibrated by a temperature fitted on"
         " validation images, except those “as predicted”. ACC, training: accuracy on training images. DEE: of"
         " the mean NLL, with the range over seeds."
-        " Diversity kept: mean-KLD as a share of the teachers’; not shown for a student worse than one"
+        " Mean-KLD kept: mean-KLD as a share of the teachers’; not shown for a student worse than one"
         " teacher. Voice: how much nearer member j is to teacher j than to the others, in nats. AUROC:"
         f" unknown images against test images, by the {SCORE} of the mean prediction."
     )
@@ -222,7 +222,7 @@ def quality_row(run: Run, model: str) -> dict[str, Cell | str]:
         "NLL, as predicted ↓": spread(column(run, model, "nll", "standard"), 3),
         "DEE ↑": Cell(dee.text, range=dee.seeds) if dee else DASH,
         "AURC ↓": spread(column(run, model, "aurc"), 4),
-        "Diversity kept %": spread([100 * each for each in shares.values()], 0),
+        "Mean-KLD kept %": spread([100 * each for each in shares.values()], 0),
         "Voice ↑": spread(column(run, model, "voice"), 3),
         **{f"AUROC, {name} ↑": spread(aurocs(run, model, name), 3) for name in unknown},
         "n": str(len(run.scored(model))),

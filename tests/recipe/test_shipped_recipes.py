@@ -110,12 +110,9 @@ def test_recipes_of_the_paper_and_of_small_studies_are_shipped():
     assert set(shipped()) == PARAMETERS.keys() | END2.keys() | evidence | {
         "digits",
         "demo",
-        *(f"evidence-2-{study}" for study in ("choose", "cifar10", "fresh", "full", "fashion", "cifar100")),
+        *(f"evidence-2-{study}" for study in ("choose", "cifar10", "fresh", "full", "cifar100")),
         *(f"evidence-3-{study}" for study in ("choose-cifar100", "cifar10", "cifar100", "fashion", "price")),
-        *(
-            f"evidence-4-{study}"
-            for study in ("full", "small", "20000", "cifar100-fresh", "cifar100-18000", "noise", "price")
-        ),
+        *(f"evidence-4-{study}" for study in ("full", "small", "20000", "cifar100-fresh", "price")),
         "evidence-5-cifar10",
         "evidence-5-cifar100",
         "evidence-branch",

@@ -73,7 +73,7 @@ def comparison_table(groups: Sequence[StudyRuns]) -> PageTable:
         "Test scores, mean ± s.d. over n seeds; a study with several sets of teachers has the seeds of all"
         " sets. Scores are at the temperature fitted on validation images; “NLL, as predicted” is without it."
         " DEE is computed from the mean NLL (lower median over sets); its range is over seeds. Follows own"
-        " teacher: 0 % means no teacher in particular, 100 % exact copies of the teachers. Diversity kept:"
+        " teacher: 0 % means no teacher in particular, 100 % exact copies of the teachers. Mean-KLD kept:"
         " mean-KLD as a share of the teachers’; not shown for a student worse than one teacher."
     )
     rows = [_row(study, model) for study in groups for model in study.models]
@@ -89,7 +89,7 @@ def _row(study: StudyRuns, model: str) -> dict[str, Cell | str]:
     if dee:
         row[HEADINGS["dee"]] = Cell(dee.text, range=dee.seeds)
     row["NLL, as predicted ↓"] = study.text(model, "nll", "standard")
-    for heading, read in (("Follows own teacher ↑", Run.follows), ("Diversity kept", Run.diversity_share)):
+    for heading, read in (("Follows own teacher ↑", Run.follows), ("Mean-KLD kept", Run.diversity_share)):
         share = study.share(model, read) if model in study.methods else None
         row[heading] = DASH if share is None else percent(share)
     return {**row, "n": str(len(scores))}

@@ -62,7 +62,7 @@ QUANTITIES = (
     Quantity("nll", "NLL", -1, _column("nll")),
     Quantity("nll_standard", "NLL, as predicted", -1, _column("nll", "standard")),
     Quantity("dee", "DEE", 1, _column("dee"), on_page=False),
-    Quantity("kept", "diversity kept", 0, StudyRuns.diversity_shares, on_page=False),
+    Quantity("kept", "mean-KLD kept", 0, StudyRuns.diversity_shares, on_page=False),
     Quantity("distance", "distance", -1, _column("distance"), on_page=False),
     Quantity("voice", "follows own teacher (nats)", 1, _column("voice")),
     Quantity("acc", "accuracy", 1, _column("acc")),

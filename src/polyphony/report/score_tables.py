@@ -123,7 +123,7 @@ def members_table(run: Run) -> PageTable:
     caption = (
         "Members on test images, means over seeds. Follows own teacher: how much closer (KL) member j is to"
         " teacher j than to the other teachers; 0 % means no teacher in particular, 100 % exact copies."
-        " Diversity kept: mean-KLD as a share of the teachers’; not shown for a student worse than one"
+        " Mean-KLD kept: mean-KLD as a share of the teachers’; not shown for a student worse than one"
         " teacher, since its members differ by their errors. Disagree: how often two members name different"
         " classes. Same images: rank correlation, over images, of the members’ and the teachers’"
         " disagreement. Factors: how far apart the members’ rank-one factors are, as a share of their norm."
@@ -140,7 +140,7 @@ def _members_row(run: Run, model: str) -> dict[str, str]:
     return {
         "Model": label(run, model),
         "Follows own teacher ↑": DASH if follows is None else percent(follows),
-        "Diversity kept": DASH if diversity is None else percent(diversity),
+        "Mean-KLD kept": DASH if diversity is None else percent(diversity),
         HEADINGS["kld"]: f"{run.mean(model, 'kld').mean:.3f}",
         "Disagree": share(metrics.disagreement(seed.logits) for seed in predictions if several),
         "Mutual information": number(information, 3),

@@ -142,9 +142,9 @@ def _following(run: Run, name: str) -> Headline:
 
 
 def _diversity(run: Run, name: str) -> str:
-    """ "; it keeps 62 % of the teachers’ diversity"; empty if unknown."""
+    """ "; its mean-KLD is 62 % of the teachers’"; empty if unknown."""
     share = run.diversity_share(name)
-    return "" if share is None else f"; it keeps {percent(share)} of the teachers’ diversity"
+    return "" if share is None else f"; its mean-KLD is {percent(share)} of the teachers’"
 
 
 # Notes
@@ -235,7 +235,7 @@ def _alike_note(run: Run, methods: Sequence[str]) -> list[str]:
 
 
 def is_alike(run: Run, name: str) -> bool:
-    """Whether a student's members have almost none of the teachers' diversity."""
+    """Whether a student's members differ much less than the teachers, by mean-KLD."""
     teachers = run.mean(TEACHERS, "kld").mean
     return run.mean(name, "kld").mean < ALIKE * teachers and run.members_of(name) > 1
 
