@@ -198,7 +198,7 @@ def dee_text(study: StudyRuns, model: str) -> str:
 def steps_text(rows: Sequence[Trained]) -> str:
     """The step sizes of trainings, in 1/255."""
     steps = {row.step_size for row in rows if row.step_size is not None}
-    return ", ".join(f"{255 * step:g}" for step in sorted(steps)) or DASH
+    return ", ".join(f"{255 * step:.3g}" for step in sorted(steps)) or DASH
 
 
 def choice_rows(folder: Path, name: str) -> list[dict[str, str]]:
