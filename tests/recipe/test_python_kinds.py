@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from polyphony.cli import main
-from polyphony.distill.perturb import ODS, Chain
+from polyphony.distill.perturb import ODS, Chain, mixes_images
 from polyphony.nn import MemberBatchNorm
 from polyphony.recipe import Recipe, RecipeError, read_recipe, shipped
 from polyphony.recipe.points import toml
@@ -38,6 +38,11 @@ class Through:
     times: int = 1
     def __call__(self, x, y, teachers, student, temperature, rng):
         return x + self.times * self.step_size
+
+def mixing():
+    return Through(0.5)
+
+mixing.mixes_images = True
 
 class Normed(FormTable):
     def build(self, network, members, rng):
@@ -112,6 +117,15 @@ def test_a_perturbation_gets_the_recipes_step_size_and_declares_its_needs(folder
     assert isinstance(perturbation, Chain)
     assert perturbation.perturbations[1] == ODS(0.25)
     assert chain.methods["kd"].label == "Through+ods"
+
+
+def test_a_function_may_say_that_its_perturbation_mixes_images(folder):
+    recipe = read(folder, 'methods.kd.perturb=[{ kind = "python", name = "own_parts:mixing" }, "ods"]')
+    assert recipe.methods["kd"].mixes_images
+    first, _ = recipe.distillation("kd").perturbation(0.25).perturbations
+    assert mixes_images(first)
+    x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
+    assert torch.equal(first(x, y, None, None, 1.0, torch.Generator()), x + 0.5)
 
 
 def test_a_form_is_the_users_own(folder):

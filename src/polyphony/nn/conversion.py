@@ -27,9 +27,7 @@ Draw = Callable[[nn.Conv2d | nn.Linear], tuple[Tensor, Tensor]]  # the factors r
 Make = Callable[[nn.Module], MemberLayer]  # makes the layer with members that replaces a plain layer
 
 FACTOR_STD = 0.5  # factors start as N(1, 0.5²)
-WAS_TRAINABLE = (
-    "polyphony_was_trainable"  # attribute of a module: the names of its weights that `freeze` has frozen
-)
+WAS_TRAINABLE = "polyphony_was_trainable"  # attribute of a module: names of the weights that `freeze` froze
 LOST = -2  # in place of a dimension, like `SHARED`: the order of the rows is unknown
 
 
