@@ -64,7 +64,7 @@ class Result:
     comparison: Comparison
     pairs: MeanSd
     sets: MeanSd  # over the means of the sets
-    voice: MeanSd  # the same for voice, over the sets; with one set, over pairs
+    voice: MeanSd | None  # the same for voice, over the sets; with one set, over pairs
     ahead: int
     cost: float
 
@@ -155,6 +155,11 @@ COMPARISONS = (
     Comparison(OWN, STARTS, "ods", "fresh-ods"),
     Comparison(OWN_100, STARTS, "ods", "fresh-ods"),
     Comparison(MORE, STARTS, "ods-s3", "fresh-ods"),
+    Comparison(EIGHTH, "four small networks − Algorithm 1", "separate-fast", "paper"),
+    Comparison(EIGHTH, "four classifiers − Algorithm 1", "hydra-fast", "paper"),
+    Comparison(FASHION_EIGHTH, "shared front, 7 epochs − fresh, two passes", "front-e7", "fresh-two-e30"),
+    Comparison(FASHION_EIGHTH, "two shared stages − fresh, two passes", "front-2-e8", "fresh-two-e30"),
+    Comparison(FASHION_EIGHTH, "one network, mean − fresh, two passes", "mean-ods-e10", "fresh-two-e30"),
     Comparison(FASHION, "from a teacher, 10 epochs − fresh, two passes", "born-e10", "fresh-two-e30"),
     Comparison(FASHION, "shared front, 10 epochs − fresh, two passes", "front-e10", "fresh-two-e30"),
     Comparison(FASHION, "fresh: one pass − two passes", "fresh-one-e30", "fresh-two-e30", front=False),
@@ -188,14 +193,25 @@ WAYS = {  # run in kept/ or study → ways; the first is the paper's
         Way("fresh, two passes", ["fresh-two-e30"]),
         Way("fresh, one pass", ["fresh-one-e30"]),
         Way("from a teacher, one pass", ["born-e2", "born-e5", "born-e10"]),
-        Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
+        Way("from a teacher, shared front", ["front-e2", "front-e5", "front-e10"]),
+    ),
+    FASHION_EIGHTH: (
+        Way("fresh, two passes", ["fresh-two-e30"]),
+        Way("from a teacher, shared front", ["front-e7"]),
+        Way("from a teacher, two shared stages", ["front-2-e8"]),
+        Way("from a teacher, one network, mean", ["mean-ods-e10"]),
+    ),
+    EIGHTH: (
+        Way("fresh, two passes", ["paper"]),
+        Way("fresh, plain, four small networks", ["separate-fast"]),
+        Way("fresh, plain, four classifiers", ["hydra-fast"]),
     ),
     CHOICE: (
         Way("fresh, two passes", ["fresh-paper"]),
         Way("fresh, one pass", ["fresh-ods-t4-s1-rate003"]),
         Way("fresh, plain", ["fresh-plain-t4-rate003"]),
         Way("from a teacher, one pass", ["short-t4-s12", f"{CHOSEN}-e5", CHOSEN, f"{CHOSEN}-e20"]),
-        Way("the same, shared front", ["front-e2", "front-e5", "front-e10"]),
+        Way("from a teacher, shared front", ["front-e2", "front-e5", "front-e10"]),
     ),
     PRICE: (
         Way("fresh, two passes", ["paper"]),
@@ -307,15 +323,20 @@ def compare(folder: Path, comparison: Comparison) -> Result | None:
     )
     if not gaps:
         return None
-    voice = over_sets(voices)
     return Result(
         comparison,
         pairs=metrics.mean_sd(list(gaps.values())),
         sets=over_sets(gaps),
-        voice=voice if voice.n > 1 else metrics.mean_sd(list(voices.values())),
+        voice=difference_of_voice(voices) if voices else None,
         ahead=sum(gap < 0 for gap in gaps.values()),
         cost=cost(study, method) / cost(against, reference),
     )
+
+
+def difference_of_voice(voices: Mapping[Pair, float]) -> MeanSd:
+    """The mean over sets; with one set, over pairs."""
+    sets = over_sets(voices)
+    return sets if sets.n > 1 else metrics.mean_sd(list(voices.values()))
 
 
 def over_sets(values: Mapping[Pair, float]) -> MeanSd:

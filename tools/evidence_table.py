@@ -139,8 +139,8 @@ def comparison_rows(folder: Path) -> list[dict[str, str]]:
             "over sets": half_text(result.sets),
             "better in": f"{result.ahead} of {result.pairs.n}",
             "verdict": result.verdict,
-            "voice": signed(result.voice.mean),
-            "95 % interval of voice": half_text(result.voice),
+            "voice": signed(result.voice.mean) if result.voice else DASH,
+            "95 % interval of voice": half_text(result.voice) if result.voice else DASH,
         }
         for result in results(folder)
     ]
