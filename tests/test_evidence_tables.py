@@ -24,6 +24,7 @@ STUDIES = {
     "CIFAR-10, 4,000, small student": "small-*",
     "CIFAR-10, 20,000": "more-*",
     "CIFAR-10, 20,000, memorised": "memorised-57",
+    "CIFAR-100, 18,000": "large100-56",
     "CIFAR-10, 45,000": "full-51",
     "Fashion-MNIST, 4,000": "fashion-*",
     "Fashion-MNIST, 4,000, an eighth of the cost": "fashion-4[2-4]",

@@ -100,6 +100,7 @@ OWN_100 = "CIFAR-100, 4,000"
 EIGHTH = "CIFAR-10, 4,000, an eighth of the cost"
 MORE = "CIFAR-10, 20,000"
 MEMORISED = "CIFAR-10, 20,000, memorised"
+LARGE_100 = "CIFAR-100, 18,000"
 FULL = "CIFAR-10, 45,000"
 SMALL = "CIFAR-10, 4,000, small student"
 FASHION = "Fashion-MNIST, 4,000"
@@ -119,6 +120,7 @@ STUDIES = {  # study → its runs in kept/
     SMALL: "small-*",
     MORE: "more-*",
     MEMORISED: "memorised-57",
+    LARGE_100: "large100-56",
     FULL: "full-51",
     FASHION: "fashion-*",
     FASHION_EIGHTH: "fashion-4[2-4]",
@@ -151,10 +153,13 @@ COMPARISONS = (
     Comparison(MORE, EQUAL_COST, "ods-s3", "plain"),
     Comparison(MORE, FRESH_COST, "fresh-ods", "fresh-plain"),
     Comparison(MEMORISED, EQUAL_COST, "ods-*", "plain"),
+    Comparison(LARGE_100, EQUAL_COST, "ods-s3", "plain"),
+    Comparison(LARGE_100, FRESH_COST, "fresh-ods", "fresh-plain"),
     Comparison(FULL, EQUAL_COST, "ods-*", "plain-*"),
     Comparison(OWN, STARTS, "ods", "fresh-ods"),
     Comparison(OWN_100, STARTS, "ods", "fresh-ods"),
     Comparison(MORE, STARTS, "ods-s3", "fresh-ods"),
+    Comparison(LARGE_100, STARTS, "ods-s3", "fresh-ods"),
     Comparison(EIGHTH, "four small networks − Algorithm 1", "separate-fast", "paper"),
     Comparison(EIGHTH, "four classifiers − Algorithm 1", "hydra-fast", "paper"),
     Comparison(FASHION_EIGHTH, "shared front, 7 epochs − fresh, two passes", "front-e7", "fresh-two-e30"),
