@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -214,7 +215,7 @@ def spread(values: list[float], digits: int) -> str:
     if not values:
         return "–"
     deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{deviation}"
+    return f"{fmean(values):.{digits}f}{deviation}"  # exact, so that ties are rounded as in the table
 
 
 def comparisons() -> list[dict[str, str]]:
